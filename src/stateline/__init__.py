@@ -1,0 +1,23 @@
+"""Durable state timelines and exactly-once files for PySpark.
+
+A map of the layers; each imports only what stands below it, and siblings separated by ``|`` never import each other::
+
+    cli | report                                  people look here
+    spark                                         the only folder that imports pyspark
+    state | files                                 keyed state; exactly-once files that span checkpoints
+    checkpoint | changelog | recoverable          three durable services that do not know each other
+    blob                                          a store of immutable bytes
+    handles  key_groups  options  metrics  environment  errors
+
+``testing`` stands beside them all: fault stores, simulators and the conformance suites that third parties run.
+Importing this package loads neither pyspark nor a cloud SDK.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["__version__"]
+
+try:
+    __version__ = version("stateline")
+except PackageNotFoundError:  # A source tree that was never installed.
+    __version__ = "0.0.0"

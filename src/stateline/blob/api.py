@@ -1,0 +1,179 @@
+"""A store of immutable bytes under names: the protocol that every backend keeps.
+
+Owns the promises. Backends own how. Everything above this layer names an object once, writes it once and never
+changes it.
+
+Promises, for every backend (the suite ``stateline.testing.blob_conformance`` checks them):
+
+- **Whole or not at all.** No reader ever sees part of an object. An object that was acknowledged survives power loss.
+- **Three outcomes.** A call that returns has happened. A call that raises :class:`UnavailableError`,
+  :class:`AccessDeniedError` or :class:`StorageFullError` has not. A call that raises :class:`OutcomeUnknownError` may
+  have: backends resolve lost answers by reading back (length, CRC32C, nonce) and raise it only when that failed too.
+- **Create-if-absent has one winner** per name, for as long as the name is not deleted. Never free a name that fences.
+- **Strong consistency.** What was acknowledged is seen by every later ``get``, ``head`` and ``list``, from any
+  process. The order of ``list`` means nothing.
+- **Safe from any thread.** Stores are also picklable: a copy opens its own connections and holds no secret.
+
+Names are relative, ``/``-separated, and checked by :func:`stateline.blob.names.check_name`: they cannot leave the root.
+
+Life of a large object, written by one process and published by another::
+
+    part_1 = store.stage("out/f.parquet", first_bytes)      # durable, invisible, under a name that nobody else can have
+    part_2 = store.stage("out/f.parquet", more_bytes)
+    ...                                                      # the parts travel inside a checkpoint record
+    store.publish("out/f.parquet", [part_1, part_2], nonce)  # create-if-absent; repeat as often as you like
+    store.discard([part_1, part_2])                          # by exact name, after the publication
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from stateline.handles import Part
+
+__all__ = ["BlobStore", "Buffer", "ObjectInfo"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""Contiguous bytes. A store never keeps a reference to a mutable buffer after the call returns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """What a store tells about one object.
+
+    Attributes:
+        name: Relative name.
+        size: Bytes.
+        modified_at: Store time of the last change, seconds since the epoch. For ages only, never for order.
+        crc32c: CRC32C of the bytes, where the store knows it without reading them.
+        version: Generation or ETag, where the store has one.
+        nonce: The nonce given to :meth:`BlobStore.publish`, where the store keeps one.
+    """
+
+    name: str
+    size: int
+    modified_at: float
+    crc32c: int | None = None
+    version: str = ""
+    nonce: str = ""
+
+
+class BlobStore(ABC):
+    """See the module docstring for the promises that every method shares.
+
+    Every method may raise, besides what it lists: :class:`InvalidInputError` (a name that is not one),
+    :class:`AccessDeniedError`, :class:`UnavailableError`, :class:`StorageFullError`.
+    """
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """The URL of the root, without credentials; ``open_store(url)`` opens the same place."""
+
+    @abstractmethod
+    def put(self, name: str, data: Buffer) -> ObjectInfo:
+        """Writes a whole object, replacing any of that name. For names that are unique anyway; idempotent.
+
+        Raises:
+            OutcomeUnknownError: The answer was lost and reading back failed.
+        """
+
+    @abstractmethod
+    def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
+        """Creates an object, or finds that exactly these bytes are there already.
+
+        Two callers with **equal** bytes both succeed: give each attempt bytes of its own (a nonce inside) where only
+        one may win. A lost answer is resolved by comparing what is there with ``data``.
+
+        Raises:
+            AlreadyExistsError: The name holds other bytes.
+            OutcomeUnknownError: The answer was lost and reading back failed.
+        """
+
+    @abstractmethod
+    def get(self, name: str) -> bytes:
+        """All bytes of an object.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+
+    @abstractmethod
+    def get_range(self, name: str, start: int, end: int) -> bytes:
+        """The bytes of the half-open range ``[start, end)``: exactly ``end - start`` of them.
+
+        Raises:
+            NotFoundError: There is no such object.
+            CorruptDataError: The object ends before ``end``.
+            InvalidInputError: ``start < 0`` or ``end < start``.
+        """
+
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Several half-open ranges of one object, in the order asked. Backends may fetch them in parallel."""
+        return [self.get_range(name, start, end) for start, end in ranges]
+
+    @abstractmethod
+    def head(self, name: str) -> ObjectInfo:
+        """Size and version without the bytes.
+
+        Raises:
+            NotFoundError: There is no such object.
+        """
+
+    @abstractmethod
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Every object whose name starts with ``prefix``, in no promised order, fetched in pages.
+
+        ``prefix`` is compared as text: ``"chk-1"`` finds ``chk-1/x`` and ``chk-12/x``; end it with ``/`` for a folder.
+        Objects created or deleted while listing may or may not appear; all others appear exactly once.
+        """
+
+    @abstractmethod
+    def delete(self, names: Iterable[str]) -> None:
+        """Deletes objects by exact name. Missing names are no error, so it may be repeated.
+
+        Raises:
+            OutcomeUnknownError: Some may still be there. Repeat.
+        """
+
+    @abstractmethod
+    def stage(self, target: str, data: Buffer) -> Part:
+        """Makes one durable piece of a future ``target``, under a fresh name that no other call can produce.
+
+        Readers that list the root's visible folders do not see it. A call that fails leaves at most garbage, which the
+        sweep finds; the name is never used again.
+        """
+
+    @abstractmethod
+    def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
+        """Creates ``target`` as the concatenation of ``parts``: all at once, create-if-absent, verified.
+
+        Idempotent, from any process, concurrently, also after the parts were discarded, as long as ``target`` is there.
+        No parts make an empty object. Bytes are moved by the store itself where it can.
+
+        Args:
+            target: Name of the object to create.
+            parts: Pieces from :meth:`stage`, in order. Exactly these versions are published.
+            nonce: Unique to the writer of this object; kept with it where the store can.
+
+        Raises:
+            ConflictError: ``target`` holds something else: another length, CRC32C or nonce. It was not touched.
+            DataLossError: Neither ``target`` nor all of ``parts`` exist.
+            CorruptDataError: A piece or the result is not what the parts say. Nothing was published.
+            OutcomeUnknownError: The answer was lost and reading back failed.
+        """
+
+    @abstractmethod
+    def discard(self, parts: Iterable[Part]) -> None:
+        """Deletes staged pieces by exact name. Missing ones are no error, so it may be repeated."""
+
+    def local_path(self, name: str) -> Path | None:  # noqa: ARG002 - the protocol, not its use
+        """The file that holds an object, where this host can memory-map it; ``None`` elsewhere. Never write to it."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 - most stores hold nothing
+        """Gives connections back. Idempotent; the store may be used again and reconnects."""

@@ -1,0 +1,157 @@
+"""Stores that wrap another store: forwarding, and counting what crosses the wire.
+
+``InstrumentedStore`` is how a test asserts "no LIST and no HEAD on the way" and how metrics count requests and bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from threading import Lock
+
+from stateline.blob.api import BlobStore, Buffer, ObjectInfo
+from stateline.handles import Part
+
+__all__ = ["InstrumentedStore", "StoreDecorator"]
+
+
+class StoreDecorator(BlobStore):
+    """Forwards every call to ``inner``; subclasses override what they change."""
+
+    def __init__(self, inner: BlobStore) -> None:
+        self.inner = inner
+
+    @property
+    def url(self) -> str:
+        """See :attr:`BlobStore.url`."""
+        return self.inner.url
+
+    def put(self, name: str, data: Buffer) -> ObjectInfo:
+        """See :meth:`BlobStore.put`."""
+        return self.inner.put(name, data)
+
+    def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
+        """See :meth:`BlobStore.put_if_absent`."""
+        return self.inner.put_if_absent(name, data)
+
+    def get(self, name: str) -> bytes:
+        """See :meth:`BlobStore.get`."""
+        return self.inner.get(name)
+
+    def get_range(self, name: str, start: int, end: int) -> bytes:
+        """See :meth:`BlobStore.get_range`."""
+        return self.inner.get_range(name, start, end)
+
+    def head(self, name: str) -> ObjectInfo:
+        """See :meth:`BlobStore.head`."""
+        return self.inner.head(name)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See :meth:`BlobStore.list`."""
+        return self.inner.list(prefix)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """See :meth:`BlobStore.delete`."""
+        self.inner.delete(names)
+
+    def stage(self, target: str, data: Buffer) -> Part:
+        """See :meth:`BlobStore.stage`."""
+        return self.inner.stage(target, data)
+
+    def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
+        """See :meth:`BlobStore.publish`."""
+        return self.inner.publish(target, parts, nonce)
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """See :meth:`BlobStore.discard`."""
+        self.inner.discard(parts)
+
+    def local_path(self, name: str) -> Path | None:
+        """See :meth:`BlobStore.local_path`."""
+        return self.inner.local_path(name)
+
+    def close(self) -> None:
+        """See :meth:`BlobStore.close`."""
+        self.inner.close()
+
+
+class InstrumentedStore(StoreDecorator):
+    """Counts calls and bytes by operation.
+
+    Attributes:
+        calls: Calls by method name; ``delete`` counts calls, not names.
+        bytes_written: Bytes given to ``put``, ``put_if_absent`` and ``stage``.
+        bytes_read: Bytes returned by ``get`` and ``get_range``. A file reached through ``local_path`` counts nothing.
+    """
+
+    def __init__(self, inner: BlobStore) -> None:
+        super().__init__(inner)
+        self._lock = Lock()
+        self.calls: Counter[str] = Counter()
+        self.bytes_written = 0
+        self.bytes_read = 0
+
+    def reset(self) -> None:
+        """Starts counting from zero."""
+        with self._lock:
+            self.calls.clear()
+            self.bytes_written = self.bytes_read = 0
+
+    def put(self, name: str, data: Buffer) -> ObjectInfo:
+        """See :meth:`BlobStore.put`."""
+        self._count("put", written=len(data))
+        return self.inner.put(name, data)
+
+    def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
+        """See :meth:`BlobStore.put_if_absent`."""
+        self._count("put_if_absent", written=len(data))
+        return self.inner.put_if_absent(name, data)
+
+    def get(self, name: str) -> bytes:
+        """See :meth:`BlobStore.get`."""
+        data = self.inner.get(name)
+        self._count("get", read=len(data))
+        return data
+
+    def get_range(self, name: str, start: int, end: int) -> bytes:
+        """See :meth:`BlobStore.get_range`."""
+        data = self.inner.get_range(name, start, end)
+        self._count("get_range", read=len(data))
+        return data
+
+    def head(self, name: str) -> ObjectInfo:
+        """See :meth:`BlobStore.head`."""
+        self._count("head")
+        return self.inner.head(name)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See :meth:`BlobStore.list`."""
+        self._count("list")
+        return self.inner.list(prefix)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """See :meth:`BlobStore.delete`."""
+        self._count("delete")
+        self.inner.delete(names)
+
+    def stage(self, target: str, data: Buffer) -> Part:
+        """See :meth:`BlobStore.stage`."""
+        self._count("stage", written=len(data))
+        return self.inner.stage(target, data)
+
+    def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
+        """See :meth:`BlobStore.publish`."""
+        self._count("publish")
+        return self.inner.publish(target, parts, nonce)
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """See :meth:`BlobStore.discard`."""
+        self._count("discard")
+        self.inner.discard(parts)
+
+    def _count(self, operation: str, *, written: int = 0, read: int = 0) -> None:
+        with self._lock:
+            self.calls[operation] += 1
+            self.bytes_written += written
+            self.bytes_read += read

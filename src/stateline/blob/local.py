@@ -1,0 +1,569 @@
+"""A store on the local disk that keeps what it acknowledged through power loss.
+
+Owns durability on POSIX: the order of write, fsync, link and fsync of the folder. Does not own what the bytes mean.
+
+Facts (POSIX and Linux, ``fsync(2)``, ``link(2)``, ``rename(2)``):
+- ``fsync`` of a file makes its bytes durable, not its name; the name needs an ``fsync`` of the folder, and a new folder
+  needs one of its parent.
+- A failed ``fsync`` may have dropped the dirty pages: a second ``fsync`` that succeeds proves nothing. So the file is
+  given up, and a retry writes a new one under a new name.
+- ``link`` fails if the target exists, ``rename`` replaces it silently. So creation is always by ``link``.
+
+Layout: objects are plain files under the root; pieces and temporary files are ``.inprogress/<uuid>``.
+
+Safety: every path is walked from the root by folder descriptor with ``O_NOFOLLOW``, so no link inside the root leads
+out of it. The root itself is resolved once, when the store is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+from stateline.blob.api import BlobStore, Buffer, ObjectInfo
+from stateline.blob.checksum import crc32c, crc32c_of_parts
+from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix
+from stateline.blob.outcome import (
+    Verdict,
+    already_exists,
+    check_range,
+    conflict,
+    damaged_part,
+    judge,
+    parts_missing,
+    too_short,
+)
+from stateline.environment import Environment, system_environment
+from stateline.errors import (
+    AccessDeniedError,
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StatelineError,
+    StorageFullError,
+    UnavailableError,
+)
+from stateline.handles import Part
+from stateline.options import normalise_settings, parse_bool, parse_choice, setting, settings_from_options
+
+__all__ = ["LocalStore", "LocalStoreSettings"]
+
+T = TypeVar("T")
+
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHUNK_BYTES: Final = 4 * 1024 * 1024
+_CREATION_ATTEMPTS: Final = 16
+"""How often a folder that somebody removes under us is made again before we give up."""
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EMLINK})
+_DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_WRONG_NAME: Final = frozenset(
+    {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EILSEQ}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalStoreSettings:
+    """Options of a ``file:`` store.
+
+    Attributes:
+        fsync: Whether an acknowledged write survives power loss. Turn it off only for throw-away runs.
+        permissions: ``private`` makes folders 0700 and files 0600; ``umask`` leaves them to the process's umask, for
+            output that other users read. Folders whose name starts with a dot are always private.
+    """
+
+    fsync: bool = setting(True, parse_bool, help="fsync files and folders before acknowledging")
+    permissions: str = setting(
+        "private", lambda value, name: parse_choice(value, ("private", "umask"), name), help="private or umask"
+    )
+
+    def __post_init__(self) -> None:
+        normalise_settings(self)
+
+
+class LocalStore(BlobStore):
+    """Files under one folder. See the module docstring for the facts it is built on.
+
+    Args:
+        root: The folder; made on the first write.
+        settings: Durability and permissions.
+        environment: Ids for staged names.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        settings: LocalStoreSettings | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        self._root = os.path.realpath(root)
+        self._settings = settings or LocalStoreSettings()
+        self._environment = environment or system_environment()
+        self._durable_folders: set[tuple[int, int]] = set()
+
+    @classmethod
+    def open(cls, path: str, options: Mapping[str, str], environment: Environment | None) -> Self:
+        """Opens a store from string options; see :func:`stateline.blob.open_store`."""
+        return cls(path, settings_from_options(LocalStoreSettings, options), environment)
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self._root!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocalStore, (self._root, self._settings, self._environment)
+
+    @property
+    def url(self) -> str:
+        """See :attr:`BlobStore.url`."""
+        return Path(self._root).as_uri()
+
+    def put(self, name: str, data: Buffer) -> ObjectInfo:
+        """See :meth:`BlobStore.put`."""
+        folders, leaf = _split(name)
+
+        def rename(temporary: str, staging: int, folder: int) -> None:
+            os.rename(temporary, leaf, src_dir_fd=staging, dst_dir_fd=folder)
+
+        with self._translated("put", name):
+            self._with_temporary([data], folders, rename)
+        return self._info(name, len(data), crc32c(data))
+
+    def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
+        """See :meth:`BlobStore.put_if_absent`."""
+        folders, leaf = _split(name)
+        found = self._present(name)
+        with self._translated("put_if_absent", name):
+            if found is None:
+                with contextlib.suppress(FileExistsError):
+                    self._with_temporary([data], folders, self._link_to(leaf))
+                    return self._info(name, len(data), crc32c(data))
+                found = self.get(name)
+            if found != data:
+                raise already_exists(name)
+            self._sync_entry(folders)
+        return self._info(name, len(data), crc32c(data))
+
+    def get(self, name: str) -> bytes:
+        """See :meth:`BlobStore.get`."""
+        with self._translated("get", name), self._opened(name) as descriptor:
+            return b"".join(_chunks(descriptor))
+
+    def get_range(self, name: str, start: int, end: int) -> bytes:
+        """See :meth:`BlobStore.get_range`."""
+        check_range(name, start, end)
+        with self._translated("get_range", name), self._opened(name) as descriptor:
+            pieces = []
+            position = start
+            while position < end:
+                piece = os.pread(descriptor, end - position, position)
+                if not piece:
+                    raise too_short(name, end, os.fstat(descriptor).st_size)
+                pieces.append(piece)
+                position += len(piece)
+            if start == end and end > os.fstat(descriptor).st_size:
+                raise too_short(name, end, os.fstat(descriptor).st_size)
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def head(self, name: str) -> ObjectInfo:
+        """See :meth:`BlobStore.head`."""
+        with self._translated("head", name), self._opened(name) as descriptor:
+            status = os.fstat(descriptor)
+        return ObjectInfo(name=name, size=status.st_size, modified_at=status.st_mtime)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See :meth:`BlobStore.list`."""
+        check_prefix(prefix)
+        folder = prefix.rpartition("/")[0]
+        with self._translated("list", prefix):
+            yield from self._walk(folder, prefix)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """See :meth:`BlobStore.delete`. Folders that become empty are removed."""
+        by_folder: dict[tuple[str, ...], list[str]] = {}
+        for name in names:
+            folders, leaf = _split(name)
+            by_folder.setdefault(folders, []).append(leaf)
+        for folders, leaves in by_folder.items():
+            with self._translated("delete", "/".join((*folders, leaves[0]))):
+                self._unlink(folders, leaves)
+
+    def stage(self, target: str, data: Buffer) -> Part:
+        """See :meth:`BlobStore.stage`."""
+        check_name(target)
+        leaf = self._environment.ids.new_id()
+        name = STAGING_PREFIX + leaf
+        with self._translated("stage", name), self._folder(_split(name)[0], create=True) as staging:
+            self._write_new(staging, leaf, [data])
+            self._fsync(staging)
+        return Part(name=name, length=len(data), crc32c=crc32c(data))
+
+    def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:  # noqa: ARG002
+        """See :meth:`BlobStore.publish`.
+
+        A file has no place for ``nonce``: here the content decides, by length and CRC32C, which is as strong because
+        the names of published files carry a UUID of their writer.
+        """
+        folders, leaf = _split(target)
+        length, checksum = sum(part.length for part in parts), crc32c_of_parts(parts)
+        with self._translated("publish", target):
+            if self._fingerprint(target) is None:
+                try:
+                    self._create_from(target, folders, leaf, parts)
+                    return self._info(target, length, checksum)
+                except FileExistsError:
+                    pass  # Somebody was faster; whether it was for us is decided below.
+                except _PieceMissingError as missing:
+                    if self._fingerprint(target) is None:
+                        raise parts_missing(target, missing.name) from missing
+            found = self._fingerprint(target)
+            if found is None:
+                raise _moved_away(target)
+            if judge(found, length=length, crc32c=checksum) is not Verdict.OURS:
+                raise conflict(target, found, length=length, crc32c=checksum)
+            self._sync_entry(folders)
+        return found
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """See :meth:`BlobStore.discard`."""
+        self.delete(part.name for part in parts)
+
+    def local_path(self, name: str) -> Path | None:
+        """See :meth:`BlobStore.local_path`."""
+        check_name(name)
+        return Path(self._root, name)
+
+    # -- publishing -----------------------------------------------------------------------------------------------
+
+    def _create_from(self, target: str, folders: tuple[str, ...], leaf: str, parts: Sequence[Part]) -> None:
+        """Creates the target from its pieces; ``FileExistsError`` where it exists already."""
+        if len(parts) == 1:
+            (part,) = parts
+            self._check_piece(target, part)
+            staging_folders, staged = _split(part.name)
+            try:
+                with self._folder(staging_folders) as staging, self._folder(folders, create=True) as folder:
+                    self._link_to(leaf)(staged, staging, folder)
+                    self._fsync_entry(folder)
+            except FileNotFoundError as error:
+                raise _PieceMissingError(part.name) from error
+            return
+        pieces = (chunk for part in parts for chunk in self._piece_chunks(target, part))
+        self._with_temporary(pieces, folders, self._link_to(leaf))
+
+    def _check_piece(self, target: str, part: Part) -> None:
+        for _ in self._piece_chunks(target, part):
+            pass
+
+    def _piece_chunks(self, target: str, part: Part) -> Iterator[bytes]:
+        """The bytes of a piece, checked against what was staged before the last chunk is handed out."""
+        length = checksum = 0
+        try:
+            with self._opened(part.name) as descriptor:
+                for chunk in _chunks(descriptor):
+                    length += len(chunk)
+                    checksum = crc32c(chunk, checksum)
+                    if length >= part.length and (length, checksum) != (part.length, part.crc32c):
+                        raise damaged_part(target, part)
+                    yield chunk
+        except FileNotFoundError as error:
+            raise _PieceMissingError(part.name) from error
+        if length != part.length:
+            raise damaged_part(target, part)
+
+    def _fingerprint(self, name: str) -> ObjectInfo | None:
+        """Size and CRC32C of what is there, read anew; ``None`` if nothing is."""
+        try:
+            with self._opened(name) as descriptor:
+                checksum = size = 0
+                for chunk in _chunks(descriptor):
+                    checksum = crc32c(chunk, checksum)
+                    size += len(chunk)
+                modified_at = os.fstat(descriptor).st_mtime
+        except FileNotFoundError:
+            return None
+        return ObjectInfo(name=name, size=size, modified_at=modified_at, crc32c=checksum)
+
+    def _present(self, name: str) -> bytes | None:
+        try:
+            return self.get(name)
+        except NotFoundError:
+            return None
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def _with_temporary(
+        self, chunks: Iterable[Buffer], folders: tuple[str, ...], place: Callable[[str, int, int], None]
+    ) -> None:
+        """Writes a durable temporary file, lets ``place`` give it its name, makes the name durable."""
+        temporary = self._environment.ids.new_id()
+        with self._folder(_STAGING_FOLDERS, create=True) as staging:
+            self._write_new(staging, temporary, chunks)
+            try:
+                self._placed(temporary, staging, folders, place)
+            finally:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=staging)
+
+    def _placed(
+        self, temporary: str, staging: int, folders: tuple[str, ...], place: Callable[[str, int, int], None]
+    ) -> None:
+        for attempt in range(_CREATION_ATTEMPTS):
+            with self._folder(folders, create=True) as folder:
+                try:
+                    place(temporary, staging, folder)
+                except FileNotFoundError:
+                    if attempt == _CREATION_ATTEMPTS - 1:
+                        raise
+                    continue  # The folder was empty and somebody removed it between our opening and our naming.
+                self._fsync_entry(folder)
+                return
+
+    def _link_to(self, leaf: str) -> Callable[[str, int, int], None]:
+        def link(temporary: str, staging: int, folder: int) -> None:
+            try:
+                os.link(temporary, leaf, src_dir_fd=staging, dst_dir_fd=folder, follow_symlinks=False)
+            except OSError as error:
+                if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV):
+                    raise InvalidInputError(
+                        f"this file system cannot make hard links here ({error.strerror})",
+                        operation="link",
+                        subject=self._root,
+                        hint="Create-if-absent needs them: keep the root on one local file system",
+                    ) from error
+                raise
+
+        return link
+
+    def _write_new(self, folder: int, leaf: str, chunks: Iterable[Buffer]) -> None:
+        """Creates a file, writes it whole and syncs it. On any error the file is removed and never named again."""
+        descriptor = os.open(leaf, _CREATE, self._file_mode(), dir_fd=folder)
+        try:
+            try:
+                for chunk in chunks:
+                    _write_all(descriptor, chunk)
+                self._fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(leaf, dir_fd=folder)
+            raise
+
+    def _unlink(self, folders: tuple[str, ...], leaves: Sequence[str]) -> None:
+        try:
+            with self._folder(folders) as folder:
+                for leaf in leaves:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(leaf, dir_fd=folder)
+                self._fsync(folder)
+        except FileNotFoundError:
+            return
+        for depth in range(len(folders), 0, -1):
+            try:
+                with self._folder(folders[: depth - 1]) as parent:
+                    os.rmdir(folders[depth - 1], dir_fd=parent)
+            except OSError:
+                return  # Not empty, or gone: nothing that a later call would miss.
+
+    # -- folders --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _folder(self, folders: tuple[str, ...], *, create: bool = False) -> Iterator[int]:
+        """A descriptor of a folder below the root, reached without following links."""
+        descriptor = self._open_root(create)
+        try:
+            for segment in folders:
+                inner = self._open_folder(descriptor, segment, create)
+                os.close(descriptor)
+                descriptor = inner
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _open_root(self, create: bool) -> int:
+        try:
+            return os.open(self._root, _FOLDER)
+        except FileNotFoundError:
+            if not create:
+                raise
+        missing = Path(self._root)
+        made = []
+        while not missing.exists():
+            made.append(missing)
+            missing = missing.parent
+        os.makedirs(self._root, self._folder_mode(Path(self._root).name), exist_ok=True)
+        for path in made:
+            descriptor = os.open(path.parent, _FOLDER & ~os.O_NOFOLLOW)
+            try:
+                self._fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        return os.open(self._root, _FOLDER)
+
+    def _open_folder(self, parent: int, segment: str, create: bool) -> int:
+        for _ in range(_CREATION_ATTEMPTS):
+            if create:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(segment, self._folder_mode(segment), dir_fd=parent)
+            try:
+                descriptor = os.open(segment, _FOLDER, dir_fd=parent)
+            except FileNotFoundError:
+                if not create:
+                    raise
+                continue  # An empty folder was removed between the two calls.
+            if create:
+                self._make_durable(parent, descriptor)
+            return descriptor
+        raise UnavailableError(
+            "the folder is removed as fast as it is made",
+            operation="mkdir",
+            subject=segment,
+            hint="Stop what removes it",
+        )
+
+    def _make_durable(self, parent: int, folder: int) -> None:
+        """Syncs the parent once per folder: whoever made the folder may have died before doing so."""
+        status = os.fstat(folder)
+        identity = (status.st_dev, status.st_ino)
+        if identity not in self._durable_folders:
+            self._fsync(parent)
+            self._durable_folders.add(identity)
+
+    def _sync_entry(self, folders: tuple[str, ...]) -> None:
+        """Makes a name durable that somebody else may have made a moment ago."""
+        with self._folder(folders, create=True) as folder:
+            self._fsync_entry(folder)
+
+    def _fsync_entry(self, folder: int) -> None:
+        try:
+            self._fsync(folder)
+        except OSError as error:
+            raise OutcomeUnknownError(
+                f"the file has its name, but the folder could not be synced ({error.strerror})",
+                operation="fsync",
+                subject=self._root,
+                hint="It may be gone after a power loss: repeat the call",
+            ) from error
+
+    def _fsync(self, descriptor: int) -> None:
+        if self._settings.fsync:
+            os.fsync(descriptor)
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        folders, leaf = _split(name)
+        with self._folder(folders) as folder:
+            descriptor = os.open(leaf, _READ, dir_fd=folder)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise InvalidInputError("it is not a regular file", subject=f"{self.url}/{name}")
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _walk(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
+        segments = tuple(folder.split("/")) if folder else ()
+        try:
+            with self._folder(segments) as descriptor, os.scandir(descriptor) as entries:
+                found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+                infos = []
+                for leaf, is_folder in found:
+                    if not is_folder:
+                        with contextlib.suppress(FileNotFoundError):
+                            infos.append((leaf, os.stat(leaf, dir_fd=descriptor, follow_symlinks=False)))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        base = f"{folder}/" if folder else ""
+        for leaf, status in infos:
+            name = base + leaf
+            if name.startswith(prefix) and stat.S_ISREG(status.st_mode):
+                yield ObjectInfo(name=name, size=status.st_size, modified_at=status.st_mtime)
+        for leaf, is_folder in found:
+            name = base + leaf
+            if is_folder and (f"{name}/".startswith(prefix) or prefix.startswith(f"{name}/")):
+                yield from self._walk(name, prefix)
+
+    def _info(self, name: str, size: int, checksum: int) -> ObjectInfo:
+        return ObjectInfo(name=name, size=size, modified_at=self._environment.clock.now(), crc32c=checksum)
+
+    def _file_mode(self) -> int:
+        return 0o600 if self._settings.permissions == "private" else 0o666
+
+    def _folder_mode(self, segment: str) -> int:
+        return 0o700 if self._settings.permissions == "private" or segment.startswith(".") else 0o777
+
+    @contextlib.contextmanager
+    def _translated(self, operation: str, name: str) -> Iterator[None]:
+        """Turns ``OSError`` into the tree of :mod:`stateline.errors`; our own errors pass."""
+        try:
+            yield
+        except StatelineError:
+            raise
+        except OSError as error:
+            raise _typed(error, operation, f"{self.url}/{name}") from error
+
+
+_STAGING_FOLDERS: Final = (STAGING_PREFIX.rstrip("/"),)
+
+
+class _PieceMissingError(Exception):
+    """A staged piece is gone; what that means depends on the target."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def _split(name: str) -> tuple[tuple[str, ...], str]:
+    *folders, leaf = check_name(name).split("/")
+    return tuple(folders), leaf
+
+
+def _chunks(descriptor: int) -> Iterator[bytes]:
+    while chunk := os.read(descriptor, _CHUNK_BYTES):
+        yield chunk
+
+
+def _write_all(descriptor: int, data: Buffer) -> None:
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _moved_away(target: str) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        "the target existed a moment ago and is gone now",
+        operation="publish",
+        subject=target,
+        hint="Somebody moves files away while they are published; repeat the call",
+    )
+
+
+def _typed(error: OSError, operation: str, subject: str) -> StatelineError:
+    reason = error.strerror or str(error)
+    if isinstance(error, FileNotFoundError):
+        return NotFoundError("there is no such object", operation=operation, subject=subject)
+    if error.errno in _FULL:
+        return StorageFullError(reason, operation=operation, subject=subject, hint="Make room, then start again")
+    if error.errno in _DENIED:
+        return AccessDeniedError(
+            reason, operation=operation, subject=subject, hint="Give this user read and write rights on the folder"
+        )
+    if error.errno in _WRONG_NAME:
+        return InvalidInputError(
+            f"{reason}: a file, folder or link is in the way",
+            operation=operation,
+            subject=subject,
+            hint="The root must hold nothing but what Stateline wrote",
+        )
+    return UnavailableError(reason, operation=operation, subject=subject, hint="Check the disk, then try again")

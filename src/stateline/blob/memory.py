@@ -1,0 +1,161 @@
+"""A store in this process's memory: the reference implementation, and what tests and simulations run on.
+
+``memory://name`` opens the store of that name; every open of one name in one process sees the same objects. Nothing
+survives the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stateline.blob.api import BlobStore, Buffer, ObjectInfo
+from stateline.blob.checksum import crc32c, crc32c_of_parts
+from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix
+from stateline.blob.outcome import (
+    Verdict,
+    already_exists,
+    check_range,
+    conflict,
+    damaged_part,
+    judge,
+    parts_missing,
+    too_short,
+)
+from stateline.environment import Environment, system_environment
+from stateline.errors import NotFoundError
+from stateline.handles import Part
+
+__all__ = ["MemoryStore"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    data: bytes
+    info: ObjectInfo
+
+
+class MemoryStore(BlobStore):
+    """Objects in a dictionary under one lock.
+
+    Args:
+        name: The name after ``memory://``. Stores of one name share their objects within the process.
+        environment: Clock for ``modified_at`` and ids for staged names.
+    """
+
+    _shared: dict[str, tuple[dict[str, _Object], threading.Lock]] = {}  # noqa: RUF012 - shared on purpose
+    _shared_lock = threading.Lock()
+
+    def __init__(self, name: str, environment: Environment | None = None) -> None:
+        self._name = name
+        self._environment = environment or system_environment()
+        with self._shared_lock:
+            self._objects, self._lock = self._shared.setdefault(name, ({}, threading.Lock()))
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self._name!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MemoryStore, (self._name,)
+
+    @classmethod
+    def forget(cls, name: str) -> None:
+        """Drops a named store and its objects. Open stores of that name keep what they have."""
+        with cls._shared_lock:
+            cls._shared.pop(name, None)
+
+    @property
+    def url(self) -> str:
+        """See :attr:`BlobStore.url`."""
+        return f"memory://{self._name}"
+
+    def put(self, name: str, data: Buffer) -> ObjectInfo:
+        """See :meth:`BlobStore.put`."""
+        made = self._make(check_name(name), bytes(data))
+        with self._lock:
+            self._objects[name] = made
+        return made.info
+
+    def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
+        """See :meth:`BlobStore.put_if_absent`."""
+        made = self._make(check_name(name), bytes(data))
+        with self._lock:
+            found = self._objects.setdefault(name, made)
+        if found.data != made.data:
+            raise already_exists(name)
+        return found.info
+
+    def get(self, name: str) -> bytes:
+        """See :meth:`BlobStore.get`."""
+        return self._find(name, "get").data
+
+    def get_range(self, name: str, start: int, end: int) -> bytes:
+        """See :meth:`BlobStore.get_range`."""
+        check_range(name, start, end)
+        data = self._find(name, "get_range").data
+        if end > len(data):
+            raise too_short(name, end, len(data))
+        return data[start:end]
+
+    def head(self, name: str) -> ObjectInfo:
+        """See :meth:`BlobStore.head`."""
+        return self._find(name, "head").info
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See :meth:`BlobStore.list`."""
+        check_prefix(prefix)
+        with self._lock:
+            found = [item.info for name, item in self._objects.items() if name.startswith(prefix)]
+        return iter(found)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """See :meth:`BlobStore.delete`."""
+        wanted = [check_name(name) for name in names]
+        with self._lock:
+            for name in wanted:
+                self._objects.pop(name, None)
+
+    def stage(self, target: str, data: Buffer) -> Part:
+        """See :meth:`BlobStore.stage`."""
+        check_name(target)
+        info = self.put_if_absent(STAGING_PREFIX + self._environment.ids.new_id(), data)
+        return Part(name=info.name, length=info.size, crc32c=info.crc32c or 0)
+
+    def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
+        """See :meth:`BlobStore.publish`."""
+        check_name(target)
+        length, checksum = sum(part.length for part in parts), crc32c_of_parts(parts)
+        with self._lock:
+            found = self._objects.get(target)
+            if found is None:
+                data = b"".join(self._piece(target, part) for part in parts)
+                found = self._objects[target] = self._make(target, data, nonce)
+        if judge(found.info, length=length, crc32c=checksum, nonce=nonce) is not Verdict.OURS:
+            raise conflict(target, found.info, length=length, crc32c=checksum)
+        return found.info
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """See :meth:`BlobStore.discard`."""
+        self.delete(part.name for part in parts)
+
+    def _piece(self, target: str, part: Part) -> bytes:
+        found = self._objects.get(part.name)
+        if found is None:
+            raise parts_missing(target, part.name)
+        if found.info.size != part.length or found.info.crc32c != part.crc32c:
+            raise damaged_part(target, part)
+        return found.data
+
+    def _find(self, name: str, operation: str) -> _Object:
+        check_name(name)
+        with self._lock:
+            found = self._objects.get(name)
+        if found is None:
+            raise NotFoundError("there is no such object", operation=operation, subject=f"{self.url}/{name}")
+        return found
+
+    def _make(self, name: str, data: bytes, nonce: str = "") -> _Object:
+        now = self._environment.clock.now()
+        return _Object(data, ObjectInfo(name=name, size=len(data), modified_at=now, crc32c=crc32c(data), nonce=nonce))

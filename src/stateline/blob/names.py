@@ -1,0 +1,67 @@
+"""Names are not paths: what a blob may be called.
+
+Facts:
+- A name is one or more segments joined by ``/``. A segment has 1 to 255 bytes in UTF-8 (the limit of local file
+  systems), is neither ``.`` nor ``..``, and holds no NUL, no backslash, no control character and no surrogate.
+- The whole name has at most 900 bytes, which leaves room for a prefix below the 1024 bytes of S3 and GCS.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stateline.errors import InvalidInputError
+
+__all__ = ["MAX_NAME_BYTES", "MAX_SEGMENT_BYTES", "STAGING_PREFIX", "check_name", "check_prefix"]
+
+STAGING_PREFIX: Final = ".inprogress/"
+"""Where staged pieces and temporary files live. Spark, Hive, Trino and pyarrow skip names that start with a dot."""
+
+MAX_NAME_BYTES: Final = 900
+MAX_SEGMENT_BYTES: Final = 255
+
+
+def check_name(name: str) -> str:
+    """Returns ``name`` if it can name a blob.
+
+    Raises:
+        InvalidInputError: It is empty, absolute, leaves the root, or has a segment that some store cannot hold.
+    """
+    reason = _complaint(name)
+    if reason is not None:
+        raise InvalidInputError(
+            f"{reason}",
+            subject=f"blob name {name!r}",
+            hint="Names are relative and made of plain '/'-separated segments",
+        )
+    return name
+
+
+def check_prefix(prefix: str) -> str:
+    """Returns ``prefix`` if some blob's name could start with it; the empty prefix means everything.
+
+    Raises:
+        InvalidInputError: As :func:`check_name`.
+    """
+    if prefix:
+        check_name(prefix + "x" if prefix.endswith("/") else prefix)
+    return prefix
+
+
+def _complaint(name: str) -> str | None:
+    if not isinstance(name, str) or not name:
+        return "it is empty"
+    try:
+        encoded = name.encode("utf-8")
+    except UnicodeEncodeError:
+        return "it is not valid Unicode"
+    if len(encoded) > MAX_NAME_BYTES:
+        return f"it has more than {MAX_NAME_BYTES} bytes"
+    if "\\" in name or any(ord(character) < 32 or ord(character) == 127 for character in name):
+        return "it holds a backslash or a control character"
+    for segment in name.split("/"):
+        if segment in ("", ".", ".."):
+            return f"the segment {segment!r} is not allowed"
+        if len(segment.encode("utf-8")) > MAX_SEGMENT_BYTES:
+            return f"a segment has more than {MAX_SEGMENT_BYTES} bytes"
+    return None

@@ -1,0 +1,99 @@
+"""From a URL to the store behind it; cloud SDKs load only when their scheme is asked for.
+
+| URL | store | extra |
+|---|---|---|
+| ``memory://name`` | this process's memory | |
+| ``file:///folder``, ``/folder``, ``folder`` | local disk | |
+| ``s3://bucket/prefix`` (also ``s3a``) | Amazon S3 and compatible | ``stateline[s3]`` |
+| ``gs://bucket/prefix`` | Google Cloud Storage | ``stateline[gcs]`` |
+| ``az://container/prefix`` (also ``abfs``, ``abfss``) | Azure Blob Storage | ``stateline[azure]`` |
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from stateline.blob.api import BlobStore
+from stateline.environment import Environment
+from stateline.errors import InvalidInputError, NotInstalledError
+
+__all__ = ["open_store", "split_local_url"]
+
+_CLOUDS: Final = {
+    "s3": ("stateline.blob.s3", "S3Store", "s3"),
+    "s3a": ("stateline.blob.s3", "S3Store", "s3"),
+    "gs": ("stateline.blob.gcs", "GcsStore", "gcs"),
+    "az": ("stateline.blob.azure", "AzureStore", "azure"),
+    "abfs": ("stateline.blob.azure", "AzureStore", "azure"),
+    "abfss": ("stateline.blob.azure", "AzureStore", "azure"),
+}
+
+
+def open_store(url: str, options: Mapping[str, str] | None = None, environment: Environment | None = None) -> BlobStore:
+    """Opens the store that a URL names. No I/O happens before the first call on it.
+
+    Args:
+        url: See the table in the module docstring.
+        options: Settings of that store, as strings; unknown ones are refused.
+        environment: Clock, ids and threads; the real ones by default.
+
+    Raises:
+        InvalidInputError: The URL has an unknown scheme or no bucket, or an option is unknown.
+        NotInstalledError: The SDK of a cloud is missing; the hint names the ``pip install``.
+    """
+    scheme = urlsplit(url).scheme.lower() if "://" in url else ""
+    settings = dict(options or {})
+    if scheme in ("", "file"):
+        from stateline.blob.local import LocalStore  # noqa: PLC0415 - each backend loads on demand
+
+        return LocalStore.open(split_local_url(url), settings, environment)
+    if scheme == "memory":
+        from stateline.blob.memory import MemoryStore  # noqa: PLC0415
+
+        if settings:
+            raise InvalidInputError("it takes no options", operation="open_store", subject=url)
+        return MemoryStore(url.split("://", 1)[1].strip("/"), environment)
+    if scheme not in _CLOUDS:
+        known = ", ".join(["memory", "file", *_CLOUDS])
+        raise InvalidInputError(
+            f"unknown scheme {scheme!r}", operation="open_store", subject=url, hint=f"Known schemes: {known}"
+        )
+    module_name, class_name, extra = _CLOUDS[scheme]
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise NotInstalledError(
+            f"the package {error.name} is missing",
+            operation="open_store",
+            subject=url,
+            hint=f"pip install 'stateline[{extra}]'",
+        ) from error
+    store: BlobStore = getattr(module, class_name).open(url, settings, environment)
+    return store
+
+
+def split_local_url(url: str) -> str:
+    """The absolute path that a ``file:`` URL or a plain path names.
+
+    Raises:
+        InvalidInputError: The URL names another host, a query or a fragment, or nothing at all.
+    """
+    if "://" not in url:
+        path = url.removeprefix("file:")
+    else:
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+            raise InvalidInputError(
+                "a file URL has neither host nor query",
+                operation="open_store",
+                subject=url,
+                hint="Write file:///folder",
+            )
+        path = unquote(parts.path)
+    if not path:
+        raise InvalidInputError("the path is empty", operation="open_store", subject=repr(url))
+    return os.path.abspath(path)

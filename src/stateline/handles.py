@@ -1,0 +1,98 @@
+"""What a checkpoint remembers: frozen values that name durable objects. No I/O happens here.
+
+Owns the vocabulary that the three durable services and the layers above share. Does not own bytes: the encodings are in
+``stateline.checkpoint.metadata``, ``stateline.recoverable.serializers`` and ``stateline.changelog.handle_codec``.
+
+Rules:
+- A handle names an object by its **exact, relative name** inside a store and carries its length and CRC32C, so that
+  what is read can be proved to be what was written.
+- A handle is created only after the object it names is durable.
+- Fields are only ever added, with defaults, and a new format version where an old reader would misread them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from stateline.key_groups import KeyGroupRange
+
+__all__ = ["CommitPoint", "Part", "ResumePoint", "RunHandle"]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One staged piece of a future object: durable, immutable, invisible to readers, named by nobody else.
+
+    Attributes:
+        name: The exact name of the piece in its store. For Azure: the block id.
+        length: Bytes.
+        crc32c: CRC32C of the bytes, unsigned.
+        version: The store's own version of the piece (GCS generation, S3 ETag), empty where a store has none. What is
+            published is exactly this version.
+        container: The bucket or container that holds the piece, where it is not the store's own.
+    """
+
+    name: str
+    length: int
+    crc32c: int
+    version: str = ""
+    container: str = ""
+
+
+class CommitPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that is needed to publish one file, from any process, any number of times.
+
+    Attributes:
+        target: Relative name of the file to be.
+        parts: Its pieces, in order. None for an empty file.
+        length: Bytes of the whole file: the sum of the pieces.
+        crc32c: CRC32C of the whole file.
+        nonce: Unique to the writer of this file; tells our own file from a foreign one with equal bytes.
+    """
+
+    target: str
+    parts: tuple[Part, ...]
+    length: int
+    crc32c: int
+    nonce: str
+
+
+class ResumePoint(CommitPoint, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A commit point from which writing can also go on, at offset ``length``.
+
+    Attributes:
+        superseded: Pieces made by earlier persists of this file whose bytes were folded into a later piece. No longer
+            needed once no retained record holds an older resume point; the sweep or ``cleanup`` frees them.
+        closed: The stream had been closed: the point can be committed, not written to.
+    """
+
+    superseded: tuple[Part, ...] = ()
+    closed: bool = False
+
+
+class RunHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One immutable sorted run of keyed state.
+
+    Attributes:
+        name: Relative name of the object in the store of the checkpoint root.
+        size: Bytes of the object.
+        crc32c: CRC32C of the whole object.
+        rows: Rows in the run, tombstones included.
+        tombstones: Rows that delete their key.
+        first_key_group: Lowest key group (inclusive) that the run was written for.
+        last_key_group: Highest key group (inclusive). A subtask that owns fewer reads only its slice.
+        checkpoint_id: The checkpoint that first named the run.
+    """
+
+    name: str
+    size: int
+    crc32c: int
+    rows: int
+    first_key_group: int
+    last_key_group: int
+    checkpoint_id: int
+    tombstones: int = 0
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        """The inclusive range of key groups that the run was written for."""
+        return KeyGroupRange(self.first_key_group, self.last_key_group)

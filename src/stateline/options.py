@@ -1,0 +1,219 @@
+"""Strings to typed settings: sizes, durations, booleans, and refusal of what is unknown.
+
+Owns the spelling of values and the check that every option is known. Does not own any setting: each layer has its own
+frozen dataclass, whose fields say with :func:`setting` how a string becomes a value.
+
+Facts:
+- Sizes: ``"5MB"`` = 5,000,000 bytes (decimal, as in SI), ``"5MiB"`` = 5,242,880 bytes; a bare number is bytes.
+- Durations: ``"500ms"``, ``"10s"``, ``"2min"``, ``"1h"``, ``"1d"``; a bare number is seconds.
+- An unknown key is an error that names the nearest known one, never silence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from stateline.errors import ErrorKind, InvalidInputError
+
+__all__ = [
+    "Secret",
+    "check_known",
+    "normalise_settings",
+    "parse_bool",
+    "parse_choice",
+    "parse_duration",
+    "parse_int",
+    "parse_size",
+    "setting",
+    "settings_from_options",
+]
+
+S = TypeVar("S")
+
+_SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_SIZE_UNITS: Final = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", start=1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtp", start=1)},
+}
+_DURATION_UNITS: Final = {
+    "": 1.0,
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "second": 1.0,
+    "seconds": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "minute": 60.0,
+    "minutes": 60.0,
+    "h": 3600.0,
+    "hour": 3600.0,
+    "hours": 3600.0,
+    "d": 86400.0,
+    "day": 86400.0,
+    "days": 86400.0,
+}
+_TRUE: Final = frozenset({"true", "yes", "on", "1"})
+_FALSE: Final = frozenset({"false", "no", "off", "0"})
+
+
+class Secret:
+    """A credential that shows itself only to :meth:`reveal`: masked in ``str``, ``repr`` and formats, never pickled."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """The credential itself. Pass it straight to the SDK; do not keep it."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __format__(self, spec: str) -> str:
+        return format("***", spec)
+
+    def __str__(self) -> str:
+        return "***"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise InvalidInputError(
+            "a credential cannot be pickled",
+            operation="pickle",
+            subject="Secret",
+            hint="Let each process find its credentials through the SDK's own chain",
+        )
+
+
+def parse_size(value: int | str, name: str = "size") -> int:
+    """Bytes from an integer or a string such as ``"5MB"`` or ``"20KiB"``.
+
+    Raises:
+        InvalidInputError: Not a size, negative, or not a whole number of bytes.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        number, unit = float(value), ""
+        if value < 0:
+            raise _bad(name, value, "a size of 0 bytes or more")
+        return value
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2].lower() not in _SIZE_UNITS:
+        raise _bad(name, value, 'a size such as 1048576, "5MB" (decimal) or "5MiB" (binary)')
+    number, unit = float(match[1]), match[2].lower()
+    size = number * _SIZE_UNITS[unit]
+    if size != int(size):
+        raise _bad(name, value, "a whole number of bytes")
+    return int(size)
+
+
+def parse_duration(value: float | str | timedelta, name: str = "duration") -> float:
+    """Seconds from a number, a ``timedelta`` or a string such as ``"500ms"`` or ``"10 min"``.
+
+    Raises:
+        InvalidInputError: Not a duration, negative, or not finite.
+    """
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+    else:
+        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+        if match is None or match[2].lower() not in _DURATION_UNITS:
+            raise _bad(name, value, 'a duration such as 0.5 (seconds), "500ms", "10s" or "5min"')
+        seconds = float(match[1]) * _DURATION_UNITS[match[2].lower()]
+    if not math.isfinite(seconds) or seconds < 0:
+        raise _bad(name, value, "a finite duration of 0 or more")
+    return seconds
+
+
+def parse_bool(value: bool | str, name: str = "flag") -> bool:
+    """A boolean from ``True``/``False`` or one of true/false, yes/no, on/off, 1/0 (any case)."""
+    if isinstance(value, bool):
+        return value
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    raise _bad(name, value, "true or false")
+
+
+def parse_int(value: int | str, name: str = "number", *, minimum: int | None = None, maximum: int | None = None) -> int:
+    """An integer within the inclusive bounds."""
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError(value)
+        number = int(value)
+    except ValueError:
+        raise _bad(name, value, "a whole number") from None
+    if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
+        low = "" if minimum is None else f"{minimum} <= "
+        high = "" if maximum is None else f" <= {maximum}"
+        raise _bad(name, value, f"a whole number with {low}value{high}")
+    return number
+
+
+def parse_choice(value: str, choices: Iterable[str], name: str = "choice") -> str:
+    """One of ``choices``, in any case."""
+    known = tuple(choices)
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if text not in known:
+        raise _bad(name, value, f"one of {', '.join(known)}")
+    return text
+
+
+def setting(default: Any, parse: Callable[[Any, str], Any], *, help: str) -> Any:  # noqa: A002 - the word users know
+    """A dataclass field whose value is parsed from what the user gave.
+
+    Args:
+        default: The default as a user would write it, such as ``"5MB"``.
+        parse: ``parse(value, name)`` returns the typed value or raises :class:`InvalidInputError`.
+        help: One sentence for the table of options in the docs.
+    """
+    return dataclasses.field(default=default, metadata={"parse": parse, "help": help, "default": default})
+
+
+def normalise_settings(settings: Any) -> None:
+    """Parses every :func:`setting` field of a frozen dataclass in place; call it first in ``__post_init__``."""
+    for spec in dataclasses.fields(settings):
+        parse = spec.metadata.get("parse")
+        if parse is not None:
+            object.__setattr__(settings, spec.name, parse(getattr(settings, spec.name), spec.name))
+
+
+def settings_from_options(cls: type[S], options: Mapping[str, str]) -> S:
+    """Builds a settings dataclass from string options, keyed by field name.
+
+    Raises:
+        InvalidInputError: An unknown key (the hint names the nearest known one) or a bad value.
+    """
+    names = [spec.name for spec in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    check_known(options, names)
+    return cls(**options)
+
+
+def check_known(options: Iterable[str], known: Iterable[str], what: str = "option") -> None:
+    """Refuses any key of ``options`` that is not in ``known``.
+
+    Raises:
+        InvalidInputError: Names the unknown key, the nearest known one, or the whole list where none is near.
+    """
+    names = list(known)
+    for key in options:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(names)) or 'none'}"
+            raise InvalidInputError(f"unknown {what}", subject=repr(key), hint=hint, kind=ErrorKind.UNKNOWN_OPTION)
+
+
+def _bad(name: str, value: object, expected: str) -> InvalidInputError:
+    return InvalidInputError(f"{value!r} is not valid", subject=name, hint=f"Give {expected}")
