@@ -16,7 +16,7 @@ import msgspec
 
 from stateline.key_groups import KeyGroupRange
 
-__all__ = ["CommitPoint", "Part", "ResumePoint", "RunHandle"]
+__all__ = ["CommitPoint", "FinishedFile", "OpenFile", "Part", "ResumePoint", "RowsHandle", "RunHandle"]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -96,3 +96,55 @@ class RunHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def key_groups(self) -> KeyGroupRange:
         """The inclusive range of key groups that the run was written for."""
         return KeyGroupRange(self.first_key_group, self.last_key_group)
+
+
+class RowsHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Rows of one open file that wait, as one record batch of an Arrow IPC file, to be encoded when the file rolls.
+
+    One object holds the rows that one subtask received in one checkpoint, one record batch per open file, so that a
+    checkpoint costs one object per subtask however many files are open.
+
+    Attributes:
+        name: Relative name of the object in the store of the checkpoint root.
+        size: Bytes of the object.
+        crc32c: CRC32C of the whole object.
+        batch: Index of the record batch inside the object.
+        rows: Rows in that batch.
+        bytes: Bytes that the batch takes in memory: what rolling by size counts.
+    """
+
+    name: str
+    size: int
+    crc32c: int
+    batch: int
+    rows: int
+    bytes: int
+
+
+class OpenFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """An output file that is still growing; it may span any number of checkpoints.
+
+    Attributes:
+        target: Relative name that the file will have in the output store; carries a UUID.
+        opened_at: Wall-clock time of the first row, seconds since the epoch. For rolling by age only.
+        written_at: Wall-clock time of the newest row. For rolling by inactivity only.
+        rows: Rows so far.
+        bytes: Bytes so far, as rolling by size counts them.
+        pending: Formats that are encoded once, at roll: the rows so far, in order.
+        resume: Formats that grow byte by byte: where to go on.
+    """
+
+    target: str
+    opened_at: float
+    written_at: float
+    rows: int
+    bytes: int
+    pending: tuple[RowsHandle, ...] = ()
+    resume: ResumePoint | None = None
+
+
+class FinishedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An output file that is complete and waits for its checkpoint, or has been published by it."""
+
+    commit: CommitPoint
+    rows: int

@@ -1,0 +1,115 @@
+"""What one checkpoint is: the value behind ``_metadata``, and who may decide it.
+
+Owns the record's fields. Does not own its bytes (``metadata``), its life (``store``) or its end (``retention``).
+
+Invariants of a root, which every module here keeps:
+
+- **The record is the commit.** ``chk-<id>/_metadata`` is created last, by create-if-absent, and names only objects that
+  are durable already. What it names exists; what no record names is garbage.
+- **One winner per id, for ever.** A slot is never freed before a floor that covers it is durable, and whoever has just
+  created a record reads the floor before acting on it.
+- **Everything else is immutable** and has a unique name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from stateline.handles import FinishedFile, OpenFile, RunHandle
+from stateline.key_groups import KeyGroupRange
+
+__all__ = ["Checkpoint", "OperatorState", "OutputState", "SubtaskState"]
+
+
+class SubtaskState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The state of one subtask of one operator: a stack of runs, oldest first.
+
+    Attributes:
+        first_key_group: Lowest key group of the subtask (inclusive).
+        last_key_group: Highest key group (inclusive).
+        runs: Oldest first; a newer run wins. Only rows within the key groups count.
+    """
+
+    first_key_group: int
+    last_key_group: int
+    runs: tuple[RunHandle, ...] = ()
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        """The inclusive range of key groups."""
+        return KeyGroupRange(self.first_key_group, self.last_key_group)
+
+
+class OperatorState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The state of one operator.
+
+    Attributes:
+        name: Unique within the pipeline.
+        schema: Arrow schema of the state table, serialised as an IPC message and base64-encoded; its field metadata
+            tells keys from values.
+        definition: What computes the state (for an aggregation: its columns and functions), compared on restart.
+        subtasks: In order of their key groups; together they cover all of them.
+    """
+
+    name: str
+    schema: str
+    definition: str
+    subtasks: tuple[SubtaskState, ...]
+
+
+class OutputState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The files of one output.
+
+    Attributes:
+        url: Root of the output, without credentials.
+        finished: Files that this checkpoint publishes, after it exists.
+        open: Files that go on growing after it.
+    """
+
+    url: str
+    finished: tuple[FinishedFile, ...] = ()
+    open: tuple[OpenFile, ...] = ()
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One decision: the output and the state of one micro-batch.
+
+    Attributes:
+        checkpoint_id: Equals the micro-batch id. 0 and up, without gaps.
+        query_id: Identity of the streaming query, constant over its restarts.
+        offsets_digest: Digest of the source offsets that the batch covers; the same batch id with another digest is a
+            rolled-back or copied Spark checkpoint, never a replay.
+        max_parallelism: Number of key groups; fixed for the life of the root.
+        parallelism: Subtasks of this batch.
+        nonce: Unique to the attempt that wrote the record: tells one's own record from another driver's.
+        created_at: Wall-clock seconds since the epoch. For people.
+        operators: State.
+        outputs: Files.
+        watermark_us: Event-time watermark after the batch, microseconds since the epoch; ``None`` without one.
+        properties: Free text for people and tools, such as the program's name.
+    """
+
+    checkpoint_id: int
+    query_id: str
+    offsets_digest: str
+    max_parallelism: int
+    parallelism: int
+    nonce: str
+    created_at: float
+    operators: tuple[OperatorState, ...] = ()
+    outputs: tuple[OutputState, ...] = ()
+    watermark_us: int | None = None
+    properties: dict[str, str] = {}
+
+    def object_names(self) -> Iterator[str]:
+        """The names in the root's store that this checkpoint reaches, repeated where several handles share one."""
+        for operator in self.operators:
+            for subtask in operator.subtasks:
+                for run in subtask.runs:
+                    yield run.name
+        for output in self.outputs:
+            for file in output.open:
+                for rows in file.pending:
+                    yield rows.name
