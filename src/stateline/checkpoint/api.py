@@ -63,11 +63,13 @@ class OutputState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The files of one output.
 
     Attributes:
+        operator: Name of the operator whose rows they hold.
         url: Root of the output, without credentials.
         finished: Files that this checkpoint publishes, after it exists.
         open: Files that go on growing after it.
     """
 
+    operator: str
     url: str
     finished: tuple[FinishedFile, ...] = ()
     open: tuple[OpenFile, ...] = ()
