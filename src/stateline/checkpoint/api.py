@@ -14,13 +14,26 @@ Invariants of a root, which every module here keeps:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
+from stateline.checkpoint.layout import RECORD_PREFIX
 from stateline.handles import FinishedFile, OpenFile, RunHandle
 from stateline.key_groups import KeyGroupRange
 
-__all__ = ["Checkpoint", "OperatorState", "OutputState", "SubtaskState"]
+__all__ = [
+    "MAX_FILE_STATE_THRESHOLD",
+    "Checkpoint",
+    "FileState",
+    "InlineState",
+    "OperatorState",
+    "OutputState",
+    "SubtaskState",
+]
+
+MAX_FILE_STATE_THRESHOLD: Final = 1_048_576
+"""Bytes of the largest state that a record may hold inline."""
 
 
 class SubtaskState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,6 +88,38 @@ class OutputState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     open: tuple[OpenFile, ...] = ()
 
 
+class InlineState(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="inline", tag_field="kind"
+):
+    """A small piece of state that travels inside the record.
+
+    Attributes:
+        data: The bytes, at most :data:`MAX_FILE_STATE_THRESHOLD`; base64 in the record.
+    """
+
+    data: bytes
+
+
+class FileState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="file", tag_field="kind"):
+    """A piece of state in an object of its own.
+
+    Attributes:
+        name: Relative to the folder of the record if ``relative``, to the root of the store otherwise.
+        relative: Exclusive state is, so that a checkpoint's folder can be moved; shared state is not.
+        size: Bytes of the object.
+        crc32c: CRC32C of the whole object.
+    """
+
+    name: str
+    relative: bool
+    size: int
+    crc32c: int
+
+    def object_name(self, folder: str) -> str:
+        """Name in the store, given the name of the folder that holds the record."""
+        return f"{folder}/{self.name}" if self.relative else self.name
+
+
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One decision: the output and the state of one micro-batch.
 
@@ -91,6 +136,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         outputs: Files.
         watermark_us: Event-time watermark after the batch, microseconds since the epoch; ``None`` without one.
         properties: Free text for people and tools, such as the program's name.
+        states: Whatever else a restart needs, by name, written through a ``CheckpointStreamFactory``.
     """
 
     checkpoint_id: int
@@ -104,6 +150,12 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     outputs: tuple[OutputState, ...] = ()
     watermark_us: int | None = None
     properties: dict[str, str] = {}
+    states: dict[str, InlineState | FileState] = {}
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder that holds the record, below the root."""
+        return f"{RECORD_PREFIX}{self.checkpoint_id}"
 
     def object_names(self) -> Iterator[str]:
         """The names in the root's store that this checkpoint reaches, repeated where several handles share one."""
@@ -115,3 +167,6 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             for file in output.open:
                 for rows in file.pending:
                     yield rows.name
+        for state in self.states.values():
+            if isinstance(state, FileState):
+                yield state.object_name(self.folder)
