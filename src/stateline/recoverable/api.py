@@ -31,8 +31,8 @@ Promises, on every store:
   a :class:`DataLossError`.
 - **Nothing is deleted** by closing, failing or recovering, so any retained point stays good. ``commit`` deletes the
   pieces of what it committed, by exact name; ``cleanup`` those that a point has superseded; the sweep the rest.
-- **A stream needs at most** ``chunk_size`` **bytes of memory**, and a file has at most ``length / fold_size`` long pieces
-  and a bounded number of small ones, however often it is persisted (see ``folding``).
+- **A stream needs at most** ``chunk_size`` **bytes of memory**, and a file has at most ``length / fold_size`` long
+  pieces and a bounded number of small ones, however often it is persisted (see ``folding``).
 
 A stream belongs to one thread. Writers and committers may be shared, and writers pickled.
 """
