@@ -1,4 +1,4 @@
-"""Keyed count/sum/max over 500,000-row micro-batches: Stateline beside Spark's state stores, and beside no state at all.
+"""Keyed count/sum/max over 500,000-row micro-batches: Stateline beside Spark's state stores and beside no state.
 
 All engines run in one session, in turn, several rounds; each round starts every engine on an empty state. The first
 batches of a round are not counted: code compiles, and the state is still small.

@@ -427,11 +427,9 @@ class MicroBatchCoordinator(Generic[D]):
         """
         with_files = [output for output in record.outputs if output.finished]
         for output in with_files:
-            store = self._outputs[output.operator]
-            writer = RecoverableWriter(store)
+            writer = RecoverableWriter(self._outputs[output.operator])
             for file in output.finished:
                 writer.recover_for_commit(file.commit).commit_after_recovery()
-            store.discard([part for file in output.finished for part in file.commit.parts])
         if with_files:
             self._checkpoints.mark_published(record.checkpoint_id)
 
