@@ -101,7 +101,8 @@ class RunHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class RowsHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rows of one open file that wait to be encoded when the file rolls: one Arrow IPC stream inside an object.
 
-    One object holds the rows that one subtask received in one checkpoint, one stream per open file, so that a checkpoint
+    One object holds the rows that one subtask received in one checkpoint, one stream per open file, so that a
+    checkpoint
     costs one object per subtask however many files are open, and a file that rolls fetches just its own bytes.
 
     Attributes:

@@ -67,6 +67,14 @@ class StoreDecorator(BlobStore):
         """See :meth:`BlobStore.discard`."""
         self.inner.discard(parts)
 
+    def read_staged(self, part: Part) -> bytes | None:
+        """See :meth:`BlobStore.read_staged`."""
+        return self.inner.read_staged(part)
+
+    def list_staged(self) -> Iterator[ObjectInfo]:
+        """See :meth:`BlobStore.list_staged`."""
+        return self.inner.list_staged()
+
     def local_path(self, name: str) -> Path | None:
         """See :meth:`BlobStore.local_path`."""
         return self.inner.local_path(name)
@@ -82,7 +90,8 @@ class InstrumentedStore(StoreDecorator):
     Attributes:
         calls: Calls by method name, also those that fail; ``delete`` counts calls, not names.
         bytes_written: Bytes given to ``put``, ``put_if_absent`` and ``stage``.
-        bytes_read: Bytes returned by ``get`` and ``get_range``. A file reached through ``local_path`` counts nothing.
+        bytes_read: Bytes returned by ``get``, ``get_range`` and ``read_staged``. A file reached through
+            ``local_path`` counts nothing.
     """
 
     def __init__(self, inner: BlobStore) -> None:
@@ -151,6 +160,18 @@ class InstrumentedStore(StoreDecorator):
         """See :meth:`BlobStore.discard`."""
         self._count("discard")
         self.inner.discard(parts)
+
+    def read_staged(self, part: Part) -> bytes | None:
+        """See :meth:`BlobStore.read_staged`."""
+        self._count("read_staged")
+        data = self.inner.read_staged(part)
+        self._count_read(len(data or b""))
+        return data
+
+    def list_staged(self) -> Iterator[ObjectInfo]:
+        """See :meth:`BlobStore.list_staged`."""
+        self._count("list_staged")
+        return self.inner.list_staged()
 
     def _count(self, operation: str, *, written: int = 0) -> None:
         with self._lock:

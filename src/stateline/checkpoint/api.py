@@ -124,7 +124,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """One decision: the output and the state of one micro-batch.
 
     Attributes:
-        checkpoint_id: Equals the micro-batch id. 0 and up, without gaps.
+        checkpoint_id: 0 and up, without gaps.
+        batch_id: The micro-batch that is decided. Advances with ``checkpoint_id``; the end of a stream makes one more
+            checkpoint of the same batch, in which open files are finished.
         query_id: Identity of the streaming query, constant over its restarts.
         offsets_digest: Digest of the source offsets that the batch covers; the same batch id with another digest is a
             rolled-back or copied Spark checkpoint, never a replay.
@@ -140,6 +142,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     checkpoint_id: int
+    batch_id: int
     query_id: str
     offsets_digest: str
     max_parallelism: int
@@ -156,6 +159,10 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def folder(self) -> str:
         """Name of the folder that holds the record, below the root."""
         return f"{RECORD_PREFIX}{self.checkpoint_id}"
+
+    def operator(self, name: str) -> OperatorState | None:
+        """The state of the operator called ``name``; ``None`` if there is none."""
+        return next((state for state in self.operators if state.name == name), None)
 
     def object_names(self) -> Iterator[str]:
         """The names in the root's store that this checkpoint reaches, repeated where several handles share one."""

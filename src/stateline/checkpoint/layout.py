@@ -4,6 +4,7 @@
 
     <root>/
     ├── chk-<id>/_metadata      the record of checkpoint <id> (plain decimal): a checkpoint, later its tombstone
+    ├── chk-<id>/_published     mark: the files that the checkpoint finishes are visible
     ├── chk-<id>/<uuid>         files of that checkpoint alone
     ├── shared/<uuid>           runs and pending rows, shared by many checkpoints
     ├── taskowned/<uuid>        files that their task deletes itself
@@ -15,8 +16,8 @@ Owns the names. Does not own what is in the objects.
 Facts:
 - Ids are grouped in blocks of :data:`FLOOR_BLOCK`; block ``b`` holds ids ``[b * FLOOR_BLOCK, (b + 1) * FLOOR_BLOCK)``.
   The number is part of the format: another one would read the old markers as floors of other ids.
-- A record reaches only data objects. Names that coordinate (``_metadata``, ``_claimed``, ``floor/``, staging) are
-  refused in a record, so that no record, however hostile, makes retention delete a fence.
+- A record reaches only data objects. Names that coordinate (``_metadata``, ``_published``, ``_claimed``, ``floor/``,
+  staging) are refused in a record, so that no record, however hostile, makes retention delete a fence.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ __all__ = [
     "FLOOR_BLOCK",
     "FLOOR_PREFIX",
     "METADATA",
+    "PUBLISHED",
     "RECORD_PREFIX",
     "SAVEPOINT_PREFIX",
     "SHARED_PREFIX",
@@ -42,11 +44,15 @@ __all__ = [
     "floor_name",
     "id_of_record",
     "ids_of_block",
+    "published_name",
     "record_name",
 ]
 
 METADATA: Final = "_metadata"
 """Last segment of a record's name: a folder with it is complete."""
+
+PUBLISHED: Final = "_published"
+"""Last segment of the mark that a checkpoint's files are visible."""
 
 CLAIMED: Final = "_claimed"
 """Last segment of the marker that one query owns a savepoint."""
@@ -68,6 +74,11 @@ _PLAIN: Final = re.compile(r"(?:shared|taskowned)/[A-Za-z0-9][A-Za-z0-9._=-]{0,2
 def record_name(checkpoint_id: int) -> str:
     """Name of the record of a checkpoint."""
     return f"{RECORD_PREFIX}{checkpoint_id}/{METADATA}"
+
+
+def published_name(checkpoint_id: int) -> str:
+    """Name of the mark that the files of a checkpoint are visible."""
+    return f"{RECORD_PREFIX}{checkpoint_id}/{PUBLISHED}"
 
 
 def id_of_record(name: str) -> int | None:
@@ -105,7 +116,7 @@ def check_object_name(name: str) -> str:
     if _PLAIN.fullmatch(name):
         return name
     check_name(name)
-    if name.startswith((FLOOR_PREFIX, STAGING_PREFIX)) or name.rpartition("/")[2] in (METADATA, CLAIMED):
+    if name.startswith((FLOOR_PREFIX, STAGING_PREFIX)) or name.rpartition("/")[2] in (METADATA, PUBLISHED, CLAIMED):
         raise InvalidInputError(
             "the name is reserved for coordination",
             subject=f"object name {name!r}",

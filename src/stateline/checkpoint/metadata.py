@@ -1,12 +1,12 @@
 r"""The bytes of ``_metadata``: JSON documents that a person can read and a program can trust.
 
-Owns the encoding of a checkpoint, of the tombstone that replaces it when it is retired, and of the floor marker. Does
-not own when they are written (``store``, ``retention``).
+Owns the encoding of a checkpoint, of the tombstone that replaces it when it is retired, and of the markers beside them.
+Does not own when they are written (``store``, ``retention``).
 
 Format, for each kind of document::
 
     {\n
-      "format": "stateline.checkpoint",\n      which document: .checkpoint, .savepoint, .retired or .floor
+      "format": "stateline.checkpoint",\n      which one: .checkpoint, .savepoint, .retired, .floor, .published
       "version": 1,\n
       ...members of the document, one JSON member after the other...
       "crc32c": "0a1b2c3d"\n                   exactly eight lower-case hexadecimal digits
@@ -57,6 +57,7 @@ __all__ = [
     "decode_savepoint",
     "encode_checkpoint",
     "encode_floor",
+    "encode_published",
     "encode_retired",
     "encode_savepoint",
 ]
@@ -71,6 +72,7 @@ _CHECKPOINT: Final = b"stateline.checkpoint"
 _SAVEPOINT: Final = b"stateline.savepoint"
 _RETIRED: Final = b"stateline.retired"
 _FLOOR: Final = b"stateline.floor"
+_PUBLISHED: Final = b"stateline.published"
 
 _HEADER: Final = re.compile(rb'\{\n  "format": "([a-z.]{1,40})",\n  "version": ([1-9][0-9]{0,8}),\n')
 _TRAILER: Final = b',\n  "crc32c": "%08x"\n}\n'
@@ -157,6 +159,11 @@ def encode_floor(block: int) -> bytes:
     """The bytes of a floor marker. Its existence is what counts; nobody decodes it."""
     first, end = first_id_of_block(block), first_id_of_block(block + 1)
     return _seal(_FLOOR, b'  "block": %d,\n  "first_id": %d,\n  "last_id": %d' % (block, first, end - 1))
+
+
+def encode_published(checkpoint_id: int) -> bytes:
+    """The bytes of the mark that a checkpoint's files are visible. Its existence is what counts, as with the floor."""
+    return _seal(_PUBLISHED, b'  "checkpoint_id": %d' % checkpoint_id)
 
 
 def _encode(kind: bytes, value: Checkpoint | Retired, subject: str) -> bytes:
@@ -299,14 +306,9 @@ def _check_checkpoint(checkpoint: Checkpoint) -> str | None:
     Raises:
         InvalidInputError: A name or a parallelism is not one.
     """
-    if not 0 <= checkpoint.checkpoint_id <= _MAX_ID:
-        return f"the checkpoint id {checkpoint.checkpoint_id} is out of range"
-    if not checkpoint.query_id or not checkpoint.nonce:
-        return "the query id or the nonce is empty"
-    if not 0 <= checkpoint.created_at < _END_OF_TIME:
-        return f"the time {checkpoint.created_at} is out of range"
-    if checkpoint.watermark_us is not None and not -_MAX_COUNT - 1 <= checkpoint.watermark_us <= _MAX_COUNT:
-        return f"the watermark {checkpoint.watermark_us} is out of range"
+    complaint = _check_identity(checkpoint)
+    if complaint is not None:
+        return complaint
     check_parallelism(checkpoint.parallelism, checkpoint.max_parallelism)
     names = [operator.name for operator in checkpoint.operators]
     if len(set(names)) != len(names):
@@ -323,6 +325,20 @@ def _check_checkpoint(checkpoint: Checkpoint) -> str | None:
         complaint = _check_state(state, checkpoint.folder)
         if complaint is not None:
             return f"state {name!r}: {complaint}"
+    return None
+
+
+def _check_identity(checkpoint: Checkpoint) -> str | None:
+    if not 0 <= checkpoint.checkpoint_id <= _MAX_ID:
+        return f"the checkpoint id {checkpoint.checkpoint_id} is out of range"
+    if not -1 <= checkpoint.batch_id <= _MAX_ID:
+        return f"the batch id {checkpoint.batch_id} is out of range"
+    if not checkpoint.query_id or not checkpoint.nonce:
+        return "the query id or the nonce is empty"
+    if not 0 <= checkpoint.created_at < _END_OF_TIME:
+        return f"the time {checkpoint.created_at} is out of range"
+    if checkpoint.watermark_us is not None and not -_MAX_COUNT - 1 <= checkpoint.watermark_us <= _MAX_COUNT:
+        return f"the watermark {checkpoint.watermark_us} is out of range"
     return None
 
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 
 from stateline.blob.api import BlobStore
 from stateline.checkpoint.api import Checkpoint
-from stateline.checkpoint.layout import block_of, floor_name, ids_of_block, record_name
+from stateline.checkpoint.layout import block_of, floor_name, ids_of_block, published_name, record_name
 from stateline.checkpoint.metadata import Retired, encode_floor, encode_retired
 from stateline.checkpoint.slots import Empty, Slots
 from stateline.errors import CorruptDataError, UnsupportedVersionError
@@ -167,11 +167,12 @@ class Retention:
         self._unfinished = None
 
     def _free_slots_below(self, oldest_live: int) -> None:
-        """Closes every block that lies wholly below an id, then deletes all its slots."""
+        """Closes every block that lies wholly below an id, then deletes all its slots and the marks beside them."""
         for block in sorted(self._open_blocks):
             if block < block_of(oldest_live):
                 self._store.put_if_absent(floor_name(block), encode_floor(block))
-                self._store.delete([record_name(checkpoint_id) for checkpoint_id in ids_of_block(block)])
+                ids = ids_of_block(block)
+                self._store.delete([*map(record_name, ids), *map(published_name, ids)])
                 self._open_blocks.remove(block)
 
     def _recover(self) -> dict[int, Reach]:

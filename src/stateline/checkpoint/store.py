@@ -20,8 +20,8 @@ from typing import Self
 from stateline.blob.api import BlobStore
 from stateline.blob.urls import open_store
 from stateline.checkpoint.api import Checkpoint
-from stateline.checkpoint.layout import record_name
-from stateline.checkpoint.metadata import Retired, encode_checkpoint
+from stateline.checkpoint.layout import published_name, record_name
+from stateline.checkpoint.metadata import Retired, encode_checkpoint, encode_published
 from stateline.checkpoint.retention import Retention
 from stateline.checkpoint.slots import Empty, Slots
 from stateline.environment import Environment
@@ -168,6 +168,26 @@ class CheckpointStore:
         self._newest_id = max(checkpoint.checkpoint_id, self._newest_id or 0)
         self._retention.record(checkpoint)
         return checkpoint
+
+    def mark_published(self, checkpoint_id: int) -> None:
+        """Remembers that the files which a checkpoint finishes are visible. Idempotent; one create-if-absent.
+
+        Only for the driver whose ``publish`` of that checkpoint returned, after it has published every file.
+        """
+        self.store.put_if_absent(published_name(checkpoint_id), encode_published(checkpoint_id))
+
+    def is_published(self, checkpoint: Checkpoint) -> bool:
+        """Whether every file that a checkpoint finishes has been visible; true for one that finishes none.
+
+        A consumer may move files away after they became visible, so their absence alone proves nothing.
+        """
+        if not any(output.finished for output in checkpoint.outputs):
+            return True
+        try:
+            self.store.get(published_name(checkpoint.checkpoint_id))
+        except NotFoundError:
+            return False
+        return True
 
     def retain(self, num_retained: int, outputs: Mapping[str, BlobStore] | None = None) -> None:
         """Retires all but the newest ``num_retained`` checkpoints, and deletes what only they reach.

@@ -63,6 +63,7 @@ def checkpoint(
     )
     return Checkpoint(
         checkpoint_id=checkpoint_id,
+        batch_id=checkpoint_id,
         query_id=query_id,
         offsets_digest=f"digest-{checkpoint_id}",
         max_parallelism=1,
@@ -117,6 +118,7 @@ def full_checkpoint() -> Checkpoint:
     )
     return Checkpoint(
         checkpoint_id=7,
+        batch_id=6,
         query_id="5d1f4c0e-query",
         offsets_digest="9f86d081",
         max_parallelism=128,

@@ -18,6 +18,7 @@ from stateline.checkpoint.metadata import (
     decode_savepoint,
     encode_checkpoint,
     encode_floor,
+    encode_published,
     encode_retired,
     encode_savepoint,
 )
@@ -41,6 +42,7 @@ def golden_documents() -> dict[str, bytes]:
         "savepoint.v1.json": encode_savepoint(full_checkpoint()),
         "retired.v1.json": encode_retired(RETIRED),
         "floor.v1.json": encode_floor(3),
+        "published.v1.json": encode_published(7),
     }
 
 
@@ -53,7 +55,9 @@ def body_of(data: bytes) -> bytes:
     return data[: data.rindex(b',\n  "crc32c"')]
 
 
-@pytest.mark.parametrize("name", ["checkpoint.v1.json", "savepoint.v1.json", "retired.v1.json", "floor.v1.json"])
+@pytest.mark.parametrize(
+    "name", ["checkpoint.v1.json", "savepoint.v1.json", "retired.v1.json", "floor.v1.json", "published.v1.json"]
+)
 def test_released_bytes_are_still_written(name):
     assert golden_documents()[name] == (GOLDEN / name).read_bytes()
 
@@ -156,6 +160,7 @@ def test_a_hostile_tombstone_cannot_delete_a_fence(name):
         (b'"checkpoint_id": 7', b'"checkpoint_id": 7.5'),
         (b'"checkpoint_id": 7', b'"checkpoint_id": "7"'),
         (b'"checkpoint_id": 7', b'"checkpoint_id": 1000000000000000000'),
+        (b'"batch_id": 6', b'"batch_id": -2'),
         (b'"query_id": "5d1f4c0e-query"', b'"query_id": ""'),
         (b'"query_id"', b'"query"'),
         (b'"created_at": 1700000002.125', b'"created_at": 1e300'),

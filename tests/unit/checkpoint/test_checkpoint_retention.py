@@ -7,12 +7,13 @@ from stateline.blob import InstrumentedStore, StoreDecorator
 from stateline.blob.local import LocalStore
 from stateline.blob.memory import MemoryStore
 from stateline.checkpoint import CheckpointStore, CheckpointStoreSettings, OutputState
-from stateline.checkpoint.layout import FLOOR_BLOCK, floor_name, record_name
+from stateline.checkpoint.layout import FLOOR_BLOCK, floor_name, published_name, record_name
 from stateline.checkpoint.metadata import Retired, decode_record, encode_checkpoint, encode_floor, encode_retired
 from stateline.environment import SystemIds
 from stateline.errors import CorruptDataError, InvalidInputError, UnavailableError
 
 URL = "memory://out"
+SLOT_NAMES = (record_name, published_name)
 
 
 @pytest.fixture(params=["memory", "local"])
@@ -98,15 +99,16 @@ def test_slots_are_freed_by_block_after_a_marker(blobs, monkeypatch):
     store = CheckpointStore(journal)
     for checkpoint_id in range(6):
         publish(store, checkpoint_id)
+        store.mark_published(checkpoint_id)
         journal.log.clear()
         store.retain(2)
         freed = [entry for entry in journal.log if entry[1] != record_name(checkpoint_id - 2)]
         if checkpoint_id == 5:
-            expected = [("put_if_absent", "floor/0")] + [("delete", record_name(i)) for i in range(4)]
+            expected = [("put_if_absent", "floor/0"), *(("delete", name(i)) for name in SLOT_NAMES for i in range(4))]
             assert journal.log == [("put", record_name(3)), *expected]
         else:
             assert freed == []
-    assert names(blobs) == {"floor/0", record_name(4), record_name(5)}
+    assert names(blobs) == {"floor/0", *(name(i) for name in SLOT_NAMES for i in (4, 5))}
 
 
 def test_the_steady_state_costs_one_put_and_one_delete(blobs):

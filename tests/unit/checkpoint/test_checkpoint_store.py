@@ -3,12 +3,12 @@
 import random
 
 import pytest
-from checkpoint_kit import checkpoint, full_checkpoint
+from checkpoint_kit import checkpoint, finished_file, full_checkpoint
 
 from stateline.blob import InstrumentedStore, StoreDecorator
 from stateline.blob.local import LocalStore
 from stateline.blob.memory import MemoryStore
-from stateline.checkpoint import CheckpointStore, CheckpointStoreSettings
+from stateline.checkpoint import CheckpointStore, CheckpointStoreSettings, OutputState
 from stateline.checkpoint.layout import FLOOR_BLOCK, floor_name, record_name
 from stateline.checkpoint.metadata import encode_checkpoint, encode_floor
 from stateline.environment import SystemIds
@@ -311,3 +311,14 @@ def test_a_root_is_opened_by_url(tmp_path):
 def test_unknown_options_are_refused():
     with pytest.raises(InvalidInputError, match="allow_older"):
         CheckpointStoreSettings.from_options({"allow_oldest": "true"})
+
+
+def test_a_checkpoint_is_published_once_it_was_marked_or_if_it_finishes_no_file(store, blobs):
+    assert store.is_published(checkpoint(0))
+    output = OutputState(operator="flights", url="u", finished=(finished_file("f", ()),))
+    with_files = store.publish(checkpoint(0, outputs=(output,)))
+    assert not store.is_published(with_files)
+    store.mark_published(0)
+    store.mark_published(0)
+    assert CheckpointStore(blobs).is_published(with_files)
+    assert store.list() == [with_files]
