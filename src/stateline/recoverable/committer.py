@@ -20,7 +20,8 @@ that recovers cannot know whether it committed before it died.
 from __future__ import annotations
 
 from stateline.blob.api import BlobStore
-from stateline.errors import AlreadyExistsError, ConflictError, NotFoundError
+from stateline.blob.checksum import crc32c_of_parts
+from stateline.errors import AlreadyExistsError, ConflictError, CorruptDataError, NotFoundError
 from stateline.handles import CommitPoint, Part, ResumePoint
 
 __all__ = ["Committer", "already_published"]
@@ -57,7 +58,7 @@ class Committer:
             AlreadyExistsError: The file had been published before this committer began; nothing was changed.
             ConflictError: The target holds something else. It was not touched.
             DataLossError: A piece is gone.
-            CorruptDataError: A piece is not what was staged. Nothing was published.
+            CorruptDataError: A piece or the point is not what it was. Nothing was published.
             OutcomeUnknownError: The answer was lost and reading back failed.
         """
         taken = not self._began and self._exists()
@@ -81,13 +82,20 @@ class Committer:
         Raises:
             ConflictError: The target holds something else: other bytes, or another writer's. It was not touched.
             DataLossError: Neither the file nor all of its pieces exist.
-            CorruptDataError: A piece is not what was staged. Nothing was published.
+            CorruptDataError: A piece or the point is not what it was. Nothing was published.
             OutcomeUnknownError: The answer was lost and reading back failed.
         """
         self._publish()
         self._discard()
 
     def _publish(self) -> None:
+        if crc32c_of_parts(self._point.parts) != self._point.crc32c:
+            raise CorruptDataError(
+                "the checksums of the pieces do not make that of the file",
+                operation="commit",
+                subject=self._point.target,
+                hint="The point was damaged or put together by hand. Nothing was published",
+            )
         self._store.publish(self._point.target, self._point.parts, self._point.nonce)
 
     def _discard(self) -> None:

@@ -1,6 +1,7 @@
 """The bytes of points: held by committed files, and refused when anything about them is wrong."""
 
 import contextlib
+import struct
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,30 @@ def test_every_field_of_a_body_is_bounded_even_under_a_right_checksum(file, seri
             changed[-4:] = crc32c(bytes(changed[:-4])).to_bytes(4, "little")
             with contextlib.suppress(CorruptDataError):
                 serializer.deserialize(1, bytes(changed))
+
+
+def reframed(body, *, magic=b"SLrp", version=1):
+    framed = struct.pack("<4sHI", magic, version, len(body)) + body
+    return framed + struct.pack("<I", crc32c(framed))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda body: body + b"\0", "left over"),
+        (lambda body: body[:-5] + b"\2" + body[-4:], "not a flag"),
+        (lambda body: body[:-4] + b"\xff\xff\xff\xff", "cannot fit"),
+        (lambda body: body[:-1], "past the end"),
+        (lambda body: b"\x01\x00\xff" + body[3:], "UTF-8"),
+    ],
+)
+def test_a_wrong_field_under_a_right_checksum_is_named(change, complaint):
+    body = ResumePointSerializer().serialize(EMPTY)[10:-4]
+    assert ResumePointSerializer().deserialize(1, reframed(body)) == EMPTY
+    with pytest.raises(CorruptDataError, match=complaint):
+        ResumePointSerializer().deserialize(1, reframed(change(body)))
+    with pytest.raises(CorruptDataError, match="their record says"):
+        ResumePointSerializer().deserialize(1, reframed(body, version=0))
 
 
 def test_a_newer_version_is_told_apart_from_damage():
