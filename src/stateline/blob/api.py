@@ -143,6 +143,21 @@ class BlobStore(ABC):
             OutcomeUnknownError: Some may still be there. Repeat.
         """
 
+    @property
+    def copies_cheaply(self) -> bool:
+        """Whether :meth:`copy` moves no bytes through this process."""
+        return False
+
+    def copy(self, source: str, target: str) -> ObjectInfo:
+        """Creates ``target`` with the bytes of ``source``, within this store; idempotent.
+
+        Raises:
+            NotFoundError: There is no ``source``.
+            AlreadyExistsError: ``target`` holds other bytes.
+            OutcomeUnknownError: The answer was lost and reading back failed.
+        """
+        return self.put_if_absent(target, self.get(source))
+
     @abstractmethod
     def stage(self, target: str, data: Buffer) -> Part:
         """Makes one durable piece of a future ``target``, under a fresh name that no other call can produce.

@@ -55,6 +55,15 @@ class StoreDecorator(BlobStore):
         """See :meth:`BlobStore.delete`."""
         self.inner.delete(names)
 
+    @property
+    def copies_cheaply(self) -> bool:
+        """See :attr:`BlobStore.copies_cheaply`."""
+        return self.inner.copies_cheaply
+
+    def copy(self, source: str, target: str) -> ObjectInfo:
+        """See :meth:`BlobStore.copy`."""
+        return self.inner.copy(source, target)
+
     def stage(self, target: str, data: Buffer) -> Part:
         """See :meth:`BlobStore.stage`."""
         return self.inner.stage(target, data)
@@ -145,6 +154,11 @@ class InstrumentedStore(StoreDecorator):
         """See :meth:`BlobStore.delete`."""
         self._count("delete")
         self.inner.delete(names)
+
+    def copy(self, source: str, target: str) -> ObjectInfo:
+        """See :meth:`BlobStore.copy`."""
+        self._count("copy")
+        return self.inner.copy(source, target)
 
     def stage(self, target: str, data: Buffer) -> Part:
         """See :meth:`BlobStore.stage`."""

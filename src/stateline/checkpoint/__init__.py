@@ -12,16 +12,28 @@ from stateline.checkpoint.api import (
     OutputState,
     SubtaskState,
 )
+from stateline.checkpoint.state_handles import FileHandle, InlineHandle, open_state
 from stateline.checkpoint.store import CheckpointStore, CheckpointStoreSettings
+from stateline.checkpoint.stream_factory import (
+    CheckpointedStateScope,
+    CheckpointStateOutputStream,
+    CheckpointStreamFactory,
+)
 
 __all__ = [
     "MAX_FILE_STATE_THRESHOLD",
     "Checkpoint",
+    "CheckpointStateOutputStream",
     "CheckpointStore",
     "CheckpointStoreSettings",
+    "CheckpointStreamFactory",
+    "CheckpointedStateScope",
+    "FileHandle",
     "FileState",
+    "InlineHandle",
     "InlineState",
     "OperatorState",
     "OutputState",
     "SubtaskState",
+    "open_state",
 ]
