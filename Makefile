@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := spark,jre,s3,gcs,azure,cli,metrics,testing,demo,dev
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
 # An environment that was built elsewhere and then moved or copied would run the code of that other place.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
@@ -37,7 +37,7 @@ check: $(STAMP) ## Check format, lint, types, layers and security
 	$(BIN)/python -m ruff format --check --quiet .
 	$(BIN)/python -m ruff check --quiet .
 	$(BIN)/python -m mypy --no-error-summary
-	$(BIN)/python -c 'from importlinter.cli import lint_imports_command; lint_imports_command(["--no-cache"])'
+	$(BIN)/python -c 'from importlinter.cli import lint_imports_command; lint_imports_command(["--no-cache", "--no-logo"])'
 	$(BIN)/python -m bandit --quiet --recursive src
 
 audit: $(STAMP) ## Ask the package index about known vulnerabilities of what is pinned
