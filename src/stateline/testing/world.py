@@ -14,11 +14,24 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Final, NoReturn, Self, TypeVar
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.instrumented import StoreDecorator
-from stateline.errors import InternalError, StatelineError, UnavailableError
+from stateline.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    ConflictError,
+    CorruptDataError,
+    DataLossError,
+    InternalError,
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StatelineError,
+    StorageFullError,
+    UnavailableError,
+)
 from stateline.handles import Part
 from stateline.testing.backends import Backend, MemoryBackend
 from stateline.testing.clock import ManualClock
@@ -34,6 +47,21 @@ from stateline.testing.trace import Trace
 __all__ = ["Fact", "Process", "World"]
 
 T = TypeVar("T")
+
+_MAY_RAISE: Final = (InvalidInputError, AccessDeniedError, UnavailableError, StorageFullError)
+_PROMISED_ERRORS: Final[dict[str, tuple[type[StatelineError], ...]]] = {
+    "put": (OutcomeUnknownError,),
+    "put_if_absent": (AlreadyExistsError, OutcomeUnknownError),
+    "get": (NotFoundError,),
+    "get_range": (NotFoundError, CorruptDataError),
+    "head": (NotFoundError,),
+    "list": (),
+    "delete": (OutcomeUnknownError,),
+    "stage": (OutcomeUnknownError,),
+    "publish": (ConflictError, DataLossError, CorruptDataError, OutcomeUnknownError),
+    "discard": (OutcomeUnknownError,),
+}
+"""What each call of a store may raise by ``blob.api``, besides :data:`_MAY_RAISE`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +245,7 @@ class World:
         self.operations = 0
         self.last_operation = ""
         self.violation: InvariantViolation | None = None
+        self._objects: dict[str, BlobStore] = {}
         self._contents: dict[str, Contents] = {}
         self._histories: dict[str, StoreHistory] = {}
         self._stack = contextlib.ExitStack()
@@ -242,7 +271,10 @@ class World:
 
     def objects(self, store: str = "root") -> BlobStore:
         """The store as the oracle sees it: no faults, no switch points."""
-        return self.backend.open(store, SimulatedEnvironment(self.scheduler, Group("oracle"), self.seed))
+        if store not in self._objects:
+            oracle = SimulatedEnvironment(self.scheduler, Group("oracle"), self.seed)
+            self._objects[store] = self.backend.open(store, oracle)
+        return self._objects[store]
 
     def acknowledge(self, key: tuple[Any, ...], value: Any = True) -> None:
         """Notes that something was promised to the outside."""
@@ -380,6 +412,9 @@ class _ProcessStore(StoreDecorator):
             return result
         except StatelineError as error:
             outcome = error.kind.value
+            if not isinstance(error, (*_MAY_RAISE, *_PROMISED_ERRORS[operation])):
+                seen = f"{operation} {subject} raised {type(error).__name__}, which it does not promise: {error}"
+                world.violation = world.violation or InvariantViolation("H4", seen)
             raise
         except InvariantViolation as violation:
             world.violation = world.violation or violation  # The code under test may swallow it: keep it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from stateline.errors import AlreadyExistsError, NotFoundError
+from stateline.errors import AlreadyExistsError, NotFoundError, OutcomeUnknownError, StatelineError
 from stateline.testing.invariants import require
 from stateline.testing.scenario import Scenario
 from stateline.testing.scenarios.retry import certain
@@ -40,6 +40,7 @@ class CreateRace(Scenario):
     def check(self, world: World) -> None:
         """See :meth:`Scenario.check`."""
         store = world.objects()
+        present = {info.name for info in store.list("slots/")}
         for slot in range(self.slots):
             found = store.get(_name(slot))
             told = [(fact.key, fact.value) for fact in world.facts if fact.key[1] == slot]
@@ -47,7 +48,9 @@ class CreateRace(Scenario):
                 if key[0] == "won":
                     require(mine == found, "A1", f"{key} won, but {_name(slot)} holds {found!r}")
                 elif key[0] == "lost":
-                    require(mine != found, "A2", f"{key} was told that it lost, but its bytes are there")
+                    require(mine != found, "A2", f"{key} was told that it had not happened, but it had")
+            kept = [name for key, name in told if key[0] == "kept" and name not in present]
+            require(not kept, "A2", f"deleting {kept} had not happened, one was told, but they are gone")
             proposals = [mine for key, mine in told if key[0] == "proposed"]
             require(found in proposals, "A3", f"{_name(slot)} holds {found!r}, which nobody wrote")
 
@@ -63,8 +66,12 @@ class CreateRace(Scenario):
         world.acknowledge(("proposed", slot, process.name), mine)
         try:
             certain(lambda: store.put_if_absent(_name(slot), mine))
-        except AlreadyExistsError:
+        except OutcomeUnknownError:
+            raise
+        except StatelineError as error:
             world.acknowledge(("lost", slot, process.name), mine)
+            if not isinstance(error, AlreadyExistsError):
+                raise
         else:
             world.acknowledge(("won", slot, process.name), mine)
 
@@ -74,7 +81,13 @@ class CreateRace(Scenario):
         part = store.stage(scratch, b"piece")
         certain(lambda: store.publish(scratch, [part], process.name))
         certain(lambda: store.discard([part]))
-        certain(lambda: store.delete([scratch]))
+        try:
+            certain(lambda: store.delete([scratch]))
+        except OutcomeUnknownError:
+            raise
+        except StatelineError:
+            process.world.acknowledge(("kept", slot, process.name), scratch)
+            raise
         try:
             store.head(scratch)
         except NotFoundError:
