@@ -466,7 +466,7 @@ class LocalStore(BlobStore):
             descriptor = os.open(leaf, _READ, dir_fd=folder)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise InvalidInputError("it is not a regular file", subject=f"{self.url}/{name}")
+                raise InvalidInputError("it is not a regular file", operation="open", subject=f"{self.url}/{name}")
             yield descriptor
         finally:
             os.close(descriptor)
