@@ -27,13 +27,14 @@ from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import check_key_type, check_parallelism
 from stateline.options import check_known, settings_from_options
+from stateline.spark.aggregation import AggregateProgram
 from stateline.spark.batch_job import BatchJob
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.ending import finish_open_files
 from stateline.spark.offsets import offsets_digest
 from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings
 from stateline.spark.query import PipelineQuery
-from stateline.spark.task import AggregateProgram, OperatorProgram
+from stateline.spark.task import OperatorProgram
 from stateline.state.aggregate import Aggregation
 
 __all__ = ["KeyedStream", "Pipeline", "PipelineStage"]
@@ -126,7 +127,11 @@ class KeyedStream:
             retained_checkpoints=self._settings.retained_checkpoints,
             root_options=self._root_options,
         )
-        operator = OperatorPlan(name=self._name, schema=program.schema_text, definition=program.definition)
+        operator = OperatorPlan(
+            name=self._name,
+            tables={name: schema.encode() for name, schema in program.tables.items()},
+            definition=program.definition,
+        )
         return PipelineStage(self._df, plan, operator, program)
 
 
