@@ -164,7 +164,7 @@ class PipelineStage:
 
         Args:
             path: Root URL of the output.
-            format: ``parquet`` or ``arrow``.
+            format: ``parquet``, ``arrow``, ``csv``, ``jsonl`` or ``text``.
             partition_by: Columns that become folders, as in Hive and Spark.
             roll_bytes: Size at which a file is finished.
             roll_seconds: Age at which a file is finished.
@@ -178,11 +178,6 @@ class PipelineStage:
             InvalidInputError: An unknown format, codec or column.
         """
         columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
-        _check_columns(self._program.output_schema, columns, "partition_by")
-        if len(columns) == len(self._program.output_schema):
-            raise InvalidInputError(
-                "no column would be left for the files", operation="write_files", subject=f"partition_by {columns}"
-            )
         output = FileOutput(
             url=path,
             format=format,
@@ -196,6 +191,7 @@ class PipelineStage:
             ),
             store_options=dict(options or {}),
         )
+        output.file_schema(self._program.output_schema)
         return self._pipeline(replace(self._operator, output=output))
 
     def state_only(self) -> Pipeline:

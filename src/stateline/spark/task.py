@@ -161,7 +161,7 @@ def run_subtask(
         _add(metrics, "state_rows", sum(run.rows for run in made.state.runs))
         _add(metrics, "state_bytes", sum(run.size for run in made.state.runs))
     stored = clock.monotonic()
-    files = _write_output(context, operator.output, task, processed.output)
+    files = _write_output(context, operator.output, program.output_schema, task, processed.output)
     metrics["open_seconds"] = opened - began
     metrics["process_seconds"] = computed - opened
     metrics["state_seconds"] = stored - computed
@@ -187,7 +187,7 @@ def _open_table(
 
 
 def _write_output(
-    context: TaskContext, output: FileOutput | None, task: SubtaskTask, rows: pa.Table | None
+    context: TaskContext, output: FileOutput | None, schema: pa.Schema, task: SubtaskTask, rows: pa.Table | None
 ) -> FilesResult:
     if output is None:
         return FilesResult()
@@ -197,6 +197,7 @@ def _write_output(
         output,
         context.root,
         context.output,
+        schema,
         open_files=task.open_files,
         subtask=task.subtask,
         now=task.now,
