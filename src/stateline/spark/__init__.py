@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 from stateline.errors import NotInstalledError
 
 if TYPE_CHECKING:
+    from stateline.spark.files_ending import finish_files
     from stateline.spark.java import describe_java
+    from stateline.spark.register import register
     from stateline.spark.session import get_or_create_session
 
-__all__ = ["describe_java", "get_or_create_session"]
+__all__ = ["describe_java", "finish_files", "get_or_create_session", "register"]
 
 _MODULES: Final = {
     "describe_java": "stateline.spark.java",
+    "finish_files": "stateline.spark.files_ending",
+    "register": "stateline.spark.register",
     "get_or_create_session": "stateline.spark.session",
 }
 """Where each public name lives."""
