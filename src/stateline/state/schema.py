@@ -152,7 +152,7 @@ class StateSchema:
         keys = roles.count(_KEY)
         try:
             return cls(pa.schema(fields[:keys]), pa.schema(fields[keys:]))
-        except InvalidInputError as error:
+        except (ValueError, pa.ArrowException) as error:  # A name that is no text, too.
             raise _corrupt(str(error)) from error
 
     def __str__(self) -> str:
