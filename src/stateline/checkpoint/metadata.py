@@ -162,7 +162,7 @@ def encode_claim(owner: str) -> bytes:
 def _encode(kind: bytes, value: Checkpoint | Retired, subject: str) -> bytes:
     try:
         data = seal(kind, _members(value, 0))
-    except (TypeError, ValueError, OverflowError) as error:
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(str(error), operation="encode", subject=subject) from error
     try:
         decoded = _decode(data, (kind,), subject)
@@ -192,13 +192,12 @@ def _value(value: object, indent: int) -> bytes:
     if not isinstance(value, tuple) or not value:
         return _JSON.encode(value)
     start = b" " * (indent + 2)
-    lines = [
-        b"%s{\n%s\n%s}" % (start, _members(item, indent + 2), start)
-        if isinstance(item, _BROKEN)
-        else start + _JSON.encode(item)
-        for item in value
-    ]
-    return b"[\n%s\n%s]" % (b",\n".join(lines), b" " * indent)
+    if isinstance(value[0], _BROKEN):
+        lines = b",\n".join(b"%s{\n%s\n%s}" % (start, _members(item, indent + 2), start) for item in value)
+    else:
+        # One call for all of them; a line feed inside a string is escaped, so each one that is found ends an item.
+        lines = start + _JSON.encode_lines(value)[:-1].replace(b"\n", b",\n" + start)
+    return b"[\n%s\n%s]" % (lines, b" " * indent)
 
 
 # -- decoding ---------------------------------------------------------------------------------------------------------

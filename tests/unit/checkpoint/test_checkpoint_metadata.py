@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from checkpoint_kit import checkpoint, finished_file, full_checkpoint, open_file, part, run
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateline.blob.checksum import crc32c
@@ -221,6 +221,7 @@ def _changed(**changes: object) -> Checkpoint:
         _changed(nonce=""),
         _changed(operators=list(full_checkpoint().operators)),
         _changed(operators=full_checkpoint().operators * 2),
+        _changed(operators=(*full_checkpoint().operators, "another")),
         _changed(properties={"a": 1}),
         _changed(states={"a": InlineState(data=b"x" * 1_048_577)}),
         _changed(states={"a": FileState(name="../x", relative=True, size=0, crc32c=0)}),
@@ -266,6 +267,7 @@ states = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 10**18 - 1),
     st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=20),
@@ -289,12 +291,14 @@ def test_any_checkpoint_reads_back_equal(checkpoint_id, word, seconds, propertie
     assert decode_record(encode_checkpoint(value), "x") == value
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_are_corrupt(data):
     with pytest.raises(CorruptDataError):
         decode_record(data, "x")
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=100))
 def test_arbitrary_members_under_a_right_checksum_are_corrupt(members):
     header = b'{\n  "format": "stateline.checkpoint",\n  "version": 1,\n'

@@ -4,7 +4,7 @@ import pytest
 from checkpoint_kit import checkpoint, finished_file, open_file, part
 
 from stateline.blob import InstrumentedStore, StoreDecorator
-from stateline.blob.local import LocalStore
+from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.blob.memory import MemoryStore
 from stateline.checkpoint import CheckpointStore, CheckpointStoreSettings, OutputState
 from stateline.checkpoint.layout import FLOOR_BLOCK, floor_name, published_name, record_name
@@ -19,7 +19,7 @@ SLOT_NAMES = (record_name, published_name)
 @pytest.fixture(params=["memory", "local"])
 def blobs(request, tmp_path):
     if request.param == "local":
-        return LocalStore(tmp_path / "root")
+        return LocalStore(tmp_path / "root", LocalStoreSettings(fsync=False))
     return MemoryStore(SystemIds().new_id())
 
 
