@@ -11,6 +11,7 @@ from stateline.blob.memory import MemoryStore
 from stateline.checkpoint import CheckpointStore, CheckpointStoreSettings, OutputState
 from stateline.checkpoint.layout import FLOOR_BLOCK, floor_name, record_name
 from stateline.checkpoint.metadata import encode_checkpoint, encode_floor
+from stateline.checkpoint.slots import Slots
 from stateline.environment import SystemIds
 from stateline.errors import (
     CorruptDataError,
@@ -288,6 +289,28 @@ def test_a_live_checkpoint_that_somebody_deleted_is_data_loss_and_not_an_older_o
     blobs.delete([record_name(2)])
     with pytest.raises(DataLossError, match="no checkpoint 2"):
         store.latest()
+
+
+def test_a_record_that_is_listed_and_gone_is_data_loss_and_not_an_empty_root(blobs):
+    class Ghost(StoreDecorator):
+        def list(self, prefix):
+            found = list(self.inner.list(prefix))
+            blobs.delete([info.name for info in found])
+            return iter(found)
+
+    CheckpointStore(blobs).publish(checkpoint(0))
+    with pytest.raises(DataLossError, match="no checkpoint 0"):
+        CheckpointStore(Ghost(blobs)).latest()
+
+
+def test_a_closed_block_is_remembered_and_an_open_one_is_asked_again(blobs):
+    counted = InstrumentedStore(blobs)
+    slots = Slots(counted, allow_older=False)
+    assert not slots.is_closed(3)
+    blobs.put(floor_name(0), encode_floor(0))
+    assert slots.is_closed(3)
+    assert slots.is_closed(4)
+    assert counted.calls == {"get": 2}
 
 
 def test_what_was_never_created_is_told_from_what_was_retired(store):
