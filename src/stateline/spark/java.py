@@ -30,7 +30,7 @@ import re
 import shlex
 import shutil
 import stat
-import subprocess  # nosec B404 - java is asked for its version, as an argument list and without a shell
+import subprocess  # nosec B404
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -146,7 +146,8 @@ def _properties(java: str, *flags: str) -> dict[str, str] | None:
     """The system properties that ``java`` prints about itself; ``None`` where it does not run with these flags."""
     command = [java, *flags, "-XshowSettings:properties", "-version"]
     try:
-        answer = subprocess.run(  # noqa: S603 # nosec B603 - fixed arguments, no shell
+        # Fixed arguments and no shell: only the program itself is chosen by the user.
+        answer = subprocess.run(  # noqa: S603 # nosec B603
             command, capture_output=True, text=True, errors="replace", timeout=_PROBE_TIMEOUT_SECONDS, check=False
         )
     except (OSError, subprocess.SubprocessError) as error:
