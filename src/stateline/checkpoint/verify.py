@@ -235,7 +235,7 @@ def _still_counts(root: CheckpointStore, finding: Finding) -> bool:
         try:
             root.get(checkpoint_id)
         except NotFoundError:
-            continue
+            continue  # It needs nothing any more.
         except CorruptDataError:
             return True
         return True

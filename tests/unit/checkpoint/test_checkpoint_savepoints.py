@@ -109,7 +109,7 @@ class Query:
             for start, length in ((4, 10), (18, 11))
         )
         resume = ResumePoint(target="f", parts=tuple(self.pieces), length=10, crc32c=crc32c(b"open bytes"), nonce="n")
-        common = {"subtask": 0, "opened_at": 1.0, "written_at": 2.0, "rows": 1, "bytes": 10}
+        common = {"subtask": 0, "layout": "layout", "opened_at": 1.0, "written_at": 2.0, "rows": 1, "bytes": 10}
         files = (OpenFile(target="f", resume=resume, **common), OpenFile(target="g", pending=rows, **common))
         return replace(
             checkpoint(checkpoint_id, operators=(state,)),
