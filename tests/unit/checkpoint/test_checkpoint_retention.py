@@ -97,18 +97,19 @@ def test_slots_are_freed_by_block_after_a_marker(blobs, monkeypatch):
     monkeypatch.setattr("stateline.checkpoint.layout.FLOOR_BLOCK", 4)
     journal = Journal(blobs)
     store = CheckpointStore(journal)
-    for checkpoint_id in range(6):
+    for checkpoint_id in range(12):
         publish(store, checkpoint_id)
         store.mark_published(checkpoint_id)
         journal.log.clear()
         store.retain(2)
-        freed = [entry for entry in journal.log if entry[1] != record_name(checkpoint_id - 2)]
-        if checkpoint_id == 5:
-            expected = [("put_if_absent", "floor/0"), *(("delete", name(i)) for name in SLOT_NAMES for i in range(4))]
-            assert journal.log == [("put", record_name(3)), *expected]
-        else:
-            assert freed == []
-    assert names(blobs) == {"floor/0", *(name(i) for name in SLOT_NAMES for i in (4, 5))}
+        tombstone = [("put", record_name(checkpoint_id - 2))] if checkpoint_id >= 2 else []
+        freed = []
+        if checkpoint_id in (5, 9):
+            block = checkpoint_id // 4 - 1
+            ids = range(4 * block, 4 * block + 4)
+            freed = [("put_if_absent", floor_name(block)), *(("delete", name(i)) for name in SLOT_NAMES for i in ids)]
+        assert journal.log == tombstone + freed
+    assert names(blobs) == {"floor/0", "floor/1", *(name(i) for name in SLOT_NAMES for i in range(8, 12))}
 
 
 def test_the_steady_state_costs_one_put_and_one_delete(blobs):

@@ -6,11 +6,12 @@ import pytest
 from checkpoint_kit import checkpoint, finished_file, full_checkpoint
 
 from stateline.blob import InstrumentedStore, StoreDecorator
+from stateline.blob.checksum import crc32c
 from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.blob.memory import MemoryStore
 from stateline.checkpoint import CheckpointStore, CheckpointStoreSettings, OutputState
 from stateline.checkpoint.layout import FLOOR_BLOCK, floor_name, record_name
-from stateline.checkpoint.metadata import encode_checkpoint, encode_floor
+from stateline.checkpoint.metadata import Retired, encode_checkpoint, encode_floor, encode_retired
 from stateline.checkpoint.slots import Slots
 from stateline.environment import SystemIds
 from stateline.errors import (
@@ -219,6 +220,17 @@ def test_a_stale_listing_is_completed_by_exact_name(blobs, visible):
     assert CheckpointStore(Shuffled(blobs, 0, hidden)).latest() == checkpoint(4)
 
 
+def test_a_stale_listing_that_shows_only_garbage_below_the_floor_is_completed(blobs):
+    blobs.put(record_name(3), encode_checkpoint(checkpoint(3)))
+    live = 2 * FLOOR_BLOCK
+    for checkpoint_id in (live, live + 1):
+        CheckpointStore(blobs).publish(checkpoint(checkpoint_id))
+    for block in (0, 1):
+        blobs.put(floor_name(block), encode_floor(block))
+    hidden = [record_name(live), record_name(live + 1)]
+    assert CheckpointStore(Shuffled(blobs, 0, hidden)).latest() == checkpoint(live + 1)
+
+
 def test_names_that_only_look_like_records_are_ignored(store, blobs):
     store.publish(checkpoint(0))
     for name in (
@@ -263,13 +275,28 @@ def test_the_slot_of_a_corrupt_record_stays_taken(blobs):
         CheckpointStore(blobs).publish(checkpoint(0, nonce="other"))
 
 
+def put_record_of_a_newer_version(blobs, checkpoint_id):
+    body = encode_checkpoint(checkpoint(checkpoint_id)).replace(b'"version": 1', b'"version": 2')
+    body = body[: body.rindex(b',\n  "crc32c"')]
+    blobs.put(record_name(checkpoint_id), body + b',\n  "crc32c": "%08x"\n}\n' % crc32c(body))
+
+
+def test_no_fallback_goes_past_a_newer_version_or_a_retired_checkpoint(blobs):
+    lenient = CheckpointStore(blobs, settings=CheckpointStoreSettings(allow_older=True))
+    for checkpoint_id in range(4):
+        lenient.publish(checkpoint(checkpoint_id))
+    put_record_of_a_newer_version(blobs, 2)
+    corrupt(blobs, 3)
+    with pytest.raises(CorruptDataError, match="chk-3"):
+        lenient.latest()
+    blobs.put(record_name(2), encode_retired(Retired(checkpoint_id=2)))
+    with pytest.raises(CorruptDataError, match="chk-3"):
+        lenient.latest()
+
+
 def test_a_record_of_a_newer_version_is_never_passed_over(store, blobs):
     store.publish(checkpoint(0))
-    from stateline.blob.checksum import crc32c
-
-    body = encode_checkpoint(checkpoint(1)).replace(b'"version": 1', b'"version": 2')
-    body = body[: body.rindex(b',\n  "crc32c"')]
-    blobs.put(record_name(1), body + b',\n  "crc32c": "%08x"\n}\n' % crc32c(body))
+    put_record_of_a_newer_version(blobs, 1)
     for settings in (CheckpointStoreSettings(), CheckpointStoreSettings(allow_older=True)):
         with pytest.raises(UnsupportedVersionError):
             CheckpointStore(blobs, settings=settings).latest()
