@@ -206,6 +206,21 @@ def test_a_tombstone_in_a_closed_block_is_not_obeyed(blobs, monkeypatch):
     assert names(blobs) == {floor_name(7), record_name(8), "shared/live"}
 
 
+def test_a_tombstone_deletes_nothing_that_a_live_checkpoint_needs(blobs):
+    MemoryStore.forget("out")
+    out = MemoryStore("out")
+    pieces = [out.stage("f", word) for word in (b"kept", b"lost")]
+    for word in ("kept", "lost"):
+        blobs.put(f"shared/{word}", b"run")
+    store = CheckpointStore(blobs)
+    store.publish(checkpoint(1, ("kept",), outputs=output_with(growing=(open_file("f", (pieces[0],)),))))
+    wrong = Retired(checkpoint_id=0, delete=("shared/kept", "shared/lost"), discard={URL: tuple(pieces)})
+    blobs.put(record_name(0), encode_retired(wrong))
+    store.retain(1, {URL: out})
+    assert names(blobs) == {record_name(0), record_name(1), "shared/kept"}
+    assert names(out) == {pieces[0].name}
+
+
 def test_a_corrupt_record_stops_retention_until_it_is_allowed_to_go(blobs):
     store = CheckpointStore(blobs)
     for checkpoint_id in range(4):
