@@ -280,7 +280,14 @@ class Driver:
             commit = CommitPoint(**{name: getattr(_point("f", parts), name) for name in CommitPoint.__struct_fields__})
             return OutputState(operator="o", url=URL, finished=(FinishedFile(commit=commit, rows=1),))
         file = OpenFile(
-            target="f", subtask=0, opened_at=1.0, written_at=1.0, rows=1, bytes=1, resume=_point("f", parts, superseded)
+            target="f",
+            subtask=0,
+            layout="layout",
+            opened_at=1.0,
+            written_at=1.0,
+            rows=1,
+            bytes=1,
+            resume=_point("f", parts, superseded),
         )
         return OutputState(operator="o", url=URL, open=(file,))
 

@@ -12,6 +12,15 @@ from stateline.checkpoint.api import (
     OutputState,
     SubtaskState,
 )
+from stateline.checkpoint.pointer import Snapshot, resolve_pointer
+from stateline.checkpoint.savepoint import (
+    Savepoint,
+    create_savepoint,
+    drop_savepoint,
+    list_savepoints,
+    open_savepoint,
+    start_from_savepoint,
+)
 from stateline.checkpoint.state_handles import FileHandle, InlineHandle, open_state
 from stateline.checkpoint.store import CheckpointStore, CheckpointStoreSettings
 from stateline.checkpoint.stream_factory import (
@@ -19,6 +28,7 @@ from stateline.checkpoint.stream_factory import (
     CheckpointStateOutputStream,
     CheckpointStreamFactory,
 )
+from stateline.checkpoint.verify import Finding, Problem, VerifyReport, verify_root, verify_savepoint
 
 __all__ = [
     "MAX_FILE_STATE_THRESHOLD",
@@ -30,10 +40,23 @@ __all__ = [
     "CheckpointedStateScope",
     "FileHandle",
     "FileState",
+    "Finding",
     "InlineHandle",
     "InlineState",
     "OperatorState",
     "OutputState",
+    "Problem",
+    "Savepoint",
+    "Snapshot",
     "SubtaskState",
+    "VerifyReport",
+    "create_savepoint",
+    "drop_savepoint",
+    "list_savepoints",
+    "open_savepoint",
     "open_state",
+    "resolve_pointer",
+    "start_from_savepoint",
+    "verify_root",
+    "verify_savepoint",
 ]

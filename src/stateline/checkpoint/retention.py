@@ -26,8 +26,10 @@ Cost in the steady state, per checkpoint: one PUT, one DELETE, one discard per o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
 from stateline.checkpoint.api import Checkpoint
@@ -106,6 +108,20 @@ def retire(retired: Reach, younger: Sequence[Reach]) -> Retired:
         created_at=retired.created_at,
         delete=tuple(sorted(objects)),
         discard=discard,
+    )
+
+
+def _harmless(tombstone: Retired, live: Collection[Reach]) -> Retired:
+    """What a tombstone that was read back may delete: whoever wrote it, nothing that a live checkpoint needs."""
+    objects = frozenset[str]().union(*(reach.objects for reach in live))
+    needed = frozenset[PartKey]().union(*(reach.needed for reach in live))
+    return replace(
+        tombstone,
+        delete=tuple(name for name in tombstone.delete if name not in objects),
+        discard={
+            url: tuple(part for part in parts if _key(url, part) not in needed)
+            for url, parts in tombstone.discard.items()
+        },
     )
 
 
@@ -190,7 +206,7 @@ class Retention:
             for checkpoint_id in range(newest.checkpoint_id - 1, -1, -1):
                 slot = self._read(checkpoint_id)
                 if not isinstance(slot, Reach):
-                    self._unfinished = slot if isinstance(slot, Retired) else None
+                    self._unfinished = _harmless(slot, live.values()) if isinstance(slot, Retired) else None
                     break
                 live[checkpoint_id] = slot
         self._open_blocks = {block_of(checkpoint_id) for checkpoint_id in (*listed_ids, *live)}

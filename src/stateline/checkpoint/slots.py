@@ -123,7 +123,7 @@ class Slots:
         if isinstance(last, Checkpoint):
             return last
         if isinstance(last, CorruptDataError):
-            return self._older(listed_ids, checkpoint_id - 1, last)
+            return self._older(listed_ids, last)
         if last is Empty.ABSENT and not listed_ids:
             return None
         raise DataLossError(
@@ -133,15 +133,14 @@ class Slots:
             hint="Somebody deleted it. Restore it from a backup, or start a new query from a savepoint",
         )
 
-    def _older(self, listed_ids: list[int], corrupt_id: int, error: CorruptDataError) -> Checkpoint:
+    def _older(self, listed_ids: list[int], error: CorruptDataError) -> Checkpoint:
         if self._allow_older and not isinstance(error, UnsupportedVersionError):
             for checkpoint_id in reversed(listed_ids):
-                if checkpoint_id < corrupt_id:
-                    slot = self._try_read(checkpoint_id)
-                    if isinstance(slot, Checkpoint):
-                        return slot
-                    if not isinstance(slot, CorruptDataError) or isinstance(slot, UnsupportedVersionError):
-                        break
+                slot = self._try_read(checkpoint_id)
+                if isinstance(slot, Checkpoint):
+                    return slot
+                if not isinstance(slot, CorruptDataError) or isinstance(slot, UnsupportedVersionError):
+                    break
         raise error
 
     def _try_read(self, checkpoint_id: int) -> Slot | CorruptDataError:

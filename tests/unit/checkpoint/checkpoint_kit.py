@@ -34,7 +34,16 @@ def resume_point(target: str, parts: tuple[Part, ...], superseded: tuple[Part, .
 
 def open_file(target: str, parts: tuple[Part, ...], superseded: tuple[Part, ...] = ()) -> OpenFile:
     resume = resume_point(target, parts, superseded)
-    return OpenFile(target=target, subtask=0, opened_at=1.0, written_at=2.0, rows=1, bytes=resume.length, resume=resume)
+    return OpenFile(
+        target=target,
+        subtask=0,
+        layout="layout",
+        opened_at=1.0,
+        written_at=2.0,
+        rows=1,
+        bytes=resume.length,
+        resume=resume,
+    )
 
 
 def finished_file(target: str, parts: tuple[Part, ...]) -> FinishedFile:
@@ -90,6 +99,7 @@ def full_checkpoint() -> Checkpoint:
     growing = OpenFile(
         target='origin=JFK/ü "quoted".json',
         subtask=2,
+        layout="layout",
         opened_at=1_700_000_000.25,
         written_at=1_700_000_001.5,
         rows=7,
@@ -107,6 +117,7 @@ def full_checkpoint() -> Checkpoint:
     waiting = OpenFile(
         target="origin=LGA/rows.parquet",
         subtask=0,
+        layout="layout",
         opened_at=0.0,
         written_at=0.0,
         rows=1,

@@ -6,17 +6,19 @@ from pathlib import Path
 import msgspec
 import pytest
 from checkpoint_kit import checkpoint, finished_file, full_checkpoint, open_file, part, run
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateline.blob.checksum import crc32c
 from stateline.checkpoint import Checkpoint, FileState, InlineState, OperatorState, OutputState, SubtaskState
-from stateline.checkpoint import metadata as metadata_module
+from stateline.checkpoint import envelope as envelope_module
 from stateline.checkpoint.metadata import (
     Retired,
+    decode_claim,
     decode_record,
     decode_savepoint,
     encode_checkpoint,
+    encode_claim,
     encode_floor,
     encode_published,
     encode_retired,
@@ -43,6 +45,7 @@ def golden_documents() -> dict[str, bytes]:
         "retired.v1.json": encode_retired(RETIRED),
         "floor.v1.json": encode_floor(3),
         "published.v1.json": encode_published(7),
+        "claimed.v1.json": encode_claim('query "7"'),
     }
 
 
@@ -55,9 +58,7 @@ def body_of(data: bytes) -> bytes:
     return data[: data.rindex(b',\n  "crc32c"')]
 
 
-@pytest.mark.parametrize(
-    "name", ["checkpoint.v1.json", "savepoint.v1.json", "retired.v1.json", "floor.v1.json", "published.v1.json"]
-)
+@pytest.mark.parametrize("name", golden_documents())
 def test_released_bytes_are_still_written(name):
     assert golden_documents()[name] == (GOLDEN / name).read_bytes()
 
@@ -66,6 +67,7 @@ def test_released_bytes_are_still_read():
     assert decode_record((GOLDEN / "checkpoint.v1.json").read_bytes(), "x") == full_checkpoint()
     assert decode_savepoint((GOLDEN / "savepoint.v1.json").read_bytes(), "x") == full_checkpoint()
     assert decode_record((GOLDEN / "retired.v1.json").read_bytes(), "x") == RETIRED
+    assert decode_claim((GOLDEN / "claimed.v1.json").read_bytes(), "x") == 'query "7"'
 
 
 def test_a_document_is_one_json_object_with_format_first_and_checksum_last():
@@ -77,11 +79,19 @@ def test_a_document_is_one_json_object_with_format_first_and_checksum_last():
         assert max(len(line) for line in data.splitlines()) < 700, name
 
 
-@pytest.mark.parametrize("name", ["checkpoint.v1.json", "savepoint.v1.json", "retired.v1.json"])
+DECODERS = {
+    "checkpoint.v1.json": decode_record,
+    "retired.v1.json": decode_record,
+    "savepoint.v1.json": decode_savepoint,
+    "claimed.v1.json": decode_claim,
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize("flip", [0x01, 0x20, 0xFF])
 def test_every_flipped_byte_is_corrupt(name, flip):
     data = golden_documents()[name]
-    decode = decode_savepoint if name.startswith("savepoint") else decode_record
+    decode = DECODERS[name]
     for position in range(len(data)):
         damaged = bytearray(data)
         damaged[position] ^= flip
@@ -91,15 +101,16 @@ def test_every_flipped_byte_is_corrupt(name, flip):
         assert caught.value.subject == "root/chk-7/_metadata"
 
 
-@pytest.mark.parametrize("name", ["checkpoint.v1.json", "retired.v1.json"])
+@pytest.mark.parametrize("name", DECODERS)
 def test_every_truncation_and_any_trailing_byte_is_corrupt(name):
     data = golden_documents()[name]
+    decode = DECODERS[name]
     for end in range(len(data)):
         with pytest.raises(CorruptDataError):
-            decode_record(data[:end], "x")
+            decode(data[:end], "x")
     for tail in (b"\n", b" ", b"\0", data):
         with pytest.raises(CorruptDataError):
-            decode_record(data + tail, "x")
+            decode(data + tail, "x")
 
 
 def test_a_newer_version_is_refused_by_name():
@@ -189,7 +200,7 @@ def test_a_number_out_of_range_is_refused_though_the_checksum_is_right(old, new)
 
 def test_a_document_beyond_the_size_cap_is_refused_before_it_is_parsed(monkeypatch):
     data = golden_documents()["checkpoint.v1.json"]
-    monkeypatch.setattr(metadata_module, "MAX_METADATA_BYTES", len(data) - 1)
+    monkeypatch.setattr(envelope_module, "MAX_METADATA_BYTES", len(data) - 1)
     with pytest.raises(CorruptDataError, match="more than the"):
         decode_record(data, "x")
     with pytest.raises(InvalidInputError, match="more than the"):
@@ -210,6 +221,7 @@ def _changed(**changes: object) -> Checkpoint:
         _changed(nonce=""),
         _changed(operators=list(full_checkpoint().operators)),
         _changed(operators=full_checkpoint().operators * 2),
+        _changed(operators=(*full_checkpoint().operators, "another")),
         _changed(properties={"a": 1}),
         _changed(states={"a": InlineState(data=b"x" * 1_048_577)}),
         _changed(states={"a": FileState(name="../x", relative=True, size=0, crc32c=0)}),
@@ -255,6 +267,7 @@ states = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 10**18 - 1),
     st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=20),
@@ -278,12 +291,14 @@ def test_any_checkpoint_reads_back_equal(checkpoint_id, word, seconds, propertie
     assert decode_record(encode_checkpoint(value), "x") == value
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_are_corrupt(data):
     with pytest.raises(CorruptDataError):
         decode_record(data, "x")
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=100))
 def test_arbitrary_members_under_a_right_checksum_are_corrupt(members):
     header = b'{\n  "format": "stateline.checkpoint",\n  "version": 1,\n'

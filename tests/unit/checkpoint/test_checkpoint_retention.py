@@ -4,7 +4,7 @@ import pytest
 from checkpoint_kit import checkpoint, finished_file, open_file, part
 
 from stateline.blob import InstrumentedStore, StoreDecorator
-from stateline.blob.local import LocalStore
+from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.blob.memory import MemoryStore
 from stateline.checkpoint import CheckpointStore, CheckpointStoreSettings, OutputState
 from stateline.checkpoint.layout import FLOOR_BLOCK, floor_name, published_name, record_name
@@ -19,7 +19,7 @@ SLOT_NAMES = (record_name, published_name)
 @pytest.fixture(params=["memory", "local"])
 def blobs(request, tmp_path):
     if request.param == "local":
-        return LocalStore(tmp_path / "root")
+        return LocalStore(tmp_path / "root", LocalStoreSettings(fsync=False))
     return MemoryStore(SystemIds().new_id())
 
 
@@ -97,18 +97,19 @@ def test_slots_are_freed_by_block_after_a_marker(blobs, monkeypatch):
     monkeypatch.setattr("stateline.checkpoint.layout.FLOOR_BLOCK", 4)
     journal = Journal(blobs)
     store = CheckpointStore(journal)
-    for checkpoint_id in range(6):
+    for checkpoint_id in range(12):
         publish(store, checkpoint_id)
         store.mark_published(checkpoint_id)
         journal.log.clear()
         store.retain(2)
-        freed = [entry for entry in journal.log if entry[1] != record_name(checkpoint_id - 2)]
-        if checkpoint_id == 5:
-            expected = [("put_if_absent", "floor/0"), *(("delete", name(i)) for name in SLOT_NAMES for i in range(4))]
-            assert journal.log == [("put", record_name(3)), *expected]
-        else:
-            assert freed == []
-    assert names(blobs) == {"floor/0", *(name(i) for name in SLOT_NAMES for i in (4, 5))}
+        tombstone = [("put", record_name(checkpoint_id - 2))] if checkpoint_id >= 2 else []
+        freed = []
+        if checkpoint_id in (5, 9):
+            block = checkpoint_id // 4 - 1
+            ids = range(4 * block, 4 * block + 4)
+            freed = [("put_if_absent", floor_name(block)), *(("delete", name(i)) for name in SLOT_NAMES for i in ids)]
+        assert journal.log == tombstone + freed
+    assert names(blobs) == {"floor/0", "floor/1", *(name(i) for name in SLOT_NAMES for i in range(8, 12))}
 
 
 def test_the_steady_state_costs_one_put_and_one_delete(blobs):
@@ -203,6 +204,21 @@ def test_a_tombstone_in_a_closed_block_is_not_obeyed(blobs, monkeypatch):
     blobs.put(record_name(7), encode_retired(Retired(checkpoint_id=7, delete=("shared/old",))))
     CheckpointStore(blobs).retain(1)
     assert names(blobs) == {floor_name(7), record_name(8), "shared/live"}
+
+
+def test_a_tombstone_deletes_nothing_that_a_live_checkpoint_needs(blobs):
+    MemoryStore.forget("out")
+    out = MemoryStore("out")
+    pieces = [out.stage("f", word) for word in (b"kept", b"lost")]
+    for word in ("kept", "lost"):
+        blobs.put(f"shared/{word}", b"run")
+    store = CheckpointStore(blobs)
+    store.publish(checkpoint(1, ("kept",), outputs=output_with(growing=(open_file("f", (pieces[0],)),))))
+    wrong = Retired(checkpoint_id=0, delete=("shared/kept", "shared/lost"), discard={URL: tuple(pieces)})
+    blobs.put(record_name(0), encode_retired(wrong))
+    store.retain(1, {URL: out})
+    assert names(blobs) == {record_name(0), record_name(1), "shared/kept"}
+    assert names(out) == {pieces[0].name}
 
 
 def test_a_corrupt_record_stops_retention_until_it_is_allowed_to_go(blobs):

@@ -6,11 +6,13 @@ import pytest
 from checkpoint_kit import checkpoint, finished_file, full_checkpoint
 
 from stateline.blob import InstrumentedStore, StoreDecorator
-from stateline.blob.local import LocalStore
+from stateline.blob.checksum import crc32c
+from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.blob.memory import MemoryStore
 from stateline.checkpoint import CheckpointStore, CheckpointStoreSettings, OutputState
 from stateline.checkpoint.layout import FLOOR_BLOCK, floor_name, record_name
-from stateline.checkpoint.metadata import encode_checkpoint, encode_floor
+from stateline.checkpoint.metadata import Retired, encode_checkpoint, encode_floor, encode_retired
+from stateline.checkpoint.slots import Slots
 from stateline.environment import SystemIds
 from stateline.errors import (
     CorruptDataError,
@@ -27,7 +29,7 @@ from stateline.errors import (
 @pytest.fixture(params=["memory", "local"])
 def blobs(request, tmp_path):
     if request.param == "local":
-        return LocalStore(tmp_path / "root")
+        return LocalStore(tmp_path / "root", LocalStoreSettings(fsync=False))
     return MemoryStore(SystemIds().new_id())
 
 
@@ -218,6 +220,17 @@ def test_a_stale_listing_is_completed_by_exact_name(blobs, visible):
     assert CheckpointStore(Shuffled(blobs, 0, hidden)).latest() == checkpoint(4)
 
 
+def test_a_stale_listing_that_shows_only_garbage_below_the_floor_is_completed(blobs):
+    blobs.put(record_name(3), encode_checkpoint(checkpoint(3)))
+    live = 2 * FLOOR_BLOCK
+    for checkpoint_id in (live, live + 1):
+        CheckpointStore(blobs).publish(checkpoint(checkpoint_id))
+    for block in (0, 1):
+        blobs.put(floor_name(block), encode_floor(block))
+    hidden = [record_name(live), record_name(live + 1)]
+    assert CheckpointStore(Shuffled(blobs, 0, hidden)).latest() == checkpoint(live + 1)
+
+
 def test_names_that_only_look_like_records_are_ignored(store, blobs):
     store.publish(checkpoint(0))
     for name in (
@@ -262,13 +275,28 @@ def test_the_slot_of_a_corrupt_record_stays_taken(blobs):
         CheckpointStore(blobs).publish(checkpoint(0, nonce="other"))
 
 
+def put_record_of_a_newer_version(blobs, checkpoint_id):
+    body = encode_checkpoint(checkpoint(checkpoint_id)).replace(b'"version": 1', b'"version": 2')
+    body = body[: body.rindex(b',\n  "crc32c"')]
+    blobs.put(record_name(checkpoint_id), body + b',\n  "crc32c": "%08x"\n}\n' % crc32c(body))
+
+
+def test_no_fallback_goes_past_a_newer_version_or_a_retired_checkpoint(blobs):
+    lenient = CheckpointStore(blobs, settings=CheckpointStoreSettings(allow_older=True))
+    for checkpoint_id in range(4):
+        lenient.publish(checkpoint(checkpoint_id))
+    put_record_of_a_newer_version(blobs, 2)
+    corrupt(blobs, 3)
+    with pytest.raises(CorruptDataError, match="chk-3"):
+        lenient.latest()
+    blobs.put(record_name(2), encode_retired(Retired(checkpoint_id=2)))
+    with pytest.raises(CorruptDataError, match="chk-3"):
+        lenient.latest()
+
+
 def test_a_record_of_a_newer_version_is_never_passed_over(store, blobs):
     store.publish(checkpoint(0))
-    from stateline.blob.checksum import crc32c
-
-    body = encode_checkpoint(checkpoint(1)).replace(b'"version": 1', b'"version": 2')
-    body = body[: body.rindex(b',\n  "crc32c"')]
-    blobs.put(record_name(1), body + b',\n  "crc32c": "%08x"\n}\n' % crc32c(body))
+    put_record_of_a_newer_version(blobs, 1)
     for settings in (CheckpointStoreSettings(), CheckpointStoreSettings(allow_older=True)):
         with pytest.raises(UnsupportedVersionError):
             CheckpointStore(blobs, settings=settings).latest()
@@ -288,6 +316,28 @@ def test_a_live_checkpoint_that_somebody_deleted_is_data_loss_and_not_an_older_o
     blobs.delete([record_name(2)])
     with pytest.raises(DataLossError, match="no checkpoint 2"):
         store.latest()
+
+
+def test_a_record_that_is_listed_and_gone_is_data_loss_and_not_an_empty_root(blobs):
+    class Ghost(StoreDecorator):
+        def list(self, prefix):
+            found = list(self.inner.list(prefix))
+            blobs.delete([info.name for info in found])
+            return iter(found)
+
+    CheckpointStore(blobs).publish(checkpoint(0))
+    with pytest.raises(DataLossError, match="no checkpoint 0"):
+        CheckpointStore(Ghost(blobs)).latest()
+
+
+def test_a_closed_block_is_remembered_and_an_open_one_is_asked_again(blobs):
+    counted = InstrumentedStore(blobs)
+    slots = Slots(counted, allow_older=False)
+    assert not slots.is_closed(3)
+    blobs.put(floor_name(0), encode_floor(0))
+    assert slots.is_closed(3)
+    assert slots.is_closed(4)
+    assert counted.calls == {"get": 2}
 
 
 def test_what_was_never_created_is_told_from_what_was_retired(store):

@@ -1,0 +1,168 @@
+"""What must hold for the values in a record, whoever wrote it and however right its checksum is.
+
+Owns the rules. Does not own the bytes (``metadata``), nor what the numbers mean.
+
+- Names stay inside the root and name data only.
+- Numbers are in range, and what they count can exist.
+- The subtasks of an operator cover the key groups exactly: a gap would lose state without a word.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stateline.blob.names import check_name
+from stateline.checkpoint.api import (
+    MAX_FILE_STATE_THRESHOLD,
+    Checkpoint,
+    FileState,
+    InlineState,
+    OperatorState,
+    OutputState,
+)
+from stateline.checkpoint.layout import check_object_name
+from stateline.errors import InvalidInputError
+from stateline.handles import CommitPoint, OpenFile, Part, ResumePoint, RunHandle
+from stateline.key_groups import check_parallelism
+
+__all__ = ["check_checkpoint", "check_part", "check_position"]
+
+_MAX_COUNT: Final = 2**63 - 1
+_MAX_ID: Final = 10**18 - 1
+_END_OF_TIME: Final = 253402300800.0
+"""The year 10000, where calendars of programs end."""
+
+
+def check_checkpoint(checkpoint: Checkpoint) -> str | None:
+    """The first rule that a checkpoint breaks; ``None`` for none.
+
+    Raises:
+        InvalidInputError: A name or a parallelism is not one.
+    """
+    complaint = _check_identity(checkpoint)
+    if complaint is not None:
+        return complaint
+    check_parallelism(checkpoint.parallelism, checkpoint.max_parallelism)
+    names = [operator.name for operator in checkpoint.operators]
+    if len(set(names)) != len(names):
+        return f"two operators have one name: {sorted(names)}"
+    for operator in checkpoint.operators:
+        complaint = _check_operator(operator, checkpoint)
+        if complaint is not None:
+            return f"operator {operator.name!r}: {complaint}"
+    for output in checkpoint.outputs:
+        complaint = _check_output(output)
+        if complaint is not None:
+            return f"output {output.url!r}: {complaint}"
+    for name, state in checkpoint.states.items():
+        complaint = _check_state(state, checkpoint.folder)
+        if complaint is not None:
+            return f"state {name!r}: {complaint}"
+    return None
+
+
+def _check_identity(checkpoint: Checkpoint) -> str | None:
+    complaint = check_position(checkpoint.checkpoint_id, checkpoint.created_at)
+    if complaint is not None:
+        return complaint
+    if not -1 <= checkpoint.batch_id <= _MAX_ID:
+        return f"the batch id {checkpoint.batch_id} is out of range"
+    if not checkpoint.query_id or not checkpoint.nonce:
+        return "the query id or the nonce is empty"
+    if checkpoint.watermark_us is not None and not -_MAX_COUNT - 1 <= checkpoint.watermark_us <= _MAX_COUNT:
+        return f"the watermark {checkpoint.watermark_us} is out of range"
+    return None
+
+
+def _check_state(state: InlineState | FileState, folder: str) -> str | None:
+    if isinstance(state, InlineState):
+        too_large = len(state.data) > MAX_FILE_STATE_THRESHOLD
+        return f"{len(state.data)} bytes are too many for the record" if too_large else None
+    check_object_name(state.object_name(folder))
+    return None if state.size >= 0 and 0 <= state.crc32c <= 0xFFFFFFFF else "a number is out of range"
+
+
+def _check_operator(operator: OperatorState, checkpoint: Checkpoint) -> str | None:
+    key_group = 0
+    for subtask in operator.subtasks:
+        if subtask.first_key_group != key_group or subtask.last_key_group < key_group:
+            return f"its subtasks do not cover key group {key_group} exactly once"
+        key_group = subtask.last_key_group + 1
+        for run in subtask.runs:
+            check_object_name(run.name)
+            if not _is_sound_run(run, checkpoint):
+                return f"run {run.name} has a number that is out of range"
+    if key_group != checkpoint.max_parallelism:
+        return f"its subtasks cover {key_group} key groups of {checkpoint.max_parallelism}"
+    return None
+
+
+def _is_sound_run(run: RunHandle, checkpoint: Checkpoint) -> bool:
+    return (
+        0 <= run.tombstones <= run.rows <= _MAX_COUNT
+        and 0 <= run.size <= _MAX_COUNT
+        and 0 <= run.crc32c <= 0xFFFFFFFF
+        and 0 <= run.first_key_group <= run.last_key_group < checkpoint.max_parallelism
+        and -1 <= run.checkpoint_id <= checkpoint.checkpoint_id
+    )
+
+
+def _check_output(output: OutputState) -> str | None:
+    for finished in output.finished:
+        complaint = _check_point(finished.commit)
+        if complaint is not None or finished.rows < 0:
+            return f"file {finished.commit.target}: {complaint or 'a negative number of rows'}"
+    for file in output.open:
+        complaint = _check_open_file(file)
+        if complaint is not None:
+            return f"open file {file.target}: {complaint}"
+    return None
+
+
+def _check_open_file(file: OpenFile) -> str | None:
+    check_name(file.target)
+    if min(file.rows, file.bytes, file.subtask) < 0:
+        return "a negative number"
+    for rows in file.pending:
+        check_object_name(rows.name)
+        if min(rows.offset, rows.length, rows.rows) < 0 or not 0 <= rows.crc32c <= 0xFFFFFFFF:
+            return f"pending rows in {rows.name} have a number that is out of range"
+    if file.resume is None:
+        return None
+    if file.resume.target != file.target:
+        return f"its resume point belongs to {file.resume.target}"
+    return _check_point(file.resume)
+
+
+def _check_point(point: CommitPoint) -> str | None:
+    check_name(point.target)
+    superseded = point.superseded if isinstance(point, ResumePoint) else ()
+    for part in (*point.parts, *superseded):
+        check_part(part)
+    if sum(part.length for part in point.parts) != point.length:
+        return f"its pieces do not add up to {point.length} bytes"
+    if not 0 <= point.crc32c <= 0xFFFFFFFF:
+        return "its CRC32C is out of range"
+    return None
+
+
+def check_part(part: Part) -> None:
+    """Checks a staged piece.
+
+    Raises:
+        InvalidInputError: A name is none, or a number is out of range.
+    """
+    check_name(part.name)
+    if part.container:
+        check_name(part.container)
+    if not 0 <= part.length <= _MAX_COUNT or not 0 <= part.crc32c <= 0xFFFFFFFF:
+        raise InvalidInputError("a number is out of range", subject=f"piece {part.name}")
+
+
+def check_position(checkpoint_id: int, created_at: float) -> str | None:
+    """Where in the life of a root something belongs: the rule that it breaks, ``None`` for none."""
+    if not 0 <= checkpoint_id <= _MAX_ID:
+        return f"the checkpoint id {checkpoint_id} is out of range"
+    if not 0 <= created_at < _END_OF_TIME:
+        return f"the time {created_at} is out of range"
+    return None

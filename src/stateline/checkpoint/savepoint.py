@@ -1,0 +1,420 @@
+"""Savepoints: a checkpoint and all it reaches, copied into one folder that can be moved, kept and started from.
+
+Owns making, finding, dropping and starting from them. Does not own when a query makes one.
+
+Layout, below any store::
+
+    savepoint-<uuid>/_metadata      written last: without it the folder is incomplete
+    savepoint-<uuid>/shared/...     runs, pending rows, state files
+    savepoint-<uuid>/pieces/...     the bytes of files that were growing, read from their output
+    savepoint-<uuid>/_claimed       whose it is: one query, or whoever drops it; created once
+
+Facts:
+- All names in ``_metadata`` are relative to the folder, so a copy of the folder, anywhere, is a savepoint.
+- It holds no finished files: those are visible in the output and belong to the query that made it. It does hold open
+  ones, whose rows nobody has seen yet; a query that starts from it will publish them.
+- ``copy`` leaves the savepoint as it is, for any number of queries. ``claim`` uses its objects where they are, so it
+  needs the folder below the new root, and makes the query their owner: retention deletes them one by one. A claim is a
+  create-if-absent, so there is one owner; copies and other claims are refused from then on.
+
+Starting a query::
+
+    savepoint = open_savepoint("s3://bucket/savepoints/savepoint-1f...")
+    root = CheckpointStore("s3://bucket/new-root")
+    root.publish(start_from_savepoint(savepoint, root, query_id=..., mode="copy"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from msgspec.structs import replace
+
+from stateline.blob.api import BlobStore
+from stateline.blob.names import check_name
+from stateline.blob.urls import open_store
+from stateline.checkpoint.api import Checkpoint, OutputState
+from stateline.checkpoint.layout import CLAIMED, METADATA, SAVEPOINT_PREFIX, SHARED_PREFIX
+from stateline.checkpoint.metadata import decode_claim, decode_savepoint, encode_claim, encode_savepoint
+from stateline.checkpoint.objects import check_piece, copy_object, extents_of, read_piece, renamed
+from stateline.checkpoint.store import CheckpointStore
+from stateline.environment import Environment, system_environment
+from stateline.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    DataLossError,
+    ErrorKind,
+    InvalidInputError,
+    NotFoundError,
+)
+from stateline.handles import Part
+
+__all__ = [
+    "Savepoint",
+    "create_savepoint",
+    "drop_savepoint",
+    "list_savepoints",
+    "open_savepoint",
+    "start_from_savepoint",
+]
+
+_PIECES: Final = "pieces/"
+_DROPPED: Final = "dropped"
+_ATTEMPTS: Final = 3
+"""How often the newest checkpoint is tried again when retention takes it away while it is copied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Savepoint:
+    """A savepoint that was found whole.
+
+    Attributes:
+        store: The store that holds it.
+        folder: Name of its folder; empty if the store's root is the folder.
+        checkpoint: The state; its names are relative to the folder.
+    """
+
+    store: BlobStore
+    folder: str
+    checkpoint: Checkpoint
+
+    @property
+    def url(self) -> str:
+        """Where it is; :func:`open_savepoint` opens it from there."""
+        return f"{self.store.url}/{self.folder}".rstrip("/")
+
+    def name_in_store(self, name: str) -> str:
+        """The name from the root of the store of what the savepoint calls ``name``."""
+        return f"{self.folder}/{name}" if self.folder else name
+
+    def owner(self) -> str | None:
+        """Who claimed it: a query id, or ``"dropped"``; ``None`` for nobody. One GET."""
+        try:
+            data = self.store.get(self.name_in_store(CLAIMED))
+        except NotFoundError:
+            return None
+        return decode_claim(data, f"{self.url}/{CLAIMED}")
+
+
+def create_savepoint(
+    source: CheckpointStore,
+    target: BlobStore | str,
+    *,
+    checkpoint_id: int | None = None,
+    outputs: Mapping[str, BlobStore] | None = None,
+    label: str = "",
+    environment: Environment | None = None,
+) -> Savepoint:
+    """Copies a checkpoint, with all that it reaches, into a fresh folder below ``target``.
+
+    Safe while the query runs. Interrupted, it leaves a folder without ``_metadata``, which :func:`drop_savepoint`
+    removes.
+
+    Args:
+        source: The root.
+        target: Where the folder goes; may be the root itself.
+        checkpoint_id: Which one; the newest if ``None``.
+        outputs: Stores of the outputs by ``OutputState.url``, for files that grow byte by byte and are still open.
+        label: Free text for people.
+        environment: Clock and ids.
+
+    Raises:
+        NotFoundError: There is no such checkpoint, or retention took it away meanwhile.
+        InvalidInputError: Files that the checkpoint finishes are not visible yet; an output is needed and not given;
+            its store cannot read pieces before they are published.
+        DataLossError: Something that it reaches is gone.
+        CorruptDataError: Something that it reaches is not what was written.
+    """
+    environment = environment or system_environment()
+    store = open_store(target, environment=environment) if isinstance(target, str) else target
+    attempts_left = 1 if checkpoint_id is not None else _ATTEMPTS
+    while True:
+        checkpoint = source.latest() if checkpoint_id is None else source.get(checkpoint_id)
+        if checkpoint is None:
+            raise NotFoundError("the root has no checkpoint", operation="create_savepoint", subject=source.store.url)
+        if not source.is_published(checkpoint):
+            raise _not_visible(source, checkpoint)
+        try:
+            return _Creation(source, checkpoint, store, outputs or {}, environment).run(label)
+        except NotFoundError as error:
+            attempts_left -= 1
+            if _is_retained(source, checkpoint.checkpoint_id):
+                raise _gone(f"checkpoint {checkpoint.checkpoint_id} of {source.store.url}", error) from error
+            if not attempts_left:
+                raise NotFoundError(
+                    f"checkpoint {checkpoint.checkpoint_id} was retired while it was copied",
+                    operation="create_savepoint",
+                    subject=source.store.url,
+                    hint="Retain more checkpoints while savepoints are made",
+                ) from error
+
+
+class _Creation:
+    """One attempt to make one savepoint."""
+
+    def __init__(
+        self,
+        source: CheckpointStore,
+        checkpoint: Checkpoint,
+        target: BlobStore,
+        outputs: Mapping[str, BlobStore],
+        environment: Environment,
+    ) -> None:
+        self._source = source
+        self._checkpoint = checkpoint
+        self._target = target
+        self._outputs = outputs
+        self._environment = environment
+        self._folder = SAVEPOINT_PREFIX + environment.ids.new_id()
+
+    def run(self, label: str) -> Savepoint:
+        extents = extents_of(self._checkpoint)
+        names = _flat_names(extents)
+        for name in sorted(extents):
+            target_name = f"{self._folder}/{names[name]}"
+            copy_object(self._source.store, name, extents[name], self._target, target_name)
+        moved = renamed(self._checkpoint, names.__getitem__, self._keep_piece)
+        provenance = {"savepoint.source": self._source.store.url, "savepoint.label": label}
+        record = replace(
+            moved,
+            nonce=self._environment.ids.new_id(),
+            created_at=self._environment.clock.now(),
+            properties=self._checkpoint.properties | provenance,
+        )
+        self._target.put_if_absent(f"{self._folder}/{METADATA}", encode_savepoint(record))
+        return Savepoint(store=self._target, folder=self._folder, checkpoint=record)
+
+    def _keep_piece(self, url: str, part: Part) -> Part:
+        data = read_piece(_output(self._outputs, url, "create_savepoint"), part)
+        if data is None:
+            raise InvalidInputError(
+                f"the store of this output cannot read the piece {part.name} before it is published",
+                operation="create_savepoint",
+                subject=url,
+                hint="Let the query finish its open files first, or choose a checkpoint without any",
+            )
+        name = _PIECES + self._environment.ids.new_id()
+        self._target.put_if_absent(f"{self._folder}/{name}", data)
+        return Part(name=name, length=part.length, crc32c=part.crc32c)
+
+
+def list_savepoints(store: BlobStore) -> list[str]:
+    """The folders of complete savepoints directly below a store, sorted by name. Open each to see what is in it."""
+    suffix = f"/{METADATA}"
+    folders = (info.name.removesuffix(suffix) for info in store.list(SAVEPOINT_PREFIX) if info.name.endswith(suffix))
+    return sorted(folder for folder in folders if "/" not in folder)
+
+
+def open_savepoint(where: BlobStore | str, folder: str = "", *, environment: Environment | None = None) -> Savepoint:
+    """Finds a savepoint by the URL of its folder or of its ``_metadata``, or by a store and a folder in it.
+
+    Raises:
+        NotFoundError: There is none, or it is incomplete.
+        CorruptDataError: Its ``_metadata`` is not what was written.
+    """
+    if isinstance(where, str):
+        store = open_store(where.rstrip("/").removesuffix(f"/{METADATA}"), environment=environment)
+    else:
+        store = where
+    name = f"{folder}/{METADATA}" if folder else METADATA
+    subject = f"{store.url}/{name}"
+    try:
+        data = store.get(name)
+    except NotFoundError as error:
+        raise NotFoundError(
+            "there is no savepoint, or it was never completed",
+            operation="open_savepoint",
+            subject=subject,
+            hint="Give the folder that holds _metadata",
+        ) from error
+    return Savepoint(store=store, folder=folder, checkpoint=decode_savepoint(data, subject))
+
+
+def drop_savepoint(store: BlobStore, folder: str) -> list[str]:
+    """Deletes a savepoint or what an interrupted :func:`create_savepoint` left; returns the names that it deleted.
+
+    Idempotent. It is claimed first, so that no query starts from it meanwhile; then ``_metadata`` goes, then the rest.
+
+    Raises:
+        ConflictError: A query owns it.
+        InvalidInputError: ``folder`` is not the name of a savepoint.
+    """
+    check_name(folder)
+    if not folder.startswith(SAVEPOINT_PREFIX) or "/" in folder:
+        raise InvalidInputError("it is not the folder of a savepoint", operation="drop_savepoint", subject=folder)
+    names = sorted(info.name for info in store.list(f"{folder}/"))
+    if not names:
+        return []
+    claimed, metadata = f"{folder}/{CLAIMED}", f"{folder}/{METADATA}"
+    _claim(store, claimed, _DROPPED, "drop_savepoint")
+    store.delete([metadata])
+    store.delete([name for name in names if name not in (claimed, metadata)])
+    store.delete([claimed])
+    return [name for name in names if name != claimed]
+
+
+def start_from_savepoint(
+    savepoint: Savepoint,
+    root: CheckpointStore,
+    *,
+    query_id: str,
+    mode: Literal["copy", "claim"] = "copy",
+    outputs: Mapping[str, BlobStore] | None = None,
+    first_batch_id: int = 0,
+    environment: Environment | None = None,
+) -> Checkpoint:
+    """The first checkpoint of a new query: the state before its first batch. **The caller publishes it** in ``root``.
+
+    May be repeated after a crash, until the caller has published.
+
+    Args:
+        savepoint: Where to start.
+        root: A root without any checkpoint.
+        query_id: The new query.
+        mode: ``copy`` copies every object into the root; ``claim`` uses them where they are.
+        outputs: Stores of the new outputs by the URL of the old ones: where files that are still open go on.
+        first_batch_id: The batch that the query runs first.
+        environment: Clock and ids.
+
+    Raises:
+        InvalidInputError: The root has checkpoints; the savepoint to claim does not lie in the root's store; an output
+            is needed and not given.
+        ConflictError: Somebody else claimed the savepoint.
+        DataLossError: Something in it is gone.
+        CorruptDataError: Something in it is not what was written.
+    """
+    environment = environment or system_environment()
+    if root.latest() is not None:
+        raise InvalidInputError(
+            "the root has checkpoints already",
+            operation="start_from_savepoint",
+            subject=root.store.url,
+            hint="A root belongs to one query: give the new one a root of its own",
+            kind=ErrorKind.FOREIGN_ROOT,
+        )
+    names = _claimed_names(savepoint, root.store, query_id) if mode == "claim" else _copied_names(savepoint, root.store)
+    targets = outputs or {}
+
+    def stage_again(url: str, part: Part) -> Part:
+        try:
+            data = savepoint.store.get(savepoint.name_in_store(part.name))
+        except NotFoundError as error:
+            raise _gone(savepoint.url, error) from error
+        check_piece(savepoint.store, part, data)
+        return _output(targets, url, "start_from_savepoint").stage("savepoint", data)
+
+    moved = renamed(savepoint.checkpoint, names.__getitem__, stage_again, run_checkpoint_id=0)
+    return replace(
+        moved,
+        checkpoint_id=0,
+        batch_id=first_batch_id - 1,
+        query_id=query_id,
+        offsets_digest="",
+        nonce=environment.ids.new_id(),
+        created_at=environment.clock.now(),
+        outputs=tuple(_new_output(output, targets) for output in moved.outputs if output.open),
+        properties=moved.properties | {"savepoint.url": savepoint.url},
+    )
+
+
+def _copied_names(savepoint: Savepoint, root: BlobStore) -> dict[str, str]:
+    owner = savepoint.owner()
+    if owner is not None:
+        raise _owned(savepoint.url, owner, "start_from_savepoint")
+    extents = extents_of(savepoint.checkpoint)
+    names = _flat_names(extents)
+    for name in sorted(extents):
+        kept = savepoint.name_in_store(name)
+        try:
+            copy_object(savepoint.store, kept, extents[name], root, names[name])
+        except NotFoundError as error:
+            raise _gone(savepoint.url, error) from error
+    return names
+
+
+def _claimed_names(savepoint: Savepoint, root: BlobStore, query_id: str) -> dict[str, str]:
+    if not savepoint.folder or savepoint.store.url != root.url:
+        raise InvalidInputError(
+            "a savepoint can be claimed only where the new root is",
+            operation="start_from_savepoint",
+            subject=savepoint.url,
+            hint=f"Copy its folder below {root.url} and open it there, or use mode='copy'",
+        )
+    _claim(savepoint.store, savepoint.name_in_store(CLAIMED), query_id, "start_from_savepoint")
+    open_savepoint(savepoint.store, savepoint.folder)  # It may have been dropped before it was claimed.
+    return {name: savepoint.name_in_store(name) for name in extents_of(savepoint.checkpoint)}
+
+
+def _claim(store: BlobStore, name: str, owner: str, operation: str) -> None:
+    try:
+        store.put_if_absent(name, encode_claim(owner))
+    except AlreadyExistsError as error:
+        subject = f"{store.url}/{name}"
+        raise _owned(subject, decode_claim(store.get(name), subject), operation) from error
+
+
+def _new_output(output: OutputState, targets: Mapping[str, BlobStore]) -> OutputState:
+    return replace(output, url=targets[output.url].url) if output.url in targets else output
+
+
+def _flat_names(names: Iterable[str]) -> dict[str, str]:
+    """A new name below ``shared/`` for each name: the last segment, which a number tells apart where two are equal."""
+    flat: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in sorted(names):
+        leaf = name.rpartition("/")[2]
+        candidate, number = SHARED_PREFIX + leaf, 1
+        while candidate in taken:
+            number += 1
+            candidate = f"{SHARED_PREFIX}{number}-{leaf}"
+        taken.add(candidate)
+        flat[name] = candidate
+    return flat
+
+
+def _output(outputs: Mapping[str, BlobStore], url: str, operation: str) -> BlobStore:
+    if url not in outputs:
+        raise InvalidInputError(
+            "files of this output are still open, and its store was not given",
+            operation=operation,
+            subject=url,
+            hint="Give outputs={url: store}",
+        )
+    return outputs[url]
+
+
+def _is_retained(source: CheckpointStore, checkpoint_id: int) -> bool:
+    try:
+        source.get(checkpoint_id)
+    except NotFoundError:
+        return False
+    return True
+
+
+def _owned(subject: str, owner: str, operation: str) -> ConflictError:
+    return ConflictError(
+        "it was dropped" if owner == _DROPPED else f"query {owner} owns it",
+        operation=operation,
+        subject=subject,
+        hint="Make a savepoint of that query, or use another one",
+    )
+
+
+def _gone(subject: str, error: NotFoundError) -> DataLossError:
+    return DataLossError(
+        f"it needs {error.subject}, which is gone",
+        operation="savepoint",
+        subject=subject,
+        hint="Restore the object from a copy, or use another checkpoint or savepoint",
+    )
+
+
+def _not_visible(source: CheckpointStore, checkpoint: Checkpoint) -> InvalidInputError:
+    return InvalidInputError(
+        "the files that it finishes are not visible yet, and a savepoint would lose them",
+        operation="create_savepoint",
+        subject=f"checkpoint {checkpoint.checkpoint_id} of {source.store.url}",
+        hint="Start the query once, so that it publishes them, or choose an older checkpoint",
+    )

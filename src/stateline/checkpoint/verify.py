@@ -1,0 +1,250 @@
+"""Is everything there, is it what was written, and what is there that nobody needs?
+
+Owns reading and comparing. Deletes nothing, fences nobody, and may run beside the query.
+
+What it looks at: the record of each live checkpoint (or one, or a savepoint), every object in the root that they
+reach, and, for outputs whose store is given, the staged pieces of open files and the files they finish.
+
+Facts:
+- The root is listed before the records are read. So what a running query writes meanwhile is either not listed, or
+  reached by a record that is read later. What is listed and not reached is *orphaned*: garbage of a crash, or an object
+  whose checkpoint is not decided yet. Tell the two apart by age.
+- A checkpoint may be retired while it is looked at. A finding counts only if its checkpoint is live afterwards.
+- A finished file that was visible once may have been moved away by its consumer: only files of a checkpoint that is not
+  marked as published must be there, or their pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from stateline.blob.api import BlobStore, ObjectInfo
+from stateline.checkpoint.api import Checkpoint
+from stateline.checkpoint.layout import METADATA, PUBLISHED, RECORD_PREFIX, SHARED_PREFIX, record_name
+from stateline.checkpoint.objects import Extent, check_extents, extents_of, read_piece
+from stateline.checkpoint.savepoint import Savepoint
+from stateline.checkpoint.slots import Slots
+from stateline.checkpoint.store import CheckpointStore
+from stateline.errors import CorruptDataError, DataLossError, NotFoundError
+from stateline.handles import CommitPoint, Part
+
+__all__ = ["Finding", "Problem", "VerifyReport", "verify_root", "verify_savepoint"]
+
+Progress = Callable[[int, int], None]
+"""``progress(objects_done, objects_in_all)``, called after each object."""
+
+
+class Problem(StrEnum):
+    """What is wrong with an object."""
+
+    MISSING = "missing"
+    CORRUPT = "corrupt"
+    UNREADABLE = "unreadable"
+    """The store cannot read it before it is published, so nothing was proved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One object that is not as it should be.
+
+    Attributes:
+        problem: What is wrong.
+        name: The object: its name in the root, or its URL in an output.
+        checkpoint_ids: The checkpoints that need it, ascending.
+        detail: What was expected and what was found.
+    """
+
+    problem: Problem
+    name: str
+    checkpoint_ids: tuple[int, ...]
+    detail: str
+
+
+@dataclass(slots=True, kw_only=True)
+class VerifyReport:
+    """What was looked at and what was found.
+
+    Attributes:
+        checkpoint_ids: The live checkpoints that were looked at, ascending.
+        reachable: Names of the objects of the root that they reach, sorted.
+        bytes_read: Bytes that were read and compared.
+        findings: What is wrong.
+        orphaned: Objects of the root that no live checkpoint reaches; empty when only one was asked for.
+    """
+
+    checkpoint_ids: list[int] = field(default_factory=list)
+    reachable: list[str] = field(default_factory=list)
+    bytes_read: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    orphaned: list[ObjectInfo] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether everything that is needed was read and found intact. Orphans do no harm."""
+        return not self.findings
+
+
+def verify_root(
+    root: CheckpointStore,
+    *,
+    checkpoint_id: int | None = None,
+    outputs: Mapping[str, BlobStore] | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Verifies all live checkpoints of a root, or one.
+
+    Args:
+        root: The root.
+        checkpoint_id: Only this one.
+        outputs: Stores of outputs by ``OutputState.url``, whose files are looked at too.
+        progress: Told after each object.
+
+    Raises:
+        NotFoundError: There is no checkpoint ``checkpoint_id``.
+        StatelineError: What the stores raise, other than missing and corrupt objects, which are findings.
+    """
+    report = VerifyReport()
+    listed = [*root.store.list(SHARED_PREFIX), *root.store.list(RECORD_PREFIX), *root.store.list_staged()]
+    checkpoints = _live(root, report) if checkpoint_id is None else [root.get(checkpoint_id)]
+    _verify(root.store, checkpoints, outputs or {}, root.is_published, progress, report)
+    report.findings = [finding for finding in report.findings if _still_counts(root, finding)]
+    if checkpoint_id is None:
+        reached = set(report.reachable)
+        report.orphaned = [info for info in listed if info.name not in reached and not _coordinates(info.name)]
+    return report
+
+
+def verify_savepoint(savepoint: Savepoint, *, progress: Progress | None = None) -> VerifyReport:
+    """Verifies a savepoint: all it needs is in its folder."""
+    report = VerifyReport()
+    needed = {savepoint.name_in_store(name): found for name, found in extents_of(savepoint.checkpoint).items()}
+    for output in savepoint.checkpoint.outputs:
+        for file in output.open:
+            for part in file.resume.parts if file.resume else ():
+                extent = Extent(0, part.length, part.crc32c, is_whole=True)
+                needed[savepoint.name_in_store(part.name)] = {extent}
+    report.checkpoint_ids = [savepoint.checkpoint.checkpoint_id]
+    report.reachable = sorted(needed)
+    for done, name in enumerate(report.reachable, start=1):
+        _look_at_object(savepoint.store, name, needed[name], tuple(report.checkpoint_ids), report)
+        if progress is not None:
+            progress(done, len(needed))
+    return report
+
+
+def _live(root: CheckpointStore, report: VerifyReport) -> list[Checkpoint]:
+    """The live checkpoints that can be read; records that are corrupt or gone become findings."""
+    slots = Slots(root.store, allow_older=False)
+    listed_ids = slots.listed_ids()
+    checkpoints = []
+    taken = []
+    for checkpoint_id in listed_ids:
+        try:
+            slot = slots.read(checkpoint_id)
+        except CorruptDataError as error:
+            _add(report, Problem.CORRUPT, record_name(checkpoint_id), (checkpoint_id,), error.message)
+            taken.append(checkpoint_id)
+            continue
+        if isinstance(slot, Checkpoint):
+            checkpoints.append(slot)
+            taken.append(checkpoint_id)
+    for missing in sorted(set(range(min(taken, default=0), max(taken, default=-1))) - set(taken)):
+        _add(report, Problem.MISSING, record_name(missing), (missing,), "its neighbours are live")
+    try:
+        slots.newest(listed_ids)
+    except DataLossError as error:
+        _add(report, Problem.MISSING, f"{RECORD_PREFIX}*/{METADATA}", (), error.message)
+    except CorruptDataError:
+        return checkpoints  # It is among the findings.
+    return checkpoints
+
+
+def _verify(
+    store: BlobStore,
+    checkpoints: Iterable[Checkpoint],
+    outputs: Mapping[str, BlobStore],
+    is_published: Callable[[Checkpoint], bool],
+    progress: Progress | None,
+    report: VerifyReport,
+) -> None:
+    needed: dict[str, set[Extent]] = {}
+    needed_by: dict[str, list[int]] = {}
+    for checkpoint in checkpoints:
+        report.checkpoint_ids.append(checkpoint.checkpoint_id)
+        for name, extents in extents_of(checkpoint).items():
+            needed.setdefault(name, set()).update(extents)
+            needed_by.setdefault(name, []).append(checkpoint.checkpoint_id)
+        for output in checkpoint.outputs:
+            if output.url in outputs:
+                parts = [part for file in output.open for part in (file.resume.parts if file.resume else ())]
+                _look_at_parts(outputs[output.url], parts, checkpoint.checkpoint_id, report)
+                if not is_published(checkpoint):
+                    for finished in output.finished:
+                        _look_at_file(outputs[output.url], finished.commit, checkpoint.checkpoint_id, report)
+    report.reachable = sorted(needed)
+    for done, name in enumerate(report.reachable, start=1):
+        _look_at_object(store, name, needed[name], tuple(needed_by[name]), report)
+        if progress is not None:
+            progress(done, len(needed))
+
+
+def _look_at_object(
+    store: BlobStore, name: str, extents: set[Extent], checkpoint_ids: tuple[int, ...], report: VerifyReport
+) -> None:
+    try:
+        report.bytes_read += check_extents(store, name, extents)
+    except NotFoundError as error:
+        _add(report, Problem.MISSING, name, checkpoint_ids, error.message)
+    except CorruptDataError as error:
+        _add(report, Problem.CORRUPT, name, checkpoint_ids, error.message)
+
+
+def _look_at_parts(store: BlobStore, parts: Iterable[Part], checkpoint_id: int, report: VerifyReport) -> None:
+    for part in parts:
+        name = f"{store.url}/{part.name}"
+        try:
+            data = read_piece(store, part)
+        except NotFoundError as error:
+            _add(report, Problem.MISSING, name, (checkpoint_id,), error.message)
+        except CorruptDataError as error:
+            _add(report, Problem.CORRUPT, name, (checkpoint_id,), error.message)
+        else:
+            report.bytes_read += len(data or b"")
+            if data is None:
+                _add(report, Problem.UNREADABLE, name, (checkpoint_id,), "the store cannot read staged pieces")
+
+
+def _look_at_file(store: BlobStore, commit: CommitPoint, checkpoint_id: int, report: VerifyReport) -> None:
+    """A file to be published: it is there already, or all its pieces are."""
+    extent = Extent(0, commit.length, commit.crc32c, is_whole=True)
+    try:
+        report.bytes_read += check_extents(store, commit.target, [extent])
+    except NotFoundError:
+        _look_at_parts(store, commit.parts, checkpoint_id, report)
+    except CorruptDataError as error:
+        _add(report, Problem.CORRUPT, f"{store.url}/{commit.target}", (checkpoint_id,), error.message)
+
+
+def _still_counts(root: CheckpointStore, finding: Finding) -> bool:
+    """Whether it is about a record, or some checkpoint that needs the object was not retired meanwhile."""
+    if finding.name.startswith(RECORD_PREFIX) and _coordinates(finding.name):
+        return True
+    for checkpoint_id in finding.checkpoint_ids:
+        try:
+            root.get(checkpoint_id)
+        except NotFoundError:
+            continue  # It needs nothing any more.
+        except CorruptDataError:
+            return True
+        return True
+    return False
+
+
+def _coordinates(name: str) -> bool:
+    return name.rpartition("/")[2] in (METADATA, PUBLISHED)
+
+
+def _add(report: VerifyReport, problem: Problem, name: str, checkpoint_ids: tuple[int, ...], detail: str) -> None:
+    report.findings.append(Finding(problem=problem, name=name, checkpoint_ids=checkpoint_ids, detail=detail))
