@@ -75,7 +75,8 @@ def scrubbed(text: str) -> str:
 
 def typed_error(refusal: Refusal, operation: str, subject: str) -> StatelineError:
     """The error that a caller sees."""
-    message = f"the store answered {scrubbed(str(refusal.error))!r}"
+    said = scrubbed(str(refusal.error)).partition("\n")[0]
+    message = f"the store answered {said!r}"
     if refusal.answer is Answer.ABSENT:
         return NotFoundError("there is no such object", operation=operation, subject=subject)
     if refusal.answer is Answer.DENIED:
@@ -84,7 +85,7 @@ def typed_error(refusal: Refusal, operation: str, subject: str) -> StatelineErro
         )
     if refusal.answer is Answer.SILENT:
         return OutcomeUnknownError(
-            f"no answer came ({scrubbed(str(refusal.error))})",
+            f"no answer came ({said})",
             operation=operation,
             subject=subject,
             hint="It may have happened, or happen yet: repeat the call",

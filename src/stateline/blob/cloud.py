@@ -179,8 +179,8 @@ class CloudStore(BlobStore, Generic[C, S]):
         checksum = crc32c(data)
         with self._telling("put_if_absent", name):
             return self._created(
-                name,
                 lambda: self._create(name, data, checksum, ""),
+                lambda: self.head(name),
                 lambda _: already_exists(name),
                 length=len(data),
                 checksum=checksum,
@@ -197,15 +197,15 @@ class CloudStore(BlobStore, Generic[C, S]):
         with self._telling("publish", target):
             try:
                 return self._created(
-                    target,
                     lambda: self._assemble(target, parts, length, checksum, nonce),
+                    lambda: self.head(target),
                     taken,
                     length=length,
                     checksum=checksum,
                     nonce=nonce,
                 )
             except PieceError as error:
-                found = self._present(target, Refusal(Answer.ABSENT, error))
+                found = self._present(lambda: self.head(target), Refusal(Answer.ABSENT, error))
                 if found is None:
                     raise error.meaning from error
                 if not _is_ours(found, length, checksum, nonce):
@@ -347,8 +347,8 @@ class CloudStore(BlobStore, Generic[C, S]):
 
     def _created(
         self,
-        name: str,
         create: Callable[[], ObjectInfo],
+        look: Callable[[], ObjectInfo],
         taken: Callable[[ObjectInfo], StatelineError],
         *,
         length: int,
@@ -358,8 +358,8 @@ class CloudStore(BlobStore, Generic[C, S]):
         """Runs a conditional creation and decides what its answer means.
 
         Args:
-            name: What is created.
             create: The request; raises :class:`Refusal`.
+            look: Tells what is under the name now; raises :class:`NotFoundError` and other typed errors.
             taken: The error for a name that holds something else.
             length: Bytes that we create.
             checksum: CRC32C of them.
@@ -372,7 +372,7 @@ class CloudStore(BlobStore, Generic[C, S]):
                 if refusal.answer in (Answer.DENIED, Answer.REFUSED, Answer.ABSENT):
                     raise
                 last = refusal
-            found = self._present(name, last)
+            found = self._present(look, last)
             if found is not None and found.crc32c is None and not nonce and found.size == length:
                 found = self._with_checksum(found)
             if found is not None:
@@ -384,17 +384,17 @@ class CloudStore(BlobStore, Generic[C, S]):
             self._pause(attempt)
         raise Refusal(Answer.BUSY, last.error)
 
-    def _present(self, name: str, after: Refusal) -> ObjectInfo | None:
+    def _present(self, look: Callable[[], ObjectInfo], after: Refusal) -> ObjectInfo | None:
         """What is under a name, asked to resolve a lost answer; ``None`` for nothing."""
         try:
-            return self.head(name)
+            return look()
         except NotFoundError:
             return None
         except StatelineError as error:
             raise OutcomeUnknownError(
                 f"the answer was lost ({after}), and reading back failed ({error.message})",
                 operation="read back",
-                subject=f"{self.url}/{name}",
+                subject=error.subject,
                 hint="It may or may not have happened: repeat the call",
             ) from error
 
@@ -417,7 +417,7 @@ class CloudStore(BlobStore, Generic[C, S]):
         except Refusal as refusal:
             if refusal.answer not in (Answer.BUSY, Answer.SILENT):
                 raise
-            found = self._present(name, refusal)
+            found = self._present(lambda: self.head(name), refusal)
             if found is None or judge(found, length=len(data), crc32c=checksum) is not Verdict.OURS:
                 raise
             return found
