@@ -34,7 +34,8 @@ class Answer(Enum):
     TAKEN = "taken"  # A precondition failed, or another request on that name is in progress.
     DENIED = "denied"  # Missing rights, or wrong, expired or no credentials.
     BUSY = "busy"  # It could not do it now, and said so.
-    SILENT = "silent"  # No answer, or half of one.
+    SILENT = "silent"  # No answer, however often the SDK asked.
+    CUT = "cut"  # Half an answer: a body that ended early or fails its checksum. The SDK may not ask again.
     REFUSED = "refused"  # The request can never succeed as it is.
 
 
@@ -83,7 +84,7 @@ def typed_error(refusal: Refusal, operation: str, subject: str) -> StatelineErro
         return AccessDeniedError(
             message, operation=operation, subject=subject, hint="Check the credentials and the rights they give"
         )
-    if refusal.answer is Answer.SILENT:
+    if refusal.answer in (Answer.SILENT, Answer.CUT):
         return OutcomeUnknownError(
             f"no answer came ({said})",
             operation=operation,

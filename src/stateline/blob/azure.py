@@ -143,23 +143,22 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
     def head(self, name: str) -> ObjectInfo:
         """See :meth:`BlobStore.head`."""
         key = self._key(name)
-        with self._telling("head", name), self._asking():
-            return _info(name, self._client.get_blob_client(key).get_blob_properties())
+        return _info(name, self._reading("head", name, lambda: self._client.get_blob_client(key).get_blob_properties()))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See :meth:`BlobStore.list`."""
         check_prefix(prefix)
         root = f"{self._prefix}/" if self._prefix else ""
-        with self._telling("list", prefix), self._asking():
-            pages = self._client.list_blobs(
-                name_starts_with=root + prefix, include=["metadata"], results_per_page=self._settings.page_size
-            ).by_page()
-        while True:
-            with self._telling("list", prefix), self._asking():
-                page = next(pages, None)
-                if page is None:
-                    return
-                blobs = [*page]
+        listing = self._client.list_blobs(
+            name_starts_with=root + prefix, include=["metadata"], results_per_page=self._settings.page_size
+        )
+        pages = listing.by_page()
+
+        def following() -> Sequence[Any] | None:
+            page = next(pages, None)
+            return page if page is None else [*page]
+
+        while (blobs := self._reading("list", prefix, following)) is not None:
             for blob in blobs:
                 name = self._name_of(blob.name)
                 if name is not None and _FOLDER_MARK not in (blob.metadata or {}):
@@ -365,6 +364,8 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
             if getattr(error, "error_code", None) in ("ContainerNotFound", "ContainerBeingDeleted"):
                 return Answer.REFUSED
             return answer_of_status(error.status_code)
+        if isinstance(error, sdk.IncompleteReadError | sdk.HttpResponseError):
+            return Answer.CUT
         if isinstance(error, sdk.AzureError):
             return Answer.SILENT
         return None

@@ -306,7 +306,7 @@ class CloudStore(BlobStore, Generic[C, S]):
         """Runs a read, again if its body was cut short: SDKs retry a request, but not a body that has begun.
 
         Raises:
-            Refusal: Never :attr:`Answer.SILENT`: a read has no effect, so none can be unknown.
+            Refusal: :attr:`Answer.BUSY` where no answer came: a read has no effect, so none can be unknown.
         """
         attempt = 1
         while True:
@@ -314,10 +314,12 @@ class CloudStore(BlobStore, Generic[C, S]):
                 with self._asking():
                     return read()
             except Refusal as refusal:
-                if refusal.answer is not Answer.SILENT:
-                    raise
-                if attempt == self._settings.attempts:
+                if refusal.answer is Answer.SILENT or (
+                    refusal.answer is Answer.CUT and attempt == self._settings.attempts
+                ):
                     raise Refusal(Answer.BUSY, refusal.error) from refusal
+                if refusal.answer is not Answer.CUT:
+                    raise
             self._pause(attempt)
             attempt += 1
 
@@ -415,7 +417,7 @@ class CloudStore(BlobStore, Generic[C, S]):
         try:
             return put()
         except Refusal as refusal:
-            if refusal.answer not in (Answer.BUSY, Answer.SILENT):
+            if refusal.answer not in (Answer.BUSY, Answer.SILENT, Answer.CUT):
                 raise
             found = self._present(lambda: self.head(name), refusal)
             if found is None or judge(found, length=len(data), crc32c=checksum) is not Verdict.OURS:

@@ -29,6 +29,7 @@ from itertools import count
 from typing import Any, Final, Self
 
 import requests
+import urllib3
 from google.api_core import exceptions as api
 from google.api_core.client_options import ClientOptions
 from google.api_core.retry import Retry
@@ -332,10 +333,10 @@ class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
 
     def _entropy_folders(self, container: str) -> Sequence[str]:
         folders: set[str] = set()
-        pages = self._client.list_blobs(container, prefix=STAGING_PREFIX, delimiter="/", **self._patience()).pages
-        with self._telling("list", STAGING_PREFIX), self._asking():
-            for page in pages:
-                folders.update(page.prefixes)
+        listing = self._client.list_blobs(container, prefix=STAGING_PREFIX, delimiter="/", **self._patience())
+        pages = iter(listing.pages)
+        while (page := self._reading("list", STAGING_PREFIX, lambda: next(pages, None))) is not None:
+            folders.update(page.prefixes)
         return sorted(folder for folder in folders if _ENTROPY.fullmatch(folder))
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -369,24 +370,17 @@ class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
 
     def _head_key(self, container: str, key: str) -> ObjectInfo:
         blob = self._blob(container, key)
-        with self._telling("head", key), self._asking():
-            blob.reload(**self._patience())
+        self._reading("head", key, lambda: blob.reload(**self._patience()))
         return _info(blob)
 
     def _list_keys(self, container: str, prefix: str, *, marked: bool = False) -> Iterator[ObjectInfo]:
         """Objects of a bucket by key; with ``marked`` only pieces that this root staged."""
-        with self._telling("list", prefix), self._asking():
-            listing = self._client.list_blobs(
-                container, prefix=prefix, page_size=self._settings.page_size, **self._patience()
-            )
-            pages = iter(listing.pages)
-        while True:
-            with self._telling("list", prefix), self._asking():
-                page = next(pages, None)
-                if page is None:
-                    return
-                blobs = list(page)
-            for blob in blobs:
+        listing = self._client.list_blobs(
+            container, prefix=prefix, page_size=self._settings.page_size, **self._patience()
+        )
+        pages = iter(listing.pages)
+        while (page := self._reading("list", prefix, lambda: next(pages, None))) is not None:
+            for blob in page:
                 if not marked or (blob.metadata or {}).get(_ROOT) == f"/{self._prefix}":
                     yield _info(blob)
 
@@ -462,7 +456,9 @@ class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
             return Answer.SILENT
         if isinstance(error, auth.GoogleAuthError):
             return Answer.DENIED
-        if isinstance(error, requests.RequestException | DataCorruption | ConnectionError | TimeoutError):
+        if isinstance(error, requests.exceptions.ChunkedEncodingError | DataCorruption | urllib3.exceptions.HTTPError):
+            return Answer.CUT
+        if isinstance(error, requests.RequestException | ConnectionError | TimeoutError):
             return Answer.SILENT
         return None
 

@@ -57,12 +57,8 @@ _CREDENTIAL_ERRORS: Final = (
     sdk.UnauthorizedSSOTokenError,
     sdk.SSOError,
 )
-_LOST_ERRORS: Final = (
-    sdk.HTTPClientError,
-    sdk.IncompleteReadError,
-    sdk.ResponseStreamingError,
-    sdk.FlexibleChecksumError,
-)
+_CUT_ERRORS: Final = (sdk.IncompleteReadError, sdk.ResponseStreamingError, sdk.FlexibleChecksumError)
+_THROTTLED_DELAY_SECONDS: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +130,8 @@ class S3Store(CloudStore[Any, S3StoreSettings]):
     def head(self, name: str) -> ObjectInfo:
         """See :meth:`BlobStore.head`."""
         key = self._key(name)
-        with self._telling("head", name), self._asking():
-            found = self._client.head_object(Bucket=self._container, Key=key, **self._checked(ChecksumMode="ENABLED"))
-        return _info(name, found)
+        arguments = {"Bucket": self._container, "Key": key, **self._checked(ChecksumMode="ENABLED")}
+        return _info(name, self._reading("head", name, lambda: self._client.head_object(**arguments)))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See :meth:`BlobStore.list`. Nonces and checksums are not listed."""
@@ -144,8 +139,9 @@ class S3Store(CloudStore[Any, S3StoreSettings]):
         root = f"{self._prefix}/" if self._prefix else ""
         arguments: dict[str, Any] = {"Prefix": root + prefix, "MaxKeys": self._settings.page_size}
         while True:
-            with self._telling("list", prefix), self._asking():
-                page = self._client.list_objects_v2(Bucket=self._container, **arguments)
+            page = self._reading(
+                "list", prefix, lambda: self._client.list_objects_v2(Bucket=self._container, **arguments)
+            )
             for found in page.get("Contents", ()):
                 name = self._name_of(found["Key"])
                 if name is not None:
@@ -386,7 +382,7 @@ class S3Store(CloudStore[Any, S3StoreSettings]):
         settings = self._settings
         when = "when_supported" if settings.checksums else "when_required"
         keys = (settings.access_key_id, settings.secret_access_key, settings.session_token)
-        return boto3.session.Session().client(
+        client = boto3.session.Session().client(
             "s3",
             endpoint_url=settings.endpoint or None,
             region_name=settings.region or None,
@@ -408,6 +404,15 @@ class S3Store(CloudStore[Any, S3StoreSettings]):
             ),
         )
 
+        client.meta.events.register("needs-retry.s3", self._after_429)
+        return client
+
+    def _after_429(self, response: Any, attempts: int, **_: object) -> float | None:
+        """Seconds until the next try after 429 Too Many Requests, which the SDK knows only from its error codes."""
+        if response is None or response[0].status_code != 429 or attempts >= self._settings.attempts:
+            return None
+        return _THROTTLED_DELAY_SECONDS * float(2 ** (attempts - 1))
+
     def _disconnect(self, client: Any) -> None:
         client.close()
 
@@ -423,7 +428,9 @@ class S3Store(CloudStore[Any, S3StoreSettings]):
             return answer_of_status(error.response["ResponseMetadata"]["HTTPStatusCode"])
         if isinstance(error, _CREDENTIAL_ERRORS):
             return Answer.DENIED
-        if isinstance(error, _LOST_ERRORS):
+        if isinstance(error, _CUT_ERRORS):
+            return Answer.CUT
+        if isinstance(error, sdk.HTTPClientError):
             return Answer.SILENT
         return Answer.REFUSED if isinstance(error, sdk.BotoCoreError) else None
 

@@ -132,6 +132,12 @@ class _Connection(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815 - names of the base class
 
+    def handle_expect_100(self) -> bool:
+        """Lets the client send its body at once; it would wait a second for a word that stays in the buffer."""
+        answered = super().handle_expect_100()
+        self.wfile.flush()
+        return answered
+
     def _body(self) -> Iterator[bytes]:
         if "chunked" in self.headers.get("Transfer-Encoding", "").lower():
             while length := int(self.rfile.readline().split(b";")[0], 16):
