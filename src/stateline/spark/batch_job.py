@@ -1,0 +1,127 @@
+"""One micro-batch as one Spark job: shuffle by key group, then one Python task per subtask.
+
+Owns the way from a DataFrame to tasks and back. Does not own what a task does (``task``) or when (``coordinator``).
+
+Facts:
+- The subtask is computed in the JVM from ``xxhash64`` of the key, which equals
+  :func:`stateline.key_groups.stable_hash`, and
+  ``repartitionById`` (Spark 4.1) sends the row to exactly that partition: partition ``i`` is subtask ``i``.
+- A partition without rows still runs its task, so that files can roll by age and state can be merged.
+- Spark may run a task more than once, at once or later. Each attempt makes its own objects; one result per subtask
+  comes back, of an attempt that ended.
+- With several operators the job is a union of one shuffle each, and partition ``i`` is subtask ``i mod parallelism``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import pyarrow as pa
+
+from stateline.errors import InternalError
+from stateline.spark.coordinator import Batch, SubtaskResult, SubtaskTask
+from stateline.spark.plan import PipelinePlan
+from stateline.spark.task import HASH_COLUMN, OperatorProgram, run_subtask
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["BatchJob", "subtask_expression"]
+
+_RESULT: Final = pa.schema([pa.field("result", pa.binary(), nullable=False)])
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class BatchJob:
+    """Runs the subtasks of a batch on Spark. Called by the coordinator, once per batch.
+
+    Args:
+        plan: The pipeline.
+        programs: What each operator computes, by name.
+    """
+
+    def __init__(self, plan: PipelinePlan, programs: Mapping[str, OperatorProgram]) -> None:
+        self._plan = plan
+        self._programs = dict(programs)
+
+    def __call__(self, batch: Batch[DataFrame], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
+        """Runs all ``tasks`` and returns one result for each."""
+        frames = []
+        for name, program in self._programs.items():
+            mine = [_ENCODER.encode(task) for task in tasks if task.operator == name]
+            function = _TaskFunction(self._plan, program, mine)
+            shuffled = self._shuffled(batch.data, program)
+            frames.append(shuffled.mapInArrow(function, "result binary"))
+        rows = reduce(lambda left, right: left.union(right), frames).collect()
+        results = [msgspec.json.decode(bytes(row[0]), type=SubtaskResult) for row in rows]
+        return _one_each(tasks, results, self._plan, self._programs)
+
+    def _shuffled(self, rows: DataFrame, program: OperatorProgram) -> DataFrame:
+        """The columns that the operator needs, in the partition of the subtask that owns the key."""
+        from pyspark.sql import functions  # noqa: PLC0415 - this module must load without pyspark
+
+        hashed = functions.xxhash64(*[functions.col(f"`{column}`") for column in program.key_columns])
+        subtask = subtask_expression(hashed, self._plan.parallelism, self._plan.max_parallelism)
+        columns = [functions.col(f"`{column}`") for column in program.input_columns]
+        if program.wants_hash:
+            columns.append(hashed.alias(HASH_COLUMN))
+        return (
+            rows.select(*columns, subtask.alias("__subtask"))
+            .repartitionById(self._plan.parallelism, "__subtask")
+            .drop("__subtask")
+        )
+
+
+def subtask_expression(hashed: Column, parallelism: int, max_parallelism: int) -> Column:
+    """The subtask of a row, as Spark computes it: :func:`key_group_of` and :func:`subtask_for_key_group` in one.
+
+    Args:
+        hashed: ``xxhash64`` of the key columns.
+        parallelism: Subtasks.
+        max_parallelism: Key groups.
+    """
+    from pyspark.sql import functions  # noqa: PLC0415
+
+    key_group = functions.shiftrightunsigned(
+        functions.shiftrightunsigned(hashed, 32) * functions.lit(max_parallelism), 32
+    )
+    return functions.floor(key_group * functions.lit(parallelism) / functions.lit(max_parallelism)).cast("int")
+
+
+class _TaskFunction:
+    """What runs in a Python worker: picks the subtask of its partition and runs it."""
+
+    def __init__(self, plan: PipelinePlan, program: OperatorProgram, tasks: Sequence[bytes]) -> None:
+        self._plan = plan
+        self._program = program
+        self._tasks = list(tasks)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext  # noqa: PLC0415
+
+        context = TaskContext.get()
+        if context is None:
+            raise InternalError("not inside a Spark task", operation="run_subtask")
+        encoded = self._tasks[context.partitionId() % len(self._tasks)]
+        task = msgspec.json.decode(encoded, type=SubtaskTask)
+        result = run_subtask(self._plan, self._program, task, batches)
+        yield pa.RecordBatch.from_arrays([pa.array([_ENCODER.encode(result)], pa.binary())], schema=_RESULT)
+
+
+def _one_each(
+    tasks: Sequence[SubtaskTask],
+    results: Sequence[SubtaskResult],
+    plan: PipelinePlan,
+    programs: Mapping[str, OperatorProgram],
+) -> list[SubtaskResult]:
+    """One result per task. A subtask that Spark's optimiser dropped for having no input runs here."""
+    by_task = {(result.operator, result.subtask): result for result in results}
+    if len(by_task) != len(results):
+        raise InternalError("a subtask answered twice", operation="run_batch")
+    return [
+        by_task.get((task.operator, task.subtask)) or run_subtask(plan, programs[task.operator], task, ())
+        for task in tasks
+    ]
