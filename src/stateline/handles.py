@@ -126,6 +126,7 @@ class OpenFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     Attributes:
         target: Relative name that the file will have in the output store; carries a UUID.
         subtask: The subtask that writes it. After a change of parallelism, any one may go on.
+        layout: Digest of the schema, format and partition columns. Rows of another layout go to another file.
         opened_at: Wall-clock time of the first row, seconds since the epoch. For rolling by age only.
         written_at: Wall-clock time of the newest row. For rolling by inactivity only.
         rows: Rows so far.
@@ -136,6 +137,7 @@ class OpenFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
     target: str
     subtask: int
+    layout: str
     opened_at: float
     written_at: float
     rows: int

@@ -1,7 +1,7 @@
 """Exactly-once files that span checkpoints, without Spark.
 
-``api`` says what an output is, ``rolling`` when a file is complete, ``partitions`` which folder a row goes to,
-``pending`` keeps rows between checkpoints, ``writer`` is one task's share.
+``api`` says what an output is, ``formats`` how it is encoded, ``rolling`` when a file is complete, ``partitions`` which
+folder a row goes to, ``pending`` keeps rows between checkpoints, ``writer`` is one task's share.
 """
 
 from stateline.files.api import FileOutput, FilesResult

@@ -6,24 +6,18 @@ record that names it exists, and the coordinator publishes it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
-from stateline.errors import InvalidInputError
+import pyarrow as pa
+
+from stateline.errors import ErrorKind, InvalidInputError
+from stateline.files.formats import COMPRESSIONS, FORMATS, check_schema
 from stateline.files.rolling import RollingPolicy
 from stateline.handles import FinishedFile, OpenFile
 
-__all__ = ["COMPRESSIONS", "FORMATS", "FileOutput", "FilesResult"]
-
-FORMATS: Final = ("parquet", "arrow")
-"""Formats by name. All of them are encoded once, when the file rolls."""
-
-COMPRESSIONS: Final = {
-    "parquet": ("snappy", "zstd", "lz4", "gzip", "brotli", "none"),
-    "arrow": ("zstd", "lz4", "none"),
-}
-"""Codecs per format; the first is the default."""
+__all__ = ["FileOutput", "FilesResult"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +29,7 @@ class FileOutput:
 
     Attributes:
         url: Root of the output.
-        format: One of :data:`FORMATS`.
+        format: One of :data:`~stateline.files.formats.FORMATS`.
         partition_by: Columns that become folders, outermost first.
         compression: A codec of the format; ``None`` for its default.
         rolling: When a file is complete.
@@ -60,6 +54,37 @@ class FileOutput:
             raise InvalidInputError(
                 f"{list(self.partition_by)} names a column twice", subject="partition_by", hint="Name each column once"
             )
+
+    def file_schema(self, rows: pa.Schema) -> pa.Schema:
+        """The schema of the files for rows of this schema: without the columns that the folders tell.
+
+        Raises:
+            InvalidInputError: A partition column is missing, none would be left, or the format cannot hold a column.
+        """
+        for column in self.partition_by:
+            if column not in rows.names:
+                raise InvalidInputError(
+                    f"there is no column {column!r}",
+                    operation="write_files",
+                    subject="partition_by",
+                    hint=f"The output has {rows.names}",
+                    kind=ErrorKind.SCHEMA_MISMATCH,
+                )
+        left = pa.schema([field for field in rows if field.name not in self.partition_by])
+        if not left.names:
+            raise InvalidInputError(
+                "no column would be left for the files",
+                operation="write_files",
+                subject=f"partition_by {self.partition_by}",
+            )
+        check_schema(self.format, left)
+        return left
+
+    def layout(self, rows: pa.Schema) -> str:
+        """Digest of what all rows of one file have in common: 16 hexadecimal digits."""
+        digest = hashlib.sha256(repr((self.format, self.partition_by)).encode())
+        digest.update(rows.remove_metadata().serialize().to_pybytes())
+        return digest.hexdigest()[:16]
 
     @property
     def codec(self) -> str | None:

@@ -18,16 +18,16 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from stateline.blob import BlobStore
 from stateline.environment import Environment
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files.api import FileOutput, FilesResult
+from stateline.files.formats import make_encoder
 from stateline.files.partitions import is_abbreviated, partition_folder
 from stateline.files.pending import load_rows, store_rows
 from stateline.handles import CommitPoint, FinishedFile, OpenFile, RowsHandle
-from stateline.recoverable import RecoverableStream, RecoverableWriter
+from stateline.recoverable import RecoverableWriter
 
 __all__ = ["FileWriter", "encode_file"]
 
@@ -39,6 +39,7 @@ class _Growing:
     """An open file during this task."""
 
     target: str
+    layout: str
     opened_at: float
     written_at: float
     rows: int = 0
@@ -58,6 +59,7 @@ class FileWriter:
         output: The output.
         root: Store of the checkpoint root: keeps pending rows.
         store: Store of the output: keeps pieces of files, and the files.
+        schema: Schema of the rows. An open file of another layout is finished, and a new one is begun.
         open_files: Files that an earlier checkpoint left open and this subtask goes on with.
         subtask: Index of the subtask, for the record.
         now: The checkpoint's wall-clock time, seconds since the epoch.
@@ -70,6 +72,7 @@ class FileWriter:
         output: FileOutput,
         root: BlobStore,
         store: BlobStore,
+        schema: pa.Schema,
         *,
         open_files: Iterable[OpenFile],
         subtask: int,
@@ -85,7 +88,9 @@ class FileWriter:
         self._environment = environment
         self._buffer_bytes = buffer_bytes
         self._buffered = 0
-        self._growing: dict[str, _Growing] = {}
+        self._schema = schema.remove_metadata()
+        self._layout = output.layout(schema)
+        self._growing: dict[tuple[str, str], _Growing] = {}
         for file in open_files:
             self._adopt(file)
 
@@ -93,14 +98,15 @@ class FileWriter:
         """Takes rows. They are durable once :meth:`finish` has returned.
 
         Raises:
-            InvalidInputError: A partition column is missing.
+            InvalidInputError: They do not fit the schema.
         """
-        for folder, part in self._split(rows):
-            file = self._growing.get(folder)
+        for folder, part in self._split(self._checked(rows)):
+            file = self._growing.get((self._layout, folder))
             if file is None:
                 name = f"part-{self._environment.ids.new_id()}.{self._output.format}"
                 target = f"{folder}/{name}" if folder else name
-                file = self._growing[folder] = _Growing(target, opened_at=self._now, written_at=self._now)
+                file = _Growing(target, self._layout, opened_at=self._now, written_at=self._now)
+                self._growing[self._layout, folder] = file
             file.buffered.append(part)
             file.written_at = self._now
             file.rows += part.num_rows
@@ -120,9 +126,9 @@ class FileWriter:
     def _adopt(self, file: OpenFile) -> None:
         """Goes on with a file. After a rescale two files of one folder may meet: their rows join."""
         growing = _Growing(
-            file.target, file.opened_at, file.written_at, file.rows, file.bytes, pending=list(file.pending)
+            file.target, file.layout, file.opened_at, file.written_at, file.rows, file.bytes, list(file.pending)
         )
-        other = self._growing.setdefault(growing.folder, growing)
+        other = self._growing.setdefault((growing.layout, growing.folder), growing)
         if other is not growing:
             other.opened_at = min(other.opened_at, growing.opened_at)
             other.written_at = max(other.written_at, growing.written_at)
@@ -131,7 +137,7 @@ class FileWriter:
             other.pending += growing.pending
 
     def _is_complete(self, file: _Growing) -> bool:
-        return self._output.rolling.is_complete(
+        return file.layout != self._layout or self._output.rolling.is_complete(
             size=file.bytes, opened_at=file.opened_at, written_at=file.written_at, now=self._now
         )
 
@@ -154,12 +160,25 @@ class FileWriter:
         return OpenFile(
             target=file.target,
             subtask=self._subtask,
+            layout=file.layout,
             opened_at=file.opened_at,
             written_at=file.written_at,
             rows=file.rows,
             bytes=file.bytes,
             pending=tuple(file.pending),
         )
+
+    def _checked(self, rows: pa.Table) -> pa.Table:
+        try:
+            return rows.select(self._schema.names).cast(self._schema)
+        except (KeyError, ValueError) as error:
+            raise InvalidInputError(
+                f"the rows are {rows.schema.to_string(show_field_metadata=False)!r}, expected "
+                f"{self._schema.to_string(show_field_metadata=False)!r} ({error})",
+                operation="write_files",
+                hint="Give the output the schema that was declared",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            ) from error
 
     def _split(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         """Rows by the folder they belong to, without the columns that the folder's name tells."""
@@ -169,15 +188,6 @@ class FileWriter:
         if not columns:
             yield "", rows
             return
-        missing = [column for column in columns if column not in rows.column_names]
-        if missing:
-            raise InvalidInputError(
-                "there is no such column",
-                operation="write_files",
-                subject=f"partition_by {missing}",
-                hint=f"The output has {rows.column_names}",
-                kind=ErrorKind.SCHEMA_MISMATCH,
-            )
         codes, values = _partition_codes(rows, columns)
         order = np.argsort(codes, kind="stable")
         starts = np.searchsorted(codes[order], np.arange(len(values) + 1))
@@ -192,49 +202,22 @@ def encode_file(output: FileOutput, store: BlobStore, target: str, tables: Itera
     """Encodes rows as one whole file and stages it; it becomes visible when the commit point is committed.
 
     Args:
-        output: Format, codec and row groups.
+        output: Codec and row groups. The format is that of the target's ending: a file is finished as it was begun.
         store: Store of the output.
         target: Relative name of the file.
         tables: The rows, at least one table; small ones are gathered into full row groups.
     """
     stream = RecoverableWriter(store).open(target)
-    sink = pa.PythonFile(_Sink(stream), mode="w")
     gathered = _row_groups(tables, output.row_group_rows)
     first = next(gathered)
-    if output.format == "parquet":
-        with pq.ParquetWriter(sink, first.schema, compression=output.codec or "none") as parquet:
-            parquet.write_table(first, row_group_size=output.row_group_rows)
-            for table in gathered:
-                parquet.write_table(table, row_group_size=output.row_group_rows)
-    else:
-        options = pa.ipc.IpcWriteOptions(compression=output.codec)
-        with pa.ipc.new_file(sink, first.schema, options=options) as arrow:
-            arrow.write_table(first)
-            for table in gathered:
-                arrow.write_table(table)
-    sink.flush()
+    name = target.rpartition(".")[2]
+    codec = output.codec if name == output.format else FileOutput(url=output.url, format=name).codec
+    encoder = make_encoder(name, stream, first.schema, codec, output.row_group_rows)
+    encoder.write(first)
+    for table in gathered:
+        encoder.write(table)
+    encoder.finish()
     return stream.close_for_commit().commit_point
-
-
-class _Sink:
-    """A recoverable stream as the file object that pyarrow's encoders write to; closing it publishes nothing."""
-
-    closed = False
-
-    def __init__(self, stream: RecoverableStream) -> None:
-        self._stream = stream
-
-    def write(self, data: bytes) -> int:
-        return self._stream.write(data)
-
-    def tell(self) -> int:
-        return self._stream.position
-
-    def flush(self) -> None:
-        """Nothing: what counts is made durable when the stream is closed for its commit."""
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def _row_groups(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:

@@ -15,21 +15,23 @@ Facts:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import pyarrow as pa
 
+from stateline.blob import BlobStore, open_store
+from stateline.environment import Environment, system_environment
 from stateline.errors import InternalError
 from stateline.spark.coordinator import Batch, SubtaskResult, SubtaskTask
-from stateline.spark.plan import PipelinePlan
-from stateline.spark.task import HASH_COLUMN, OperatorProgram, run_subtask
+from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.spark.task import HASH_COLUMN, OperatorProgram, TaskContext, run_subtask
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["BatchJob", "subtask_expression"]
+__all__ = ["BatchJob", "subtask_expression", "task_context"]
 
 _RESULT: Final = pa.schema([pa.field("result", pa.binary(), nullable=False)])
 _ENCODER: Final = msgspec.json.Encoder()
@@ -46,18 +48,23 @@ class BatchJob:
     def __init__(self, plan: PipelinePlan, programs: Mapping[str, OperatorProgram]) -> None:
         self._plan = plan
         self._programs = dict(programs)
+        self._operators = {operator.name: operator for operator in plan.operators}
 
     def __call__(self, batch: Batch[DataFrame], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
         """Runs all ``tasks`` and returns one result for each."""
-        frames = []
-        for name, program in self._programs.items():
-            mine = [_ENCODER.encode(task) for task in tasks if task.operator == name]
-            function = _TaskFunction(self._plan, program, mine)
-            shuffled = self._shuffled(batch.data, program)
-            frames.append(shuffled.mapInArrow(function, "result binary"))
+        functions = {
+            name: _TaskFunction(
+                self._plan, self._operators[name], program, [task for task in tasks if task.operator == name]
+            )
+            for name, program in self._programs.items()
+        }
+        frames = [
+            self._shuffled(batch.data, self._programs[name]).mapInArrow(function, "result binary")
+            for name, function in functions.items()
+        ]
         rows = reduce(lambda left, right: left.union(right), frames).collect()
         results = [msgspec.json.decode(bytes(row[0]), type=SubtaskResult) for row in rows]
-        return _one_each(tasks, results, self._plan, self._programs)
+        return _one_each(tasks, results, functions)
 
     def _shuffled(self, rows: DataFrame, program: OperatorProgram) -> DataFrame:
         """The columns that the operator needs, in the partition of the subtask that owns the key."""
@@ -94,10 +101,18 @@ def subtask_expression(hashed: Column, parallelism: int, max_parallelism: int) -
 class _TaskFunction:
     """What runs in a Python worker: picks the subtask of its partition and runs it."""
 
-    def __init__(self, plan: PipelinePlan, program: OperatorProgram, tasks: Sequence[bytes]) -> None:
+    def __init__(
+        self, plan: PipelinePlan, operator: OperatorPlan, program: OperatorProgram, tasks: Sequence[SubtaskTask]
+    ) -> None:
         self._plan = plan
+        self._operator = operator
         self._program = program
-        self._tasks = list(tasks)
+        self._tasks = [_ENCODER.encode(task) for task in tasks]
+
+    def run(self, task: SubtaskTask, batches: Iterable[pa.RecordBatch]) -> SubtaskResult:
+        """Runs a subtask with the stores of this process."""
+        context = task_context(self._plan, self._operator)
+        return run_subtask(context, self._operator, self._program, task, batches, self._plan.max_parallelism)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415
@@ -106,22 +121,35 @@ class _TaskFunction:
         if context is None:
             raise InternalError("not inside a Spark task", operation="run_subtask")
         encoded = self._tasks[context.partitionId() % len(self._tasks)]
-        task = msgspec.json.decode(encoded, type=SubtaskTask)
-        result = run_subtask(self._plan, self._program, task, batches)
+        result = self.run(msgspec.json.decode(encoded, type=SubtaskTask), batches)
         yield pa.RecordBatch.from_arrays([pa.array([_ENCODER.encode(result)], pa.binary())], schema=_RESULT)
 
 
 def _one_each(
-    tasks: Sequence[SubtaskTask],
-    results: Sequence[SubtaskResult],
-    plan: PipelinePlan,
-    programs: Mapping[str, OperatorProgram],
+    tasks: Sequence[SubtaskTask], results: Sequence[SubtaskResult], functions: Mapping[str, _TaskFunction]
 ) -> list[SubtaskResult]:
     """One result per task. A subtask that Spark's optimiser dropped for having no input runs here."""
     by_task = {(result.operator, result.subtask): result for result in results}
     if len(by_task) != len(results):
         raise InternalError("a subtask answered twice", operation="run_batch")
-    return [
-        by_task.get((task.operator, task.subtask)) or run_subtask(plan, programs[task.operator], task, ())
-        for task in tasks
-    ]
+    return [by_task.get((task.operator, task.subtask)) or functions[task.operator].run(task, ()) for task in tasks]
+
+
+def task_context(plan: PipelinePlan, operator: OperatorPlan) -> TaskContext:
+    """The stores of this process: opened once, however many tasks it runs."""
+    output = operator.output
+    return TaskContext(
+        root=_process_store(plan.root_url, tuple(sorted(plan.root_options.items()))),
+        output=None if output is None else _process_store(output.url, tuple(sorted(output.store_options.items()))),
+        environment=_process_environment(),
+    )
+
+
+@cache
+def _process_environment() -> Environment:
+    return system_environment()
+
+
+@cache
+def _process_store(url: str, options: tuple[tuple[str, str], ...]) -> BlobStore:
+    return open_store(url, dict(options), _process_environment())

@@ -86,7 +86,7 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
         checkpoint_id: The checkpoint being made.
         operator: Name of the operator.
         subtask: 0 to ``parallelism - 1``.
-        state: Its key groups and its runs so far.
+        states: Its key groups and its runs so far, by table.
         open_files: Output files it goes on with.
         now: The checkpoint's wall-clock time, seconds since the epoch: the same for all subtasks.
     """
@@ -94,7 +94,7 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_id: int
     operator: str
     subtask: int
-    state: SubtaskState
+    states: dict[str, SubtaskState]
     open_files: tuple[OpenFile, ...]
     now: float
 
@@ -105,7 +105,7 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         operator: Name of the operator.
         subtask: Index of the subtask.
-        state: Its runs after the batch.
+        states: Its runs after the batch, by table.
         finished: Files to publish with the checkpoint.
         open: Files that go on.
         metrics: Counts and seconds by name, summed over subtasks in the report.
@@ -113,7 +113,7 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
 
     operator: str
     subtask: int
-    state: SubtaskState
+    states: dict[str, SubtaskState]
     finished: tuple[FinishedFile, ...] = ()
     open: tuple[OpenFile, ...] = ()
     metrics: dict[str, float] = {}
@@ -353,22 +353,23 @@ class MicroBatchCoordinator(Generic[D]):
         tasks = []
         for operator in self._plan.operators:
             files = self._open_files(newest, operator)
-            for subtask, state in enumerate(self._states(newest, operator)):
-                tasks.append(
-                    SubtaskTask(
-                        checkpoint_id=_next_id(newest),
-                        operator=operator.name,
-                        subtask=subtask,
-                        state=state,
-                        open_files=tuple(files.get(subtask, ())),
-                        now=now,
-                    )
+            states = {table: self._states(newest, operator.state_name(table)) for table in operator.tables}
+            tasks += [
+                SubtaskTask(
+                    checkpoint_id=_next_id(newest),
+                    operator=operator.name,
+                    subtask=subtask,
+                    states={table: stack[subtask] for table, stack in states.items()},
+                    open_files=tuple(files.get(subtask, ())),
+                    now=now,
                 )
+                for subtask in range(self._plan.parallelism)
+            ]
         return tasks
 
-    def _states(self, newest: Checkpoint | None, operator: OperatorPlan) -> Sequence[SubtaskState]:
+    def _states(self, newest: Checkpoint | None, name: str) -> Sequence[SubtaskState]:
         plan = self._plan
-        stored = None if newest is None else newest.operator(operator.name)
+        stored = None if newest is None else newest.operator(name)
         if stored is not None:
             return rescale(stored, plan.parallelism, plan.max_parallelism)
         ranges = [range_for_subtask(index, plan.parallelism, plan.max_parallelism) for index in range(plan.parallelism)]
@@ -398,14 +399,15 @@ class MicroBatchCoordinator(Generic[D]):
                     operation="run_batch",
                     subject=f"operator {operator.name}",
                 )
-            operators.append(
+            operators += [
                 OperatorState(
-                    name=operator.name,
-                    schema=operator.schema,
+                    name=operator.state_name(table),
+                    schema=schema,
                     definition=operator.definition,
-                    subtasks=tuple(item.state for item in mine),
+                    subtasks=tuple(item.states[table] for item in mine),
                 )
-            )
+                for table, schema in operator.tables.items()
+            ]
             if operator.output is not None:
                 outputs.append(
                     OutputState(
@@ -446,13 +448,15 @@ def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str,
     """
     if plan.max_parallelism != newest.max_parallelism:
         raise _mismatch("max_parallelism", newest.max_parallelism, plan.max_parallelism)
-    stored = {operator.name: operator for operator in newest.operators}
-    planned = {operator.name: operator for operator in plan.operators}
+    stored = {state.name: state.definition for state in newest.operators}
+    planned = {
+        operator.state_name(table): operator.definition for operator in plan.operators for table in operator.tables
+    }
     if stored.keys() != planned.keys():
         raise _mismatch("operators", sorted(stored), sorted(planned))
-    for name, operator in planned.items():
-        if operator.definition != stored[name].definition:
-            raise _mismatch(f"definition of operator {name}", stored[name].definition, operator.definition)
+    for name, definition in planned.items():
+        if definition != stored[name]:
+            raise _mismatch(f"definition of operator {name}", stored[name], definition)
     for output in newest.outputs:
         url = output_urls.get(output.operator)
         if url != output.url and (output.open or output.finished):

@@ -35,19 +35,24 @@ class PipelineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorPlan:
-    """One keyed operator.
+    """One operator.
 
     Attributes:
         name: Unique within the pipeline.
-        schema: The state's schema, encoded as in :class:`stateline.checkpoint.OperatorState`.
+        tables: The schemas of its state tables by name, each encoded as in :class:`stateline.checkpoint.OperatorState`;
+            empty for an operator without state.
         definition: What computes the state, as text; must be the same on restart.
         output: Its files, if it writes any.
     """
 
     name: str
-    schema: str
+    tables: Mapping[str, str]
     definition: str
     output: FileOutput | None = None
+
+    def state_name(self, table: str) -> str:
+        """The name of a table in the checkpoint: the operator's own for its only table."""
+        return self.name if list(self.tables) == [table] else f"{self.name}/{table}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

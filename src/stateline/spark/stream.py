@@ -27,13 +27,14 @@ from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import check_key_type, check_parallelism
 from stateline.options import check_known, settings_from_options
+from stateline.spark.aggregation import AggregateProgram
 from stateline.spark.batch_job import BatchJob
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.ending import finish_open_files
 from stateline.spark.offsets import offsets_digest
 from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings
 from stateline.spark.query import PipelineQuery
-from stateline.spark.task import AggregateProgram, OperatorProgram
+from stateline.spark.task import OperatorProgram
 from stateline.state.aggregate import Aggregation
 
 __all__ = ["KeyedStream", "Pipeline", "PipelineStage"]
@@ -126,7 +127,11 @@ class KeyedStream:
             retained_checkpoints=self._settings.retained_checkpoints,
             root_options=self._root_options,
         )
-        operator = OperatorPlan(name=self._name, schema=program.schema_text, definition=program.definition)
+        operator = OperatorPlan(
+            name=self._name,
+            tables={name: schema.encode() for name, schema in program.tables.items()},
+            definition=program.definition,
+        )
         return PipelineStage(self._df, plan, operator, program)
 
 
@@ -159,7 +164,7 @@ class PipelineStage:
 
         Args:
             path: Root URL of the output.
-            format: ``parquet`` or ``arrow``.
+            format: ``parquet``, ``arrow``, ``csv``, ``jsonl`` or ``text``.
             partition_by: Columns that become folders, as in Hive and Spark.
             roll_bytes: Size at which a file is finished.
             roll_seconds: Age at which a file is finished.
@@ -173,11 +178,6 @@ class PipelineStage:
             InvalidInputError: An unknown format, codec or column.
         """
         columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
-        _check_columns(self._program.output_schema, columns, "partition_by")
-        if len(columns) == len(self._program.output_schema):
-            raise InvalidInputError(
-                "no column would be left for the files", operation="write_files", subject=f"partition_by {columns}"
-            )
         output = FileOutput(
             url=path,
             format=format,
@@ -191,6 +191,7 @@ class PipelineStage:
             ),
             store_options=dict(options or {}),
         )
+        output.file_schema(self._program.output_schema)
         return self._pipeline(replace(self._operator, output=output))
 
     def state_only(self) -> Pipeline:

@@ -22,7 +22,7 @@ from stateline.state.merge import (
     merge_runs,
     plan_merge,
 )
-from stateline.state.rows import Run, StateRows
+from stateline.state.rows import StateRows
 from stateline.state.run_store import RunWriter
 from stateline.state.table import StateTable
 

@@ -63,16 +63,27 @@ class ObservedStore(StoreDecorator):
         name: Its name in its world.
         contents: Shared by all stores of one place.
         notice: Called after each effect, by whomever it was caused.
+        may_replace: Which overwrites, by name and new bytes, the system under test documents as safe.
     """
 
-    def __init__(self, inner: BlobStore, name: str, contents: Contents, notice: Callable[[Effect], None]) -> None:
+    def __init__(
+        self,
+        inner: BlobStore,
+        name: str,
+        contents: Contents,
+        notice: Callable[[Effect], None],
+        may_replace: Callable[[str, Buffer], bool],
+    ) -> None:
         super().__init__(inner)
         self._name = name
         self._contents = contents
         self._notice = notice
+        self._may_replace = may_replace
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put`."""
+        if self._may_replace(name, data):
+            self._contents.gone([name])
         self._contents.holds(name, crc32c(data), "A5")
         return self._made("put", self.inner.put(name, data), "A5")
 

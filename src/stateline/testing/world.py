@@ -220,6 +220,7 @@ class World:
         facts: What was acknowledged to the outside, in order.
         watchers: Called after every effect on a store.
         violation: The first that a watcher saw.
+        may_replace: Which overwrites, by name and new bytes, the system under test documents as safe; none by default.
     """
 
     def __init__(
@@ -245,6 +246,7 @@ class World:
         self.operations = 0
         self.last_operation = ""
         self.violation: InvariantViolation | None = None
+        self.may_replace: Callable[[str, Buffer], bool] = lambda _name, _data: False
         self._objects: dict[str, BlobStore] = {}
         self._contents: dict[str, Contents] = {}
         self._histories: dict[str, StoreHistory] = {}
@@ -275,6 +277,9 @@ class World:
             oracle = SimulatedEnvironment(self.scheduler, Group("oracle"), self.seed)
             self._objects[store] = self.backend.open(store, oracle)
         return self._objects[store]
+
+    def _replaces(self, name: str, data: Buffer) -> bool:
+        return self.may_replace(name, data)
 
     def acknowledge(self, key: tuple[Any, ...], value: Any = True) -> None:
         """Notes that something was promised to the outside."""
@@ -330,7 +335,9 @@ class World:
 
     def _connect(self, process: Process, name: str) -> BlobStore:
         bottom = self.backend.open(name, process.environment)
-        observed = ObservedStore(bottom, name, self._contents.setdefault(name, Contents()), self._notice)
+        observed = ObservedStore(
+            bottom, name, self._contents.setdefault(name, Contents()), self._notice, self._replaces
+        )
         if not process.faulty:
             return _ProcessStore(observed, process)
         faulty = FaultyStore(

@@ -1,7 +1,11 @@
 """One task's share of a file output: every row in exactly one place, nothing visible before the commit."""
 
+import gzip
+
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.dataset as ds
+import pyarrow.json
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,9 +22,21 @@ def stores(tmp_path):
     return root, open_store(f"file://{tmp_path}/out")
 
 
-def make_writer(output, stores, *, open_files=(), now=0.0, subtask=0, **more):
+X = pa.schema([("x", pa.int64())])
+PX = pa.schema([("p", pa.int64()), ("x", pa.int64())])
+TEXT_X = pa.schema([("p", pa.string()), ("x", pa.int64())])
+
+
+def make_writer(output, stores, schema=X, *, open_files=(), now=0.0, subtask=0, **more):
     return FileWriter(
-        output, *stores, open_files=open_files, subtask=subtask, now=now, environment=system_environment(), **more
+        output,
+        *stores,
+        schema,
+        open_files=open_files,
+        subtask=subtask,
+        now=now,
+        environment=system_environment(),
+        **more,
     )
 
 
@@ -39,7 +55,7 @@ def test_a_file_grows_over_checkpoints_and_appears_whole_when_it_rolls(tmp_path,
     open_files, seen = (), []
     for batch in range(4):
         rows = pa.table({"x": range(batch * 100, batch * 100 + 100), "y": [f"v{batch}"] * 100})
-        writer = make_writer(output, stores, open_files=open_files, now=float(batch))
+        writer = make_writer(output, stores, rows.schema, open_files=open_files, now=float(batch))
         writer.write(rows)
         result = writer.finish()
         publish(stores, result)
@@ -62,7 +78,7 @@ def test_nothing_is_visible_before_the_commit(tmp_path, stores):
 
 
 def test_a_checkpoint_of_many_open_files_costs_one_request(stores):
-    writer = make_writer(FileOutput(url="unused", partition_by=("p",)), stores)
+    writer = make_writer(FileOutput(url="unused", partition_by=("p",)), stores, PX)
     writer.write(pa.table({"p": [i % 50 for i in range(1000)], "x": range(1000)}))
     result = writer.finish()
     assert len(result.open) == 50
@@ -72,7 +88,7 @@ def test_a_checkpoint_of_many_open_files_costs_one_request(stores):
 def test_partition_values_land_encoded_and_read_back(tmp_path, stores):
     values = ["../x", "a/b", "Zürich", "50%", "x=y", None, "plain"]
     output = FileOutput(url="unused", partition_by=("p",), rolling=RollingPolicy(every_checkpoint=True))
-    writer = make_writer(output, stores)
+    writer = make_writer(output, stores, TEXT_X)
     writer.write(pa.table({"p": values, "x": range(len(values))}))
     publish(stores, writer.finish())
     partitioning = ds.partitioning(pa.schema([("p", pa.string())]), flavor="hive")
@@ -83,7 +99,7 @@ def test_partition_values_land_encoded_and_read_back(tmp_path, stores):
 
 def test_an_overlong_partition_value_is_kept_in_the_file(tmp_path, stores):
     output = FileOutput(url="unused", partition_by=("p",), rolling=RollingPolicy(every_checkpoint=True))
-    writer = make_writer(output, stores)
+    writer = make_writer(output, stores, TEXT_X)
     writer.write(pa.table({"p": ["x" * 300, "short"], "x": [1, 2]}))
     publish(stores, writer.finish())
     tables = [pq.ParquetFile(file).read() for file in (tmp_path / "out").rglob("*.parquet")]
@@ -94,12 +110,12 @@ def test_an_overlong_partition_value_is_kept_in_the_file(tmp_path, stores):
 
 def test_two_open_files_of_one_folder_join_after_a_rescale(tmp_path, stores):
     output = FileOutput(url="unused", partition_by=("p",))
-    left, right = make_writer(output, stores, subtask=0), make_writer(output, stores, subtask=1, now=5.0)
+    left, right = make_writer(output, stores, PX), make_writer(output, stores, PX, subtask=1, now=5.0)
     left.write(pa.table({"p": [1], "x": [10]}))
     right.write(pa.table({"p": [1], "x": [20]}))
     both = (*left.finish().open, *right.finish().open)
     rolled = FileOutput(url="unused", partition_by=("p",), rolling=RollingPolicy(every_checkpoint=True))
-    result = make_writer(rolled, stores, open_files=both).finish()
+    result = make_writer(rolled, stores, PX, open_files=both).finish()
     assert [file.rows for file in result.finished] == [2]
     publish(stores, result)
     assert sorted(visible(tmp_path)["x"].to_pylist()) == [10, 20]
@@ -141,8 +157,8 @@ def test_lost_and_damaged_pending_rows_are_named(tmp_path, stores):
 
 def test_arrow_files_hold_the_same_rows(tmp_path, stores):
     output = FileOutput(url="unused", format="arrow", rolling=RollingPolicy(every_checkpoint=True))
-    writer = make_writer(output, stores)
     rows = pa.table({"x": [1, None, 3], "s": ["a", "b", None]})
+    writer = make_writer(output, stores, rows.schema)
     writer.write(rows)
     publish(stores, writer.finish())
     (file,) = (tmp_path / "out").glob("part-*.arrow")
@@ -156,3 +172,71 @@ def test_bad_settings_are_refused_by_name():
         FileOutput(url="unused", compression="rar")
     with pytest.raises(InvalidInputError, match="twice"):
         FileOutput(url="unused", partition_by=("a", "a"))
+
+
+def test_rows_of_another_schema_begin_a_new_file_and_finish_the_old_one(tmp_path, stores):
+    writer = make_writer(FileOutput(url="unused"), stores)
+    writer.write(pa.table({"x": [1]}))
+    wider = pa.schema([("x", pa.int64()), ("y", pa.string())])
+    writer = make_writer(FileOutput(url="unused"), stores, wider, open_files=writer.finish().open)
+    writer.write(pa.table({"x": [2], "y": ["a"]}))
+    result = writer.finish()
+    assert [file.rows for file in result.finished] == [1]
+    assert [file.rows for file in result.open] == [1]
+    publish(stores, result)
+    (file,) = (tmp_path / "out").glob("part-*.parquet")
+    assert pq.read_table(file).to_pydict() == {"x": [1]}
+
+
+def test_a_file_is_finished_in_the_format_it_was_begun_in(tmp_path, stores):
+    writer = make_writer(FileOutput(url="unused", format="csv"), stores)
+    writer.write(pa.table({"x": [1]}))
+    now_parquet = make_writer(FileOutput(url="unused"), stores, open_files=writer.finish().open)
+    publish(stores, now_parquet.finish())
+    (file,) = (tmp_path / "out").glob("part-*")
+    assert file.name.endswith(".csv")
+    assert file.read_text() == '"x"\n1\n'
+
+
+def test_rows_that_do_not_fit_the_declared_schema_are_refused(stores):
+    with pytest.raises(InvalidInputError, match="expected"):
+        make_writer(FileOutput(url="unused"), stores).write(pa.table({"x": ["text"]}))
+
+
+@pytest.mark.parametrize(("name", "codec"), [("csv", None), ("csv", "gzip"), ("jsonl", None), ("jsonl", "gzip")])
+def test_line_formats_read_back(tmp_path, stores, name, codec):
+    rows = pa.table({"x": [1, 2, None], "s": ['q"uote', "a,b", "ü"]})
+    output = FileOutput(url="unused", format=name, compression=codec, rolling=RollingPolicy(every_checkpoint=True))
+    writer = make_writer(output, stores, rows.schema)
+    writer.write(rows)
+    publish(stores, writer.finish())
+    (file,) = (tmp_path / "out").glob("part-*")
+    data = gzip.decompress(file.read_bytes()) if codec else file.read_bytes()
+    read = pyarrow.csv.read_csv if name == "csv" else pyarrow.json.read_json
+    assert read(pa.BufferReader(data)).to_pydict() == rows.to_pydict()
+
+
+def test_text_files_hold_one_string_column(tmp_path, stores):
+    output = FileOutput(url="unused", format="text", rolling=RollingPolicy(every_checkpoint=True))
+    writer = make_writer(output, stores, pa.schema([("line", pa.string())]))
+    writer.write(pa.table({"line": ["one", "two"]}))
+    publish(stores, writer.finish())
+    (file,) = (tmp_path / "out").glob("part-*.text")
+    assert file.read_text() == "one\ntwo\n"
+    broken = make_writer(output, stores, pa.schema([("line", pa.string())]))
+    broken.write(pa.table({"line": ["a\nb"]}))
+    with pytest.raises(InvalidInputError, match="line break"):
+        broken.finish()
+
+
+def test_columns_that_a_format_cannot_hold_are_refused_with_the_reason():
+    with pytest.raises(InvalidInputError, match="intervals"):
+        FileOutput(url="unused").file_schema(pa.schema([("d", pa.duration("us"))]))
+    with pytest.raises(InvalidInputError, match="flat"):
+        FileOutput(url="unused", format="csv").file_schema(pa.schema([("l", pa.list_(pa.int64()))]))
+    with pytest.raises(InvalidInputError, match="one string column"):
+        FileOutput(url="unused", format="text").file_schema(X)
+    with pytest.raises(InvalidInputError, match="no column would be left"):
+        FileOutput(url="unused", partition_by=("x",)).file_schema(X)
+    with pytest.raises(InvalidInputError, match="no column 'z'"):
+        FileOutput(url="unused", partition_by=("z",)).file_schema(X)

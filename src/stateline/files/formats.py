@@ -1,0 +1,236 @@
+"""From Arrow rows to the bytes of a file, format by format.
+
+Owns the encoding. Does not own when a file is complete (``rolling``) nor where its bytes go (the recoverable stream).
+
+| format | bytes | limits |
+|---|---|---|
+| ``parquet`` | one row group per :attr:`FileOutput.row_group_rows` | |
+| ``arrow`` | Arrow IPC file, one record batch per ``row_group_rows`` | |
+| ``csv`` | RFC 4180 with a header line | flat columns |
+| ``jsonl`` | one JSON object per line; binary as base64, decimals as text, times as ISO 8601 | |
+| ``text`` | one line per row | one string column; a value must not hold a line break |
+
+Spark's intervals have no common form in files, so columns of these types are refused with that reason.
+"""
+
+from __future__ import annotations
+
+import gzip
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from stateline.errors import ErrorKind, InvalidInputError
+
+__all__ = ["COMPRESSIONS", "FORMATS", "Encoder", "Sink", "check_schema", "make_encoder"]
+
+
+class Sink(Protocol):
+    """Where encoded bytes go."""
+
+    def write(self, data: bytes) -> int:
+        """Takes all of ``data``."""
+        ...
+
+
+class Encoder(ABC):
+    """Encodes one file. ``write`` any number of tables of one schema, then ``finish`` once."""
+
+    @abstractmethod
+    def write(self, rows: pa.Table) -> None:
+        """Encodes rows."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Writes what ends the file. Does not close the sink."""
+
+
+class _ParquetEncoder(Encoder):
+    def __init__(self, sink: Sink, schema: pa.Schema, codec: str | None, row_group_rows: int) -> None:
+        self._rows = row_group_rows
+        self._writer = pq.ParquetWriter(pa.PythonFile(_Open(sink), mode="w"), schema, compression=codec or "none")
+
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows, row_group_size=self._rows)
+
+    def finish(self) -> None:
+        self._writer.close()
+
+
+class _ArrowEncoder(Encoder):
+    def __init__(self, sink: Sink, schema: pa.Schema, codec: str | None, row_group_rows: int) -> None:
+        self._rows = row_group_rows
+        options = pa.ipc.IpcWriteOptions(compression=codec)
+        self._writer = pa.ipc.new_file(pa.PythonFile(_Open(sink), mode="w"), schema, options=options)
+
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows, max_chunksize=self._rows)
+
+    def finish(self) -> None:
+        self._writer.close()
+
+
+class _LineEncoder(Encoder):
+    """Formats whose files are lines: compressed, a file is a sequence of gzip members, which every reader joins."""
+
+    def __init__(self, sink: Sink, schema: pa.Schema, codec: str | None, row_group_rows: int) -> None:  # noqa: ARG002
+        self._sink = sink
+        self._codec = codec
+        head = self.head(schema)
+        if head:
+            self._put(head)
+
+    def head(self, schema: pa.Schema) -> bytes:  # noqa: ARG002 - for subclasses
+        """What a file begins with."""
+        return b""
+
+    @abstractmethod
+    def lines(self, rows: pa.Table) -> bytes:
+        """Rows as lines."""
+
+    def write(self, rows: pa.Table) -> None:
+        self._put(self.lines(rows))
+
+    def finish(self) -> None:
+        """Nothing: a file of lines ends with its last line."""
+
+    def _put(self, data: bytes) -> None:
+        self._sink.write(gzip.compress(data, mtime=0) if self._codec == "gzip" else data)
+
+
+class _CsvEncoder(_LineEncoder):
+    def head(self, schema: pa.Schema) -> bytes:
+        return _csv(schema.empty_table(), header=True)
+
+    def lines(self, rows: pa.Table) -> bytes:
+        return _csv(rows, header=False)
+
+
+class _JsonLinesEncoder(_LineEncoder):
+    _encoder: Final = msgspec.json.Encoder(decimal_format="string")
+
+    def lines(self, rows: pa.Table) -> bytes:
+        return self._encoder.encode_lines(rows.to_pylist())
+
+
+class _TextEncoder(_LineEncoder):
+    def lines(self, rows: pa.Table) -> bytes:
+        values = rows.column(0)
+        if pc.any(pc.match_substring(values, "\n")).as_py():
+            raise InvalidInputError(
+                "a value holds a line break",
+                operation="write_files",
+                subject=f"column {rows.column_names[0]!r}",
+                hint="Replace it, or use the format jsonl",
+            )
+        return "".join(f"{value or ''}\n" for value in values.to_pylist()).encode()
+
+
+_ENCODERS: Final[Mapping[str, Callable[[Sink, pa.Schema, str | None, int], Encoder]]] = {
+    "parquet": _ParquetEncoder,
+    "arrow": _ArrowEncoder,
+    "csv": _CsvEncoder,
+    "jsonl": _JsonLinesEncoder,
+    "text": _TextEncoder,
+}
+
+FORMATS: Final = tuple(_ENCODERS)
+"""Formats by name; it is also the ending of the files' names."""
+
+COMPRESSIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "parquet": ("snappy", "zstd", "lz4", "gzip", "brotli", "none"),
+    "arrow": ("zstd", "lz4", "none"),
+    "csv": ("none", "gzip"),
+    "jsonl": ("none", "gzip"),
+    "text": ("none", "gzip"),
+}
+"""Codecs per format; the first is the default."""
+
+
+def make_encoder(name: str, sink: Sink, schema: pa.Schema, codec: str | None, row_group_rows: int) -> Encoder:
+    """An encoder for one file.
+
+    Args:
+        name: One of :data:`FORMATS`.
+        sink: Where the bytes go.
+        schema: Of all tables to come.
+        codec: One of the format's :data:`COMPRESSIONS`; ``None`` for none.
+        row_group_rows: Rows per row group or record batch.
+    """
+    return _ENCODERS[name](sink, schema, codec, row_group_rows)
+
+
+def check_schema(name: str, schema: pa.Schema) -> None:
+    """Checks that a format can hold columns of these types.
+
+    Raises:
+        InvalidInputError: Names the column, its type and the reason.
+    """
+    for field in schema:
+        reason = _complaint(name, field.type)
+        if reason is not None:
+            raise InvalidInputError(
+                f"{field.type} cannot be written as {name}: {reason}",
+                operation="write_files",
+                subject=f"column {field.name!r}",
+                hint="Convert the column, or choose another format",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
+    if name == "text" and (len(schema) != 1 or not _is_text(schema.field(0).type)):
+        raise InvalidInputError(
+            f"text files hold one string column, the output has {schema.names}",
+            operation="write_files",
+            hint="Select one string column, or choose another format",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        )
+
+
+def _complaint(name: str, kind: pa.DataType) -> str | None:
+    if pa.types.is_interval(kind) or pa.types.is_duration(kind):
+        return "readers do not agree on the form of intervals"
+    if name == "csv" and (pa.types.is_nested(kind) or _is_binary(kind)):
+        return "a field of CSV is flat text"
+    return None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+
+
+def _csv(rows: pa.Table, *, header: bool) -> bytes:
+    sink = pa.BufferOutputStream()
+    pyarrow.csv.write_csv(rows, sink, pyarrow.csv.WriteOptions(include_header=header))
+    return sink.getvalue().to_pybytes()
+
+
+class _Open:
+    """A sink as the file object that pyarrow's encoders write to; closing it publishes nothing."""
+
+    closed = False
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._position = 0
+
+    def write(self, data: Any) -> int:
+        self._position += len(data)
+        return self._sink.write(data)
+
+    def tell(self) -> int:
+        return self._position
+
+    def flush(self) -> None:
+        """Nothing: what counts is made durable when the stream is closed for its commit."""
+
+    def close(self) -> None:
+        self.closed = True
