@@ -159,6 +159,12 @@ def suggest(run: Run, console: Console) -> None:
     )
 
 
+def say_how_to_go_on(run: Run | None, console: Console) -> None:
+    if run is not None:
+        command = f'make demo ARGS="--resume {os.path.relpath(run.folder)}"'
+        console.print(f"Go on with: {command}", highlight=False, soft_wrap=True, markup=False)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code: 0 all equal, 1 a difference or a failure, 130 interrupted."""
     options = parse(arguments)
@@ -172,12 +178,11 @@ def main(arguments: list[str] | None = None) -> int:
         equal = report(run, situation, time.monotonic() - started, console)
     except KeyboardInterrupt:
         console.print("\nInterrupted. The driver is gone; what its newest checkpoint names is safe.")
-        if run is not None:
-            command = f'make demo ARGS="--resume {os.path.relpath(run.folder)}"'
-            console.print(f"Go on with: {command}", highlight=False, soft_wrap=True, markup=False)
+        say_how_to_go_on(run, console)
         return 130
     except DemoError as error:
         console.print(f"The demo failed: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
+        say_how_to_go_on(run, console)
         return 1
     if not equal:
         console.print("OUTPUT OR STATE DIFFER FROM THE MODEL.", style="bold red")
