@@ -30,7 +30,7 @@ from stateline.spark.java import find_java
 
 MARKER = "STATELINE_TEST_CLUSTER"
 SPARK_HOME = Path(pyspark.__file__).parent
-START_SECONDS_MAX = 60
+START_SECONDS_MAX = 150
 
 
 @dataclass

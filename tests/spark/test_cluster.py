@@ -23,7 +23,7 @@ CONNECT = textwrap.dedent("""\
         "spark.executor.memory": "512m",
         "spark.ui.enabled": "false",
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "150s",
     })
 
     def host():
@@ -40,7 +40,7 @@ WAITING = CONNECT + textwrap.dedent("""\
     def work(partition, rows):
         attempt = TaskContext.get().taskAttemptId()
         (folder / f"started-{partition}-{host()}-{attempt}").touch()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 150
         while not (folder / "go").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         yield partition, host(), sum(rows)
@@ -58,7 +58,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneClus
 
 def result_of(cluster: StandaloneCluster, name: str, program: str, *arguments: str) -> object:
     driver = cluster.start_driver(program, *arguments, name=name)
-    assert driver.process.wait(timeout=120) == 0, cluster.logs()
+    assert driver.process.wait(timeout=200) == 0, cluster.logs()
     return json.loads(driver.log.read_text().splitlines()[-1])
 
 
@@ -73,7 +73,7 @@ def test_a_job_survives_the_loss_of_a_worker(cluster: StandaloneCluster, tmp_pat
         """Which host each partition runs on, once both run."""
         return {name.split("-")[1]: name.split("-")[2] for name in os.listdir(tmp_path) if name.startswith("started")}
 
-    wait_until(lambda: len(started()) == 2, 60, "both tasks", cluster.logs)
+    wait_until(lambda: len(started()) == 2, 150, "both tasks", cluster.logs)
     running = started()
     assert set(running.values()) == {"127.0.0.2", "127.0.0.3"}
     doomed = cluster.workers[0]
@@ -81,7 +81,7 @@ def test_a_job_survives_the_loss_of_a_worker(cluster: StandaloneCluster, tmp_pat
     cluster.kill_worker(doomed)
     assert driver.process.poll() is None
     (tmp_path / "go").touch()
-    assert driver.process.wait(timeout=120) == 0, cluster.logs()
+    assert driver.process.wait(timeout=200) == 0, cluster.logs()
     answer = json.loads(driver.log.read_text().splitlines()[-1])
     assert [total for _, _, total in answer] == [sum(range(50)), sum(range(50, 100))]
     assert {host for _, host, _ in answer} == {cluster.workers[1].host}
