@@ -1,42 +1,57 @@
-# Everything runs from .venv, which `make setup` builds from constraints.txt. Needs: Python >= 3.11 and make. No Java needed.
-PYTHON ?= python3
+# Everything runs from .venv, which `make setup` builds from constraints.txt. Needs Python >= 3.11 and make; no Java.
+CANDIDATES := python3 python3.13 python3.12 python3.11 python
+PYTHON ?= $(shell for name in $(CANDIDATES); do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := spark,s3,gcs,azure,cli,metrics,dev,demo
+EXTRAS := spark,jre,s3,gcs,azure,cli,metrics,testing,demo,dev
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+
+# An environment that was built elsewhere and then moved or copied would run the code of that other place.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+$(shell rm -f $(STAMP))
+endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check format bench demo clean
+.PHONY: help setup test check audit format bench demo clean
 
 help: ## Explain every target
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Build .venv with everything the other targets need
+setup: $(STAMP) ## Build .venv with everything that the other targets need
 
+# The stamp is written last and removed first: a build that was interrupted starts again from nothing.
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Stateline needs Python >= 3.11, this is " + sys.version)'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
-	touch $(STAMP)
+	@test -n "$(PYTHON)" || { echo "Stateline needs Python 3.11 or newer; set PYTHON to one." >&2; exit 1; }
+	@if test -e $(STAMP); then rm -f $(STAMP); else $(PYTHON) -m venv --clear $(VENV); fi
+	@echo "Installing into $(VENV); this takes a minute or two."
+	@$(PIP) hatchling editables
+	@$(PIP) --no-build-isolation --editable ".[$(EXTRAS)]"
+	@echo $(CURDIR) > $(STAMP)
 
-test: $(STAMP) ## Run every test
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## Run every test; ARGS="-k name" picks some
+	@$(BIN)/python -m pytest $(ARGS)
 
-check: $(STAMP) ## Format, lint, types, layer contracts
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+check: $(STAMP) ## Check format, lint, types, layers and security
+	$(BIN)/python -m ruff format --check --quiet .
+	$(BIN)/python -m ruff check --quiet .
+	$(BIN)/python -m mypy --no-error-summary
+	$(BIN)/python -c 'from importlinter.cli import lint_imports_command; lint_imports_command(["--no-cache", "--no-logo"])'
+	$(BIN)/python -m bandit --quiet --recursive src
+
+audit: $(STAMP) ## Ask the package index about known vulnerabilities of what is pinned
+	$(BIN)/python -m pip_audit --requirement constraints.txt --no-deps --disable-pip
 
 format: $(STAMP) ## Rewrite the code in the house format
-	$(BIN)/ruff format .
-	$(BIN)/ruff check --fix .
+	$(BIN)/python -m ruff format .
+	$(BIN)/python -m ruff check --fix .
 
-bench: $(STAMP) ## Run the benchmarks that the README quotes
-	$(BIN)/python -m benchmarks stateful
+bench: $(STAMP) ## Run the benchmarks, which print ratios of one run
+	@$(BIN)/python -m benchmarks stateful $(ARGS)
 
-demo: $(STAMP) ## 336,776 flights, three kills, one rescale, every row compared
-	$(BIN)/python -m examples.demo $(ARGS)
+demo: $(STAMP) ## Stream 336,776 flights, kill the driver three times, compare every row
+	@$(BIN)/python -m examples.demo $(ARGS)
 
-clean: ## Remove .venv and caches (never data)
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+clean: ## Remove .venv and caches, never data
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

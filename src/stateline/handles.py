@@ -98,27 +98,26 @@ class RunHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return KeyGroupRange(self.first_key_group, self.last_key_group)
 
 
-class RowsHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Rows of one open file that wait, as one record batch of an Arrow IPC file, to be encoded when the file rolls.
+class RowsHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rows of one open file that wait to be encoded when the file rolls: one Arrow IPC stream inside an object.
 
-    One object holds the rows that one subtask received in one checkpoint, one record batch per open file, so that a
-    checkpoint costs one object per subtask however many files are open.
+    One object holds the rows that one subtask received in one checkpoint, one stream per open file, so that a
+    checkpoint
+    costs one object per subtask however many files are open, and a file that rolls fetches just its own bytes.
 
     Attributes:
         name: Relative name of the object in the store of the checkpoint root.
-        size: Bytes of the object.
-        crc32c: CRC32C of the whole object.
-        batch: Index of the record batch inside the object.
-        rows: Rows in that batch.
-        bytes: Bytes that the batch takes in memory: what rolling by size counts.
+        offset: First byte of the stream inside the object.
+        length: Bytes of the stream.
+        crc32c: CRC32C of the stream.
+        rows: Rows in it.
     """
 
     name: str
-    size: int
+    offset: int
+    length: int
     crc32c: int
-    batch: int
     rows: int
-    bytes: int
 
 
 class OpenFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -126,6 +125,7 @@ class OpenFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
     Attributes:
         target: Relative name that the file will have in the output store; carries a UUID.
+        subtask: The subtask that writes it. After a change of parallelism, any one may go on.
         opened_at: Wall-clock time of the first row, seconds since the epoch. For rolling by age only.
         written_at: Wall-clock time of the newest row. For rolling by inactivity only.
         rows: Rows so far.
@@ -135,6 +135,7 @@ class OpenFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     """
 
     target: str
+    subtask: int
     opened_at: float
     written_at: float
     rows: int

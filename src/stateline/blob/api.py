@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from stateline.blob.names import STAGING_PREFIX
 from stateline.handles import Part
 
 __all__ = ["BlobStore", "Buffer", "ObjectInfo"]
@@ -52,6 +53,7 @@ class ObjectInfo:
         crc32c: CRC32C of the bytes, where the store knows it without reading them.
         version: Generation or ETag, where the store has one.
         nonce: The nonce given to :meth:`BlobStore.publish`, where the store keeps one.
+        container: As :attr:`Part.container`.
     """
 
     name: str
@@ -60,6 +62,7 @@ class ObjectInfo:
     crc32c: int | None = None
     version: str = ""
     nonce: str = ""
+    container: str = ""
 
 
 class BlobStore(ABC):
@@ -147,6 +150,21 @@ class BlobStore(ABC):
             OutcomeUnknownError: Some may still be there. Repeat.
         """
 
+    @property
+    def copies_cheaply(self) -> bool:
+        """Whether :meth:`copy` moves no bytes through this process."""
+        return False
+
+    def copy(self, source: str, target: str) -> ObjectInfo:
+        """Creates ``target`` with the bytes of ``source``, within this store; idempotent.
+
+        Raises:
+            NotFoundError: There is no ``source``.
+            AlreadyExistsError: ``target`` holds other bytes.
+            OutcomeUnknownError: The answer was lost and reading back failed.
+        """
+        return self.put_if_absent(target, self.get(source))
+
     @abstractmethod
     def stage(self, target: str, data: Buffer) -> Part:
         """Makes one durable piece of a future ``target``, under a fresh name that no other call can produce.
@@ -177,6 +195,23 @@ class BlobStore(ABC):
     @abstractmethod
     def discard(self, parts: Iterable[Part]) -> None:
         """Deletes staged pieces by exact name. Missing ones are no error, so it may be repeated."""
+
+    def read_staged(self, part: Part) -> bytes | None:
+        """The bytes of a staged piece, or ``None`` where the store cannot read that piece before it is published.
+
+        The caller compares length and CRC32C with what the part says.
+
+        Raises:
+            NotFoundError: The piece is gone.
+        """
+        return self.get(part.name)
+
+    def list_staged(self) -> Iterator[ObjectInfo]:
+        """Everything that :meth:`stage` and unfinished calls left behind, in no promised order, fetched in pages.
+
+        For the sweep. Pieces that vanish by themselves (uncommitted blocks on Azure) are not listed.
+        """
+        return self.list(STAGING_PREFIX)
 
     def local_path(self, name: str) -> Path | None:  # noqa: ARG002 - the protocol, not its use
         """The file that holds an object, where this host can memory-map it; ``None`` elsewhere. Never write to it."""

@@ -55,6 +55,15 @@ class StoreDecorator(BlobStore):
         """See :meth:`BlobStore.delete`."""
         self.inner.delete(names)
 
+    @property
+    def copies_cheaply(self) -> bool:
+        """See :attr:`BlobStore.copies_cheaply`."""
+        return self.inner.copies_cheaply
+
+    def copy(self, source: str, target: str) -> ObjectInfo:
+        """See :meth:`BlobStore.copy`."""
+        return self.inner.copy(source, target)
+
     def stage(self, target: str, data: Buffer) -> Part:
         """See :meth:`BlobStore.stage`."""
         return self.inner.stage(target, data)
@@ -66,6 +75,14 @@ class StoreDecorator(BlobStore):
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`."""
         self.inner.discard(parts)
+
+    def read_staged(self, part: Part) -> bytes | None:
+        """See :meth:`BlobStore.read_staged`."""
+        return self.inner.read_staged(part)
+
+    def list_staged(self) -> Iterator[ObjectInfo]:
+        """See :meth:`BlobStore.list_staged`."""
+        return self.inner.list_staged()
 
     def local_path(self, name: str) -> Path | None:
         """See :meth:`BlobStore.local_path`."""
@@ -80,9 +97,10 @@ class InstrumentedStore(StoreDecorator):
     """Counts calls and bytes by operation.
 
     Attributes:
-        calls: Calls by method name; ``delete`` counts calls, not names.
+        calls: Calls by method name, also those that fail; ``delete`` counts calls, not names.
         bytes_written: Bytes given to ``put``, ``put_if_absent`` and ``stage``.
-        bytes_read: Bytes returned by ``get`` and ``get_range``. A file reached through ``local_path`` counts nothing.
+        bytes_read: Bytes returned by ``get``, ``get_range`` and ``read_staged``. A file reached through
+            ``local_path`` counts nothing.
     """
 
     def __init__(self, inner: BlobStore) -> None:
@@ -115,14 +133,16 @@ class InstrumentedStore(StoreDecorator):
 
     def get(self, name: str) -> bytes:
         """See :meth:`BlobStore.get`."""
+        self._count("get")
         data = self.inner.get(name)
-        self._count("get", read=len(data))
+        self._count_read(len(data))
         return data
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
         """See :meth:`BlobStore.get_range`."""
+        self._count("get_range")
         data = self.inner.get_range(name, start, end)
-        self._count("get_range", read=len(data))
+        self._count_read(len(data))
         return data
 
     def head(self, name: str) -> ObjectInfo:
@@ -140,6 +160,11 @@ class InstrumentedStore(StoreDecorator):
         self._count("delete")
         self.inner.delete(names)
 
+    def copy(self, source: str, target: str) -> ObjectInfo:
+        """See :meth:`BlobStore.copy`."""
+        self._count("copy")
+        return self.inner.copy(source, target)
+
     def stage(self, target: str, data: Buffer) -> Part:
         """See :meth:`BlobStore.stage`."""
         self._count("stage", written=len(data))
@@ -155,8 +180,23 @@ class InstrumentedStore(StoreDecorator):
         self._count("discard")
         self.inner.discard(parts)
 
-    def _count(self, operation: str, *, written: int = 0, read: int = 0) -> None:
+    def read_staged(self, part: Part) -> bytes | None:
+        """See :meth:`BlobStore.read_staged`."""
+        self._count("read_staged")
+        data = self.inner.read_staged(part)
+        self._count_read(len(data or b""))
+        return data
+
+    def list_staged(self) -> Iterator[ObjectInfo]:
+        """See :meth:`BlobStore.list_staged`."""
+        self._count("list_staged")
+        return self.inner.list_staged()
+
+    def _count(self, operation: str, *, written: int = 0) -> None:
         with self._lock:
             self.calls[operation] += 1
             self.bytes_written += written
+
+    def _count_read(self, read: int) -> None:
+        with self._lock:
             self.bytes_read += read

@@ -117,6 +117,11 @@ class MemoryStore(BlobStore):
             for name in wanted:
                 self._objects.pop(name, None)
 
+    @property
+    def copies_cheaply(self) -> bool:
+        """See :attr:`BlobStore.copies_cheaply`."""
+        return True
+
     def stage(self, target: str, data: Buffer) -> Part:
         """See :meth:`BlobStore.stage`."""
         check_name(target)

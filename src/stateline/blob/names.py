@@ -8,6 +8,7 @@ Facts:
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from stateline.errors import InvalidInputError
@@ -19,6 +20,7 @@ STAGING_PREFIX: Final = ".inprogress/"
 
 MAX_NAME_BYTES: Final = 900
 MAX_SEGMENT_BYTES: Final = 255
+_FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 def check_name(name: str) -> str:
@@ -57,7 +59,7 @@ def _complaint(name: str) -> str | None:
         return "it is not valid Unicode"
     if len(encoded) > MAX_NAME_BYTES:
         return f"it has more than {MAX_NAME_BYTES} bytes"
-    if "\\" in name or any(ord(character) < 32 or ord(character) == 127 for character in name):
+    if _FORBIDDEN.search(name):
         return "it holds a backslash or a control character"
     for segment in name.split("/"):
         if segment in ("", ".", ".."):

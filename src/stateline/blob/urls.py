@@ -18,10 +18,11 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from stateline.blob.api import BlobStore
+from stateline.blob.names import check_name
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError, NotInstalledError
 
-__all__ = ["open_store", "split_local_url"]
+__all__ = ["open_store", "relative_name", "split_local_url"]
 
 _CLOUDS: Final = {
     "s3": ("stateline.blob.s3", "S3Store", "s3"),
@@ -31,6 +32,9 @@ _CLOUDS: Final = {
     "abfs": ("stateline.blob.azure", "AzureStore", "azure"),
     "abfss": ("stateline.blob.azure", "AzureStore", "azure"),
 }
+
+_ALIASES: Final = {"s3a": "s3", "abfs": "az", "abfss": "az", "": "file"}
+"""Spellings of one scheme: what is stored under the first is found under the second."""
 
 
 def open_store(url: str, options: Mapping[str, str] | None = None, environment: Environment | None = None) -> BlobStore:
@@ -97,3 +101,60 @@ def split_local_url(url: str) -> str:
     if not path:
         raise InvalidInputError("the path is empty", operation="open_store", subject=repr(url))
     return os.path.abspath(path)
+
+
+def relative_name(root_url: str, name_or_url: str) -> str:
+    """The name, below the root of a store, that a relative name or an absolute URL (or local path) means.
+
+    Args:
+        root_url: :attr:`BlobStore.url` of the store.
+        name_or_url: ``out/f.csv``, ``s3://bucket/root/out/f.csv``, ``file:///root/out/f.csv`` or ``/root/out/f.csv``.
+
+    Raises:
+        InvalidInputError: It lies outside the root, or is not a name that a store can hold.
+    """
+    if "://" not in name_or_url and not name_or_url.startswith(("/", "file:")):
+        return check_name(name_or_url)
+    if _scheme(root_url) != _scheme(name_or_url):
+        raise _outside(root_url, name_or_url)
+    if _scheme(root_url) == "file":
+        root, path = split_local_url(root_url), split_local_url(name_or_url)
+        if not path.startswith(_folder(root)):
+            path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    else:
+        root, path = _place(root_url), _place(name_or_url)
+        if "@" not in root.partition("/")[0]:
+            path = _without_account(path)
+        elif "@" not in path.partition("/")[0]:
+            root = _without_account(root)
+    if not path.startswith(_folder(root)):
+        raise _outside(root_url, name_or_url)
+    return check_name(path.removeprefix(_folder(root)))
+
+
+def _scheme(url: str) -> str:
+    scheme = url.split("://", 1)[0].lower() if "://" in url else ""
+    return _ALIASES.get(scheme, scheme)
+
+
+def _place(url: str) -> str:
+    """Everything after the scheme. Object names are not percent-encoded, so nothing is decoded."""
+    return url.split("://", 1)[1].replace(".dfs.", ".blob.", 1).strip("/")
+
+
+def _without_account(place: str) -> str:
+    """``container@account/prefix`` as ``container/prefix``: the account may come from an option instead."""
+    authority, slash, rest = place.partition("/")
+    return authority.partition("@")[0] + slash + rest
+
+
+def _folder(path: str) -> str:
+    return path.rstrip("/") + "/"
+
+
+def _outside(root_url: str, name_or_url: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"it does not lie below the store's root {root_url}",
+        subject=name_or_url,
+        hint="Give a URL below the root, or a relative name",
+    )

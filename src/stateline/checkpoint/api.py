@@ -14,13 +14,26 @@ Invariants of a root, which every module here keeps:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
+from stateline.checkpoint.layout import RECORD_PREFIX
 from stateline.handles import FinishedFile, OpenFile, RunHandle
 from stateline.key_groups import KeyGroupRange
 
-__all__ = ["Checkpoint", "OperatorState", "OutputState", "SubtaskState"]
+__all__ = [
+    "MAX_FILE_STATE_THRESHOLD",
+    "Checkpoint",
+    "FileState",
+    "InlineState",
+    "OperatorState",
+    "OutputState",
+    "SubtaskState",
+]
+
+MAX_FILE_STATE_THRESHOLD: Final = 1_048_576
+"""Bytes of the largest state that a record may hold inline."""
 
 
 class SubtaskState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,21 +76,57 @@ class OutputState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The files of one output.
 
     Attributes:
+        operator: Name of the operator whose rows they hold.
         url: Root of the output, without credentials.
         finished: Files that this checkpoint publishes, after it exists.
         open: Files that go on growing after it.
     """
 
+    operator: str
     url: str
     finished: tuple[FinishedFile, ...] = ()
     open: tuple[OpenFile, ...] = ()
+
+
+class InlineState(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="inline", tag_field="kind"
+):
+    """A small piece of state that travels inside the record.
+
+    Attributes:
+        data: The bytes, at most :data:`MAX_FILE_STATE_THRESHOLD`; base64 in the record.
+    """
+
+    data: bytes
+
+
+class FileState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="file", tag_field="kind"):
+    """A piece of state in an object of its own.
+
+    Attributes:
+        name: Relative to the folder of the record if ``relative``, to the root of the store otherwise.
+        relative: Exclusive state is, so that a checkpoint's folder can be moved; shared state is not.
+        size: Bytes of the object.
+        crc32c: CRC32C of the whole object.
+    """
+
+    name: str
+    relative: bool
+    size: int
+    crc32c: int
+
+    def object_name(self, folder: str) -> str:
+        """Name in the store, given the name of the folder that holds the record."""
+        return f"{folder}/{self.name}" if self.relative else self.name
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One decision: the output and the state of one micro-batch.
 
     Attributes:
-        checkpoint_id: Equals the micro-batch id. 0 and up, without gaps.
+        checkpoint_id: 0 and up, without gaps.
+        batch_id: The micro-batch that is decided. Advances with ``checkpoint_id``; the end of a stream makes one more
+            checkpoint of the same batch, in which open files are finished.
         query_id: Identity of the streaming query, constant over its restarts.
         offsets_digest: Digest of the source offsets that the batch covers; the same batch id with another digest is a
             rolled-back or copied Spark checkpoint, never a replay.
@@ -89,9 +138,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         outputs: Files.
         watermark_us: Event-time watermark after the batch, microseconds since the epoch; ``None`` without one.
         properties: Free text for people and tools, such as the program's name.
+        states: Whatever else a restart needs, by name, written through a ``CheckpointStreamFactory``.
     """
 
     checkpoint_id: int
+    batch_id: int
     query_id: str
     offsets_digest: str
     max_parallelism: int
@@ -102,6 +153,16 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     outputs: tuple[OutputState, ...] = ()
     watermark_us: int | None = None
     properties: dict[str, str] = {}
+    states: dict[str, InlineState | FileState] = {}
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder that holds the record, below the root."""
+        return f"{RECORD_PREFIX}{self.checkpoint_id}"
+
+    def operator(self, name: str) -> OperatorState | None:
+        """The state of the operator called ``name``; ``None`` if there is none."""
+        return next((state for state in self.operators if state.name == name), None)
 
     def object_names(self) -> Iterator[str]:
         """The names in the root's store that this checkpoint reaches, repeated where several handles share one."""
@@ -113,3 +174,6 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             for file in output.open:
                 for rows in file.pending:
                     yield rows.name
+        for state in self.states.values():
+            if isinstance(state, FileState):
+                yield state.object_name(self.folder)

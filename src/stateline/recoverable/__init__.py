@@ -1,1 +1,20 @@
-"""To be written."""
+"""Exactly-once files on any blob store: write, persist, resume elsewhere, commit once.
+
+``api`` states the promises.
+"""
+
+from stateline.recoverable.api import CommitPoint, Part, PointSerializer, RecoverableWriterSettings, ResumePoint
+from stateline.recoverable.committer import Committer
+from stateline.recoverable.stream import RecoverableStream
+from stateline.recoverable.writer import RecoverableWriter
+
+__all__ = [
+    "CommitPoint",
+    "Committer",
+    "Part",
+    "PointSerializer",
+    "RecoverableStream",
+    "RecoverableWriter",
+    "RecoverableWriterSettings",
+    "ResumePoint",
+]

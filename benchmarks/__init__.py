@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m benchmarks NAME``. Each prints ratios from one run and writes every figure as JSON."""

@@ -1,0 +1,125 @@
+"""Where things lie below a checkpoint root, and which names a record may reach.
+
+::
+
+    <root>/
+    ├── chk-<id>/_metadata      the record of checkpoint <id> (plain decimal): a checkpoint, later its tombstone
+    ├── chk-<id>/_published     mark: the files that the checkpoint finishes are visible
+    ├── chk-<id>/<uuid>         files of that checkpoint alone
+    ├── shared/<uuid>           runs and pending rows, shared by many checkpoints
+    ├── taskowned/<uuid>        files that their task deletes itself
+    ├── floor/<block>           marker: every id of the block is retired and fenced for ever
+    └── savepoint-<...>/        self-contained copies; see ``savepoint``
+
+Owns the names. Does not own what is in the objects.
+
+Facts:
+- Ids are grouped in blocks of :data:`FLOOR_BLOCK`; block ``b`` holds ids ``[b * FLOOR_BLOCK, (b + 1) * FLOOR_BLOCK)``.
+  The number is part of the format: another one would read the old markers as floors of other ids.
+- A record reaches only data objects. Names that coordinate (``_metadata``, ``_published``, ``_claimed``, ``floor/``,
+  staging) are refused in a record, so that no record, however hostile, makes retention delete a fence.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from stateline.blob.names import STAGING_PREFIX, check_name
+from stateline.errors import InvalidInputError
+
+__all__ = [
+    "CLAIMED",
+    "FLOOR_BLOCK",
+    "FLOOR_PREFIX",
+    "METADATA",
+    "PUBLISHED",
+    "RECORD_PREFIX",
+    "SAVEPOINT_PREFIX",
+    "SHARED_PREFIX",
+    "TASKOWNED_PREFIX",
+    "block_of",
+    "check_object_name",
+    "first_id_of_block",
+    "floor_name",
+    "id_of_record",
+    "ids_of_block",
+    "published_name",
+    "record_name",
+]
+
+METADATA: Final = "_metadata"
+"""Last segment of a record's name: a folder with it is complete."""
+
+PUBLISHED: Final = "_published"
+"""Last segment of the mark that a checkpoint's files are visible."""
+
+CLAIMED: Final = "_claimed"
+"""Last segment of the marker that one query owns a savepoint."""
+
+RECORD_PREFIX: Final = "chk-"
+SAVEPOINT_PREFIX: Final = "savepoint-"
+SHARED_PREFIX: Final = "shared/"
+TASKOWNED_PREFIX: Final = "taskowned/"
+FLOOR_PREFIX: Final = "floor/"
+
+FLOOR_BLOCK: Final = 256
+"""Ids per floor marker. So a root keeps fewer than twice as many tombstones."""
+
+_RECORD: Final = re.compile(r"chk-(0|[1-9][0-9]{0,17})/_metadata")
+_PLAIN: Final = re.compile(r"(?:shared|taskowned)/[A-Za-z0-9][A-Za-z0-9._=-]{0,254}")
+"""What nearly every name looks like; matching it is an order of magnitude cheaper than the full check."""
+
+
+def record_name(checkpoint_id: int) -> str:
+    """Name of the record of a checkpoint."""
+    return f"{RECORD_PREFIX}{checkpoint_id}/{METADATA}"
+
+
+def published_name(checkpoint_id: int) -> str:
+    """Name of the mark that the files of a checkpoint are visible."""
+    return f"{RECORD_PREFIX}{checkpoint_id}/{PUBLISHED}"
+
+
+def id_of_record(name: str) -> int | None:
+    """The checkpoint id of a record's name; ``None`` if the name is not exactly one that :func:`record_name` makes."""
+    match = _RECORD.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def block_of(checkpoint_id: int) -> int:
+    """The block that an id belongs to."""
+    return checkpoint_id // FLOOR_BLOCK
+
+
+def first_id_of_block(block: int) -> int:
+    """The lowest id of a block."""
+    return block * FLOOR_BLOCK
+
+
+def ids_of_block(block: int) -> range:
+    """All ids of a block."""
+    return range(first_id_of_block(block), first_id_of_block(block + 1))
+
+
+def floor_name(block: int) -> str:
+    """Name of the marker that closes a block."""
+    return f"{FLOOR_PREFIX}{block}"
+
+
+def check_object_name(name: str) -> str:
+    """Returns ``name`` if a record may reach an object of that name.
+
+    Raises:
+        InvalidInputError: It is no blob name, or one that coordinates.
+    """
+    if _PLAIN.fullmatch(name):
+        return name
+    check_name(name)
+    if name.startswith((FLOOR_PREFIX, STAGING_PREFIX)) or name.rpartition("/")[2] in (METADATA, PUBLISHED, CLAIMED):
+        raise InvalidInputError(
+            "the name is reserved for coordination",
+            subject=f"object name {name!r}",
+            hint=f"Data objects live below {SHARED_PREFIX}, {TASKOWNED_PREFIX} or the folder of their checkpoint",
+        )
+    return name

@@ -1,0 +1,209 @@
+"""The end of a checkpoint: what goes when it is no longer retained, and in which order.
+
+Owns the deletion of records, of what only they reach, and of slots. Does not own garbage that no record ever named
+(``verify`` finds it).
+
+Order for each retired checkpoint, oldest first:
+
+1. **Tombstone**: its record is overwritten, atomically, by a tombstone that lists what is to be deleted. From here on
+   nobody can restore it, and its slot stays taken. This is the one overwrite in the house; ``docs/decisions/
+   checkpoint-floor.md`` says why it is safe.
+2. **Delete**, by exact name, what the tombstone lists: what the checkpoint reached and no younger one does.
+3. When every id of a block of slots is retired: the **floor marker** is created, and only then are the tombstones of
+   the block deleted.
+
+Invariants:
+- What a live checkpoint reaches is never deleted. An object leaves for ever: each checkpoint is built from its
+  predecessor and adds only fresh names, so what a checkpoint reaches and its successor does not, none after it does.
+- The tombstone of ``id + 1`` exists only after everything that the tombstone of ``id`` lists was deleted. So after a
+  crash only the newest tombstone can be unfinished, and one read finds it.
+- A slot is freed only after a durable marker covers it.
+- Each step may be repeated, by any driver, at any time, also by one that has long been succeeded: it retires only ids
+  that its successor retires too, and deletes only names that are never used again.
+
+Cost in the steady state, per checkpoint: one PUT, one DELETE, one discard per output; no LIST, no GET.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stateline.blob.api import BlobStore
+from stateline.checkpoint.api import Checkpoint
+from stateline.checkpoint.layout import block_of, floor_name, ids_of_block, published_name, record_name
+from stateline.checkpoint.metadata import Retired, encode_floor, encode_retired
+from stateline.checkpoint.slots import Empty, Slots
+from stateline.errors import CorruptDataError, UnsupportedVersionError
+from stateline.handles import Part
+
+__all__ = ["Reach", "Retention", "reach_of", "retire"]
+
+PartKey = tuple[str, str, str]
+"""URL of the output, container, name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What retention remembers of a live checkpoint.
+
+    Attributes:
+        checkpoint_id: Its id.
+        query_id: Of the checkpoint.
+        nonce: Of the checkpoint.
+        created_at: Of the checkpoint.
+        objects: Names in the root that it reaches.
+        staged: Pieces of its open files, by what tells them apart.
+        needed: Which of all pieces a restore from it uses: those of open files, and of files it finishes.
+    """
+
+    checkpoint_id: int
+    query_id: str = ""
+    nonce: str = ""
+    created_at: float = 0.0
+    objects: frozenset[str] = frozenset()
+    staged: Mapping[PartKey, Part] = field(default_factory=dict)
+    needed: frozenset[PartKey] = frozenset()
+
+
+def reach_of(checkpoint: Checkpoint) -> Reach:
+    """What a checkpoint reaches."""
+    staged: dict[PartKey, Part] = {}
+    needed: set[PartKey] = set()
+    for output in checkpoint.outputs:
+        for finished in output.finished:
+            needed.update(_key(output.url, part) for part in finished.commit.parts)
+        for file in output.open:
+            if file.resume is not None:
+                needed.update(_key(output.url, part) for part in file.resume.parts)
+                for part in (*file.resume.parts, *file.resume.superseded):
+                    staged[_key(output.url, part)] = part
+    return Reach(
+        checkpoint_id=checkpoint.checkpoint_id,
+        query_id=checkpoint.query_id,
+        nonce=checkpoint.nonce,
+        created_at=checkpoint.created_at,
+        objects=frozenset(checkpoint.object_names()),
+        staged=staged,
+        needed=frozenset(needed),
+    )
+
+
+def retire(retired: Reach, younger: Sequence[Reach]) -> Retired:
+    """The tombstone of a checkpoint, given all younger live ones, in any order."""
+    objects = retired.objects
+    staged = set(retired.staged)
+    for reach in younger:
+        objects = objects - reach.objects
+        staged = staged - reach.needed
+    discard: dict[str, tuple[Part, ...]] = {}
+    for key in sorted(staged):
+        discard[key[0]] = (*discard.get(key[0], ()), retired.staged[key])
+    return Retired(
+        checkpoint_id=retired.checkpoint_id,
+        query_id=retired.query_id,
+        nonce=retired.nonce,
+        created_at=retired.created_at,
+        delete=tuple(sorted(objects)),
+        discard=discard,
+    )
+
+
+def _key(url: str, part: Part) -> PartKey:
+    return (url, part.container, part.name)
+
+
+class Retention:
+    """Retires the checkpoints of one root. Not thread-safe.
+
+    Args:
+        store: The root.
+        slots: Reads it; must not let an older checkpoint stand in for a corrupt newest one.
+        retire_unreadable: Whether a corrupt record may be retired; what only it reached stays, as garbage.
+    """
+
+    def __init__(self, store: BlobStore, slots: Slots, *, retire_unreadable: bool) -> None:
+        self._store = store
+        self._slots = slots
+        self._retire_unreadable = retire_unreadable
+        self._live: dict[int, Reach] | None = None
+        self._unfinished: Retired | None = None
+        self._open_blocks: set[int] = set()
+
+    def record(self, checkpoint: Checkpoint) -> None:
+        """Remembers a checkpoint that was just created. Without effect before the first :meth:`retain`, which reads."""
+        if self._live is None or checkpoint.checkpoint_id in self._live:
+            return
+        if self._live and checkpoint.checkpoint_id != max(self._live) + 1:
+            self._live = None  # Somebody else created what lies between: read everything again.
+            return
+        self._live[checkpoint.checkpoint_id] = reach_of(checkpoint)
+        self._open_blocks.add(block_of(checkpoint.checkpoint_id))
+
+    def retain(self, num_retained: int, outputs: Mapping[str, BlobStore]) -> None:
+        """Retires all but the newest checkpoints; see :meth:`CheckpointStore.retain`."""
+        live = self._recover() if self._live is None else self._live
+        self._finish(outputs)
+        while len(live) > num_retained:
+            oldest = min(live)
+            younger = [reach for checkpoint_id, reach in live.items() if checkpoint_id != oldest]
+            tombstone = retire(live[oldest], younger)
+            self._store.put(record_name(oldest), encode_retired(tombstone))
+            del live[oldest]
+            self._unfinished = tombstone
+            self._finish(outputs)
+        if live:
+            self._free_slots_below(min(live))
+
+    def _finish(self, outputs: Mapping[str, BlobStore]) -> None:
+        """Deletes what the newest tombstone lists."""
+        if self._unfinished is None:
+            return
+        if self._unfinished.delete:
+            self._store.delete(self._unfinished.delete)
+        for url, parts in self._unfinished.discard.items():
+            if url in outputs:
+                outputs[url].discard(parts)
+        self._unfinished = None
+
+    def _free_slots_below(self, oldest_live: int) -> None:
+        """Closes every block that lies wholly below an id, then deletes all its slots and the marks beside them."""
+        for block in sorted(self._open_blocks):
+            if block < block_of(oldest_live):
+                self._store.put_if_absent(floor_name(block), encode_floor(block))
+                ids = ids_of_block(block)
+                self._store.delete([*map(record_name, ids), *map(published_name, ids)])
+                self._open_blocks.remove(block)
+
+    def _recover(self) -> dict[int, Reach]:
+        """Reads back what a predecessor left: once per process, the only LIST and the only GETs of retention.
+
+        The live checkpoints are found by walking down from the newest by exact name; the first tombstone on the way is
+        the newest one. The listing only tells in which blocks there is anything left to free.
+        """
+        listed_ids = self._slots.listed_ids()
+        newest = self._slots.newest(listed_ids)
+        live: dict[int, Reach] = {}
+        self._unfinished = None
+        if newest is not None:
+            live[newest.checkpoint_id] = reach_of(newest)
+            for checkpoint_id in range(newest.checkpoint_id - 1, -1, -1):
+                slot = self._read(checkpoint_id)
+                if not isinstance(slot, Reach):
+                    self._unfinished = slot if isinstance(slot, Retired) else None
+                    break
+                live[checkpoint_id] = slot
+        self._open_blocks = {block_of(checkpoint_id) for checkpoint_id in (*listed_ids, *live)}
+        self._live = live
+        return live
+
+    def _read(self, checkpoint_id: int) -> Reach | Retired | Empty:
+        try:
+            slot = self._slots.read(checkpoint_id)
+        except UnsupportedVersionError:
+            raise
+        except CorruptDataError:
+            if not self._retire_unreadable:
+                raise
+            return Reach(checkpoint_id=checkpoint_id)
+        return reach_of(slot) if isinstance(slot, Checkpoint) else slot

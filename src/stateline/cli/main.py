@@ -1,0 +1,27 @@
+"""The entry point of the command ``stateline``.
+
+Owns the exit codes: 0 done, 1 the answer is bad news, 2 the call was wrong or a package is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Runs the command line of this process and exits."""
+    try:
+        commands = importlib.import_module("stateline.cli.commands")
+    except ModuleNotFoundError as error:
+        if error.name not in {"click", "rich"}:
+            raise
+        sys.exit(_missing(error.name))
+    commands.stateline(prog_name="stateline")
+
+
+def _missing(package: str) -> int:
+    sys.stderr.write(f"The package {package} is not installed. Run: pip install 'stateline[cli]'\n")
+    return 2

@@ -1,0 +1,82 @@
+"""Rows that wait for their file to roll: Arrow streams, many to an object.
+
+Owns the bytes between a checkpoint and the roll. One call of :func:`store_rows` makes one object, however many files
+are open, so a checkpoint costs one request per subtask.
+
+Format: an object is the plain concatenation of Arrow IPC streams (schema, one record batch, end-of-stream). The
+handle of each stream carries its range and CRC32C; without handles the object is read by opening stream after stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from stateline.blob import BlobStore
+from stateline.blob.checksum import crc32c
+from stateline.environment import Ids
+from stateline.errors import CorruptDataError, DataLossError, NotFoundError
+from stateline.handles import RowsHandle
+
+__all__ = ["encoded_rows", "load_rows", "store_rows"]
+
+
+def encoded_rows(rows: pa.Table) -> pa.Buffer:
+    """One Arrow IPC stream of ``rows``."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows.combine_chunks())
+    return sink.getvalue()
+
+
+def store_rows(store: BlobStore, ids: Ids, tables: Sequence[pa.Table]) -> list[RowsHandle]:
+    """Makes the rows of several open files durable in one object under a fresh name.
+
+    Args:
+        store: The store of the checkpoint root.
+        ids: Where the name's UUID comes from.
+        tables: Rows of one open file each; none may be empty.
+
+    Returns:
+        One handle per table, in order.
+    """
+    if not tables:
+        return []
+    name = f"shared/rows-{ids.new_id()}.arrows"
+    streams = [encoded_rows(table) for table in tables]
+    store.put_if_absent(name, memoryview(streams[0]) if len(streams) == 1 else b"".join(streams))
+    handles = []
+    offset = 0
+    for stream, table in zip(streams, tables, strict=True):
+        checksum = crc32c(memoryview(stream))
+        handles.append(RowsHandle(name=name, offset=offset, length=stream.size, crc32c=checksum, rows=table.num_rows))
+        offset += stream.size
+    return handles
+
+
+def load_rows(store: BlobStore, handles: Sequence[RowsHandle]) -> Iterator[pa.Table]:
+    """Reads pending rows back, in order, fetching just their bytes.
+
+    Raises:
+        DataLossError: An object is gone.
+        CorruptDataError: Bytes are not what was stored.
+    """
+    for handle in handles:
+        where = f"{handle.name}[{handle.offset}:{handle.offset + handle.length}]"
+        try:
+            data = store.get_range(handle.name, handle.offset, handle.offset + handle.length)
+        except NotFoundError as error:
+            raise DataLossError(
+                "the rows of an open file are gone",
+                operation="load_rows",
+                subject=where,
+                hint="Restore the object, or go back to a checkpoint whose objects are complete",
+            ) from error
+        if crc32c(data) != handle.crc32c:
+            raise CorruptDataError("the checksum does not match", operation="load_rows", subject=where)
+        try:
+            table = pa.ipc.open_stream(data).read_all()
+        except pa.ArrowException as error:
+            raise CorruptDataError(f"not an Arrow stream ({error})", operation="load_rows", subject=where) from error
+        yield table

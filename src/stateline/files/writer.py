@@ -1,0 +1,273 @@
+"""One task's share of a file output: rows in, durable pieces and handles out.
+
+Owns the split by partition, the buffering between checkpoints and the encoding at roll. Does not own visibility.
+
+Invariants:
+- Everything it writes has a fresh UUID in its name, so a retry, a zombie or a speculative twin makes garbage at worst.
+- Rows of a file that stays open are durable in the checkpoint root before :meth:`FileWriter.finish` returns; rows of
+  a file that rolls are durable as staged pieces of the file itself. A row is in exactly one of the two.
+- Memory: the rows of this micro-batch, up to ``buffer_bytes``, plus one file's row group while it is encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from stateline.blob import BlobStore
+from stateline.environment import Environment
+from stateline.errors import ErrorKind, InvalidInputError
+from stateline.files.api import FileOutput, FilesResult
+from stateline.files.partitions import is_abbreviated, partition_folder
+from stateline.files.pending import load_rows, store_rows
+from stateline.handles import CommitPoint, FinishedFile, OpenFile, RowsHandle
+from stateline.recoverable import RecoverableStream, RecoverableWriter
+
+__all__ = ["FileWriter", "encode_file"]
+
+_BUFFER_BYTES: Final = 64 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class _Growing:
+    """An open file during this task."""
+
+    target: str
+    opened_at: float
+    written_at: float
+    rows: int = 0
+    bytes: int = 0
+    pending: list[RowsHandle] = field(default_factory=list)
+    buffered: list[pa.Table] = field(default_factory=list)
+
+    @property
+    def folder(self) -> str:
+        return self.target.rpartition("/")[0]
+
+
+class FileWriter:
+    """Writes the rows that one subtask has for one output in one checkpoint.
+
+    Args:
+        output: The output.
+        root: Store of the checkpoint root: keeps pending rows.
+        store: Store of the output: keeps pieces of files, and the files.
+        open_files: Files that an earlier checkpoint left open and this subtask goes on with.
+        subtask: Index of the subtask, for the record.
+        now: The checkpoint's wall-clock time, seconds since the epoch.
+        environment: Ids for names.
+        buffer_bytes: Rows held in memory before they are made durable early.
+    """
+
+    def __init__(
+        self,
+        output: FileOutput,
+        root: BlobStore,
+        store: BlobStore,
+        *,
+        open_files: Iterable[OpenFile],
+        subtask: int,
+        now: float,
+        environment: Environment,
+        buffer_bytes: int = _BUFFER_BYTES,
+    ) -> None:
+        self._output = output
+        self._root = root
+        self._store = store
+        self._subtask = subtask
+        self._now = now
+        self._environment = environment
+        self._buffer_bytes = buffer_bytes
+        self._buffered = 0
+        self._growing: dict[str, _Growing] = {}
+        for file in open_files:
+            self._adopt(file)
+
+    def write(self, rows: pa.Table) -> None:
+        """Takes rows. They are durable once :meth:`finish` has returned.
+
+        Raises:
+            InvalidInputError: A partition column is missing.
+        """
+        for folder, part in self._split(rows):
+            file = self._growing.get(folder)
+            if file is None:
+                name = f"part-{self._environment.ids.new_id()}.{self._output.format}"
+                target = f"{folder}/{name}" if folder else name
+                file = self._growing[folder] = _Growing(target, opened_at=self._now, written_at=self._now)
+            file.buffered.append(part)
+            file.written_at = self._now
+            file.rows += part.num_rows
+            file.bytes += part.nbytes
+            self._buffered += part.nbytes
+        if self._buffered >= self._buffer_bytes:
+            self._spill([file for file in self._growing.values() if file.buffered and not self._is_complete(file)])
+
+    def finish(self) -> FilesResult:
+        """Rolls what is complete, makes the rest durable, and returns both."""
+        complete = [file for file in self._growing.values() if self._is_complete(file)]
+        finished = tuple(self._roll(file) for file in complete)
+        rest = [file for file in self._growing.values() if not self._is_complete(file)]
+        self._spill([file for file in rest if file.buffered])
+        return FilesResult(finished=finished, open=tuple(self._closed(file) for file in rest))
+
+    def _adopt(self, file: OpenFile) -> None:
+        """Goes on with a file. After a rescale two files of one folder may meet: their rows join."""
+        growing = _Growing(
+            file.target, file.opened_at, file.written_at, file.rows, file.bytes, pending=list(file.pending)
+        )
+        other = self._growing.setdefault(growing.folder, growing)
+        if other is not growing:
+            other.opened_at = min(other.opened_at, growing.opened_at)
+            other.written_at = max(other.written_at, growing.written_at)
+            other.rows += growing.rows
+            other.bytes += growing.bytes
+            other.pending += growing.pending
+
+    def _is_complete(self, file: _Growing) -> bool:
+        return self._output.rolling.is_complete(
+            size=file.bytes, opened_at=file.opened_at, written_at=file.written_at, now=self._now
+        )
+
+    def _spill(self, files: Sequence[_Growing]) -> None:
+        handles = store_rows(self._root, self._environment.ids, [pa.concat_tables(file.buffered) for file in files])
+        for file, handle in zip(files, handles, strict=True):
+            self._buffered -= sum(part.nbytes for part in file.buffered)
+            file.pending.append(handle)
+            file.buffered.clear()
+
+    def _roll(self, file: _Growing) -> FinishedFile:
+        def tables() -> Iterator[pa.Table]:
+            yield from load_rows(self._root, file.pending)
+            yield from file.buffered
+
+        commit = encode_file(self._output, self._store, file.target, tables())
+        return FinishedFile(commit=commit, rows=file.rows)
+
+    def _closed(self, file: _Growing) -> OpenFile:
+        return OpenFile(
+            target=file.target,
+            subtask=self._subtask,
+            opened_at=file.opened_at,
+            written_at=file.written_at,
+            rows=file.rows,
+            bytes=file.bytes,
+            pending=tuple(file.pending),
+        )
+
+    def _split(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        """Rows by the folder they belong to, without the columns that the folder's name tells."""
+        columns = self._output.partition_by
+        if rows.num_rows == 0:
+            return
+        if not columns:
+            yield "", rows
+            return
+        missing = [column for column in columns if column not in rows.column_names]
+        if missing:
+            raise InvalidInputError(
+                "there is no such column",
+                operation="write_files",
+                subject=f"partition_by {missing}",
+                hint=f"The output has {rows.column_names}",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
+        codes, values = _partition_codes(rows, columns)
+        order = np.argsort(codes, kind="stable")
+        starts = np.searchsorted(codes[order], np.arange(len(values) + 1))
+        ordered = rows.take(pa.array(order))
+        slim = ordered.drop_columns(list(columns))
+        for code, value in enumerate(values):
+            source = ordered if is_abbreviated(columns, value) else slim
+            yield partition_folder(columns, value), source.slice(starts[code], starts[code + 1] - starts[code])
+
+
+def encode_file(output: FileOutput, store: BlobStore, target: str, tables: Iterable[pa.Table]) -> CommitPoint:
+    """Encodes rows as one whole file and stages it; it becomes visible when the commit point is committed.
+
+    Args:
+        output: Format, codec and row groups.
+        store: Store of the output.
+        target: Relative name of the file.
+        tables: The rows, at least one table; small ones are gathered into full row groups.
+    """
+    stream = RecoverableWriter(store).open(target)
+    sink = pa.PythonFile(_Sink(stream), mode="w")
+    gathered = _row_groups(tables, output.row_group_rows)
+    first = next(gathered)
+    if output.format == "parquet":
+        with pq.ParquetWriter(sink, first.schema, compression=output.codec or "none") as parquet:
+            parquet.write_table(first, row_group_size=output.row_group_rows)
+            for table in gathered:
+                parquet.write_table(table, row_group_size=output.row_group_rows)
+    else:
+        options = pa.ipc.IpcWriteOptions(compression=output.codec)
+        with pa.ipc.new_file(sink, first.schema, options=options) as arrow:
+            arrow.write_table(first)
+            for table in gathered:
+                arrow.write_table(table)
+    sink.flush()
+    return stream.close_for_commit().commit_point
+
+
+class _Sink:
+    """A recoverable stream as the file object that pyarrow's encoders write to; closing it publishes nothing."""
+
+    closed = False
+
+    def __init__(self, stream: RecoverableStream) -> None:
+        self._stream = stream
+
+    def write(self, data: bytes) -> int:
+        return self._stream.write(data)
+
+    def tell(self) -> int:
+        return self._stream.position
+
+    def flush(self) -> None:
+        """Nothing: what counts is made durable when the stream is closed for its commit."""
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _row_groups(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """Gathers small tables, so that a short trigger interval does not make small row groups."""
+    waiting: list[pa.Table] = []
+    count = 0
+    for table in tables:
+        waiting.append(table)
+        count += table.num_rows
+        if count >= rows:
+            yield pa.concat_tables(waiting, promote_options="default").combine_chunks()
+            waiting, count = [], 0
+    if waiting:
+        yield pa.concat_tables(waiting, promote_options="default").combine_chunks()
+
+
+def _partition_codes(rows: pa.Table, columns: Sequence[str]) -> tuple[np.ndarray, list[tuple[object, ...]]]:
+    """A dense code per row and the partition values of each code."""
+    combined = np.zeros(rows.num_rows, dtype=np.int64)
+    dictionaries = []
+    for column in columns:
+        encoded = pc.dictionary_encode(rows[column].combine_chunks(), null_encoding="encode")
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.combine_chunks()
+        dictionaries.append(encoded.dictionary)
+        combined = combined * len(encoded.dictionary) + encoded.indices.to_numpy()
+    distinct, codes = np.unique(combined, return_inverse=True)
+    values = []
+    for code in distinct.tolist():
+        row: list[object] = []
+        remaining = code
+        for dictionary in reversed(dictionaries):
+            remaining, index = divmod(remaining, len(dictionary))
+            row.append(dictionary[index].as_py())
+        values.append(tuple(reversed(row)))
+    return codes, values

@@ -1,0 +1,212 @@
+"""The bytes of commit and resume points.
+
+Owns the format. Does not own what the points mean (``stateline.handles``).
+
+All integers are little-endian and unsigned. ``text`` is a u16 length and so many bytes of UTF-8::
+
+    point    := magic 4s | version u16 | body length u32 | body | crc32c u32
+    body     := commit                                                           magic "SLcp"
+              | commit | closed u8 (0 or 1) | count u32 | part * count           magic "SLrp"; the parts are superseded
+    commit   := target text | nonce text | length u64 | crc32c u32 | count u32 | part * count
+    part     := name text | length u64 | crc32c u32 | version text | container text
+
+The last u32 is the CRC32C of everything before it. A reader refuses what has another magic, a newer version, another
+length than it says, another checksum, a count that the remaining bytes cannot hold, or anything left over; and a point
+whose pieces do not add up to its length or whose target is not a name. The committed files in ``tests/golden`` hold
+the format.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NoReturn
+
+from stateline.blob.checksum import crc32c
+from stateline.blob.names import check_name
+from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVersionError
+from stateline.handles import CommitPoint, Part, ResumePoint
+
+__all__ = ["CommitPointSerializer", "ResumePointSerializer"]
+
+_VERSION: Final = 1
+_COMMIT_MAGIC: Final = b"SLcp"
+_RESUME_MAGIC: Final = b"SLrp"
+_HEADER: Final = struct.Struct("<4sHI")
+_CHECKSUM: Final = struct.Struct("<I")
+_PART_BYTES_MIN: Final = 2 + 8 + 4 + 2 + 2
+
+
+class CommitPointSerializer:
+    """Bytes of :class:`CommitPoint`. A :class:`ResumePoint` is written as the commit point that it contains."""
+
+    @property
+    def version(self) -> int:
+        """See :attr:`PointSerializer.version`."""
+        return _VERSION
+
+    def serialize(self, point: CommitPoint) -> bytes:
+        """See :meth:`PointSerializer.serialize`."""
+        return _framed(_COMMIT_MAGIC, _commit_body(point))
+
+    def deserialize(self, version: int, data: bytes) -> CommitPoint:
+        """See :meth:`PointSerializer.deserialize`."""
+        reader = _Reader(data, version, _COMMIT_MAGIC, "commit point")
+        target, nonce, length, checksum, parts = reader.commit()
+        reader.end()
+        return CommitPoint(target=target, nonce=nonce, length=length, crc32c=checksum, parts=parts)
+
+
+class ResumePointSerializer:
+    """Bytes of :class:`ResumePoint`."""
+
+    @property
+    def version(self) -> int:
+        """See :attr:`PointSerializer.version`."""
+        return _VERSION
+
+    def serialize(self, point: ResumePoint) -> bytes:
+        """See :meth:`PointSerializer.serialize`."""
+        body = _commit_body(point) + struct.pack("<B", point.closed) + _parts(point.superseded)
+        return _framed(_RESUME_MAGIC, body)
+
+    def deserialize(self, version: int, data: bytes) -> ResumePoint:
+        """See :meth:`PointSerializer.deserialize`."""
+        reader = _Reader(data, version, _RESUME_MAGIC, "resume point")
+        target, nonce, length, checksum, parts = reader.commit()
+        closed = reader.flag()
+        superseded = reader.parts()
+        reader.end()
+        return ResumePoint(
+            target=target,
+            nonce=nonce,
+            length=length,
+            crc32c=checksum,
+            parts=parts,
+            closed=closed,
+            superseded=superseded,
+        )
+
+
+def _framed(magic: bytes, body: bytes) -> bytes:
+    framed = _HEADER.pack(magic, _VERSION, len(body)) + body
+    return framed + _CHECKSUM.pack(crc32c(framed))
+
+
+def _commit_body(point: CommitPoint) -> bytes:
+    head = _text(point.target, "target") + _text(point.nonce, "nonce")
+    return head + struct.pack("<QI", point.length, point.crc32c) + _parts(point.parts)
+
+
+def _parts(parts: tuple[Part, ...]) -> bytes:
+    fields = [struct.pack("<I", len(parts))]
+    for part in parts:
+        fields += [_text(part.name, "name"), struct.pack("<QI", part.length, part.crc32c)]
+        fields += [_text(part.version, "version"), _text(part.container, "container")]
+    return b"".join(fields)
+
+
+def _text(value: str, what: str) -> bytes:
+    encoded = value.encode("utf-8")
+    if len(encoded) > 0xFFFF:
+        raise InvalidInputError(f"{what} has more than 65535 bytes", operation="serialize", subject=value[:80])
+    return struct.pack("<H", len(encoded)) + encoded
+
+
+class _Reader:
+    """Takes fields from the front of a body, and never more than is there."""
+
+    def __init__(self, data: bytes, version: int, magic: bytes, what: str) -> None:
+        self._what = what
+        if version < 1:
+            raise InvalidInputError(f"{version} is not a version", operation="deserialize", subject=what)
+        if version > _VERSION:
+            raise self._too_new(version)
+        if len(data) < _HEADER.size + _CHECKSUM.size:
+            self._corrupt(f"{len(data)} bytes are too few")
+        found_magic, found_version, length = _HEADER.unpack_from(data)
+        if found_magic != magic:
+            self._corrupt("the magic is missing")
+        if found_version > _VERSION:
+            raise self._too_new(found_version)
+        if found_version != version:
+            self._corrupt(f"the bytes say version {found_version}, their record says {version}")
+        if len(data) != _HEADER.size + length + _CHECKSUM.size:
+            self._corrupt(f"there are {len(data)} bytes, not {_HEADER.size + length + _CHECKSUM.size}")
+        (checksum,) = _CHECKSUM.unpack_from(data, len(data) - _CHECKSUM.size)
+        framed = bytes(data[: -_CHECKSUM.size])
+        if crc32c(framed) != checksum:
+            self._corrupt("the checksum does not match")
+        self._body = framed[_HEADER.size :]
+        self._at = 0
+
+    def commit(self) -> tuple[str, str, int, int, tuple[Part, ...]]:
+        """Target, nonce, length, CRC32C and pieces, checked against each other."""
+        target, nonce = self._text(), self._text()
+        length, checksum = self._unpack("<QI")
+        parts = self.parts()
+        if sum(part.length for part in parts) != length:
+            self._corrupt("the pieces do not add up to the length")
+        try:
+            check_name(target)
+        except InvalidInputError as error:
+            raise self._error("the target is not a name") from error
+        return target, nonce, length, checksum, parts
+
+    def parts(self) -> tuple[Part, ...]:
+        """A counted list of pieces."""
+        (count,) = self._unpack("<I")
+        if count > (len(self._body) - self._at) // _PART_BYTES_MIN:
+            self._corrupt(f"{count} pieces cannot fit")
+        return tuple(self._part() for _ in range(count))
+
+    def flag(self) -> bool:
+        """One byte, 0 or 1."""
+        (value,) = self._unpack("<B")
+        if value > 1:
+            self._corrupt(f"{value} is not a flag")
+        return bool(value)
+
+    def end(self) -> None:
+        """Refuses bytes that no field explains."""
+        if self._at != len(self._body):
+            self._corrupt(f"{len(self._body) - self._at} bytes are left over")
+
+    def _part(self) -> Part:
+        name = self._text()
+        length, checksum = self._unpack("<QI")
+        return Part(name=name, length=length, crc32c=checksum, version=self._text(), container=self._text())
+
+    def _text(self) -> str:
+        (length,) = self._unpack("<H")
+        try:
+            return self._take(length).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self._error("a text is not UTF-8") from error
+
+    def _unpack(self, layout: str) -> tuple[int, ...]:
+        return struct.unpack(layout, self._take(struct.calcsize(layout)))
+
+    def _take(self, length: int) -> bytes:
+        if length > len(self._body) - self._at:
+            self._corrupt("a field reaches past the end")
+        self._at += length
+        return self._body[self._at - length : self._at]
+
+    def _error(self, message: str) -> CorruptDataError:
+        return CorruptDataError(
+            message,
+            operation="deserialize",
+            subject=self._what,
+            hint="The bytes were damaged, or are not a point: use the checkpoint's other copy or an older checkpoint",
+        )
+
+    def _corrupt(self, message: str) -> NoReturn:
+        raise self._error(message)
+
+    def _too_new(self, version: int) -> UnsupportedVersionError:
+        return UnsupportedVersionError(
+            f"format version {version} is newer than {_VERSION}",
+            operation="deserialize",
+            subject=self._what,
+            hint="Upgrade Stateline to the version that wrote it, or a later one",
+        )

@@ -1,0 +1,159 @@
+"""Opens, recovers and commits files: the entry point of this package.
+
+Owns the mapping from URLs and points to streams and committers. Does not own any state: everything a file needs is in
+its points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+from stateline.blob.api import BlobStore
+from stateline.blob.urls import open_store, relative_name
+from stateline.environment import Environment, system_environment
+from stateline.errors import InvalidInputError, NotFoundError
+from stateline.handles import CommitPoint, ResumePoint
+from stateline.recoverable.api import PointSerializer, RecoverableWriterSettings
+from stateline.recoverable.committer import Committer, already_published
+from stateline.recoverable.serializers import CommitPointSerializer, ResumePointSerializer
+from stateline.recoverable.stream import RecoverableStream
+
+__all__ = ["RecoverableWriter"]
+
+
+class RecoverableWriter:
+    """Writes files that appear exactly once. See :mod:`stateline.recoverable.api` for the promises.
+
+    Safe from any thread, and picklable.
+
+    Args:
+        store: Where files and their pieces live.
+        settings: How files are cut into pieces.
+        environment: Ids; the real ones by default.
+    """
+
+    supports_resume: bool = True
+    """:meth:`recover` works."""
+
+    requires_cleanup: bool = True
+    """Points may name superseded pieces that :meth:`cleanup` frees. Without it, the sweep does."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        settings: RecoverableWriterSettings | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        self._store = store
+        self._settings = settings or RecoverableWriterSettings()
+        self._environment = environment or system_environment()
+
+    @classmethod
+    def for_url(
+        cls, url: str, options: Mapping[str, str] | None = None, environment: Environment | None = None
+    ) -> Self:
+        """A writer for files below ``url``. No I/O.
+
+        Args:
+            url: Root of the output; see :func:`stateline.blob.open_store`.
+            options: Settings of the writer (:class:`RecoverableWriterSettings`) and of the store, as strings.
+            environment: Clock, ids and threads; the real ones by default.
+
+        Raises:
+            InvalidInputError: A bad URL, an unknown option or a bad value.
+            NotInstalledError: The SDK of a cloud is missing.
+        """
+        ours = RecoverableWriterSettings.option_names()
+        given = dict(options or {})
+        settings = RecoverableWriterSettings.from_options({key: given.pop(key) for key in ours & given.keys()})
+        return cls(open_store(url, given, environment), settings, environment)
+
+    def __repr__(self) -> str:
+        return f"<RecoverableWriter {self._store.url}>"
+
+    @property
+    def store(self) -> BlobStore:
+        """Where files and their pieces live."""
+        return self._store
+
+    @property
+    def commit_serializer(self) -> PointSerializer[CommitPoint]:
+        """Bytes of commit points, for checkpoints that are not Stateline's own."""
+        return CommitPointSerializer()
+
+    @property
+    def resume_serializer(self) -> PointSerializer[ResumePoint]:
+        """Bytes of resume points."""
+        return ResumePointSerializer()
+
+    def open(self, url: str) -> RecoverableStream:
+        """A new file. No I/O: whether the target exists already is found out, and refused, when it is committed.
+
+        Args:
+            url: A URL (or local path) below the store's root, or a name relative to it.
+
+        Raises:
+            InvalidInputError: It lies outside the root or is no name.
+        """
+        target = relative_name(self._store.url, url)
+        return RecoverableStream(self._store, self._settings, target, self._environment.ids.new_id())
+
+    def recover(self, point: ResumePoint, *, verify: bool = True) -> RecoverableStream:
+        """The file of a point, at exactly its length. Whatever was written after the point is not part of it.
+
+        Args:
+            point: From :meth:`RecoverableStream.persist`, in this process or another.
+            verify: Whether to ask the store (one ``head``) if the file has been committed since. Without it, nothing
+                is asked now, and the commit of such a file fails instead; for callers that resume files often and know
+                from their own records that they are open.
+
+        Raises:
+            ConflictError: The file was committed after the point was made.
+            InvalidInputError: Not a resume point.
+        """
+        if not isinstance(point, ResumePoint):
+            raise _not_a_point("recover", point, "ResumePoint")
+        target = relative_name(self._store.url, point.target)
+        if verify and self._exists(target):
+            raise already_published(target)
+        return RecoverableStream(self._store, self._settings, target, point.nonce, point)
+
+    def recover_for_commit(self, point: CommitPoint) -> Committer:
+        """The committer of a point, which may be a :class:`ResumePoint` too. No I/O.
+
+        Raises:
+            InvalidInputError: Not a point.
+        """
+        if not isinstance(point, CommitPoint):
+            raise _not_a_point("recover_for_commit", point, "CommitPoint or ResumePoint")
+        relative_name(self._store.url, point.target)
+        return Committer(self._store, point)
+
+    def cleanup(self, point: ResumePoint) -> bool:
+        """Deletes the pieces that ``point`` has superseded. ``point`` itself stays good, older ones of its file do not.
+
+        Call it once no older point of the file will be restored. Idempotent; missing pieces are no error.
+
+        Returns:
+            Whether there was anything to delete.
+
+        Raises:
+            OutcomeUnknownError: Some may still be there. Repeat.
+        """
+        if not isinstance(point, ResumePoint):
+            raise _not_a_point("cleanup", point, "ResumePoint")
+        if point.superseded:
+            self._store.discard(point.superseded)
+        return bool(point.superseded)
+
+    def _exists(self, target: str) -> bool:
+        try:
+            self._store.head(target)
+        except NotFoundError:
+            return False
+        return True
+
+
+def _not_a_point(operation: str, given: object, expected: str) -> InvalidInputError:
+    return InvalidInputError(f"{type(given).__name__} is not a {expected}", operation=operation, subject="point")

@@ -1,0 +1,486 @@
+"""The driver's side of one micro-batch: decide once, publish as often as needed. No Spark in here.
+
+Owns the protocol: which checkpoint a batch starts from, the one record that decides it, and what is published when.
+Does not own how subtasks run (a function does), nor what they compute.
+
+One batch ``b``; its checkpoint gets the id that follows the newest one::
+
+    1. what is the newest record?     b is decided already -> finish its publishing, return
+                                      other query, other offsets, a gap -> a typed error, nothing happens
+    2. run the subtasks               they make objects nobody else can name, and return handles
+    3. publish the record             create-if-absent: THIS is the commit; losing it is FencedError
+                                      then the floor is read: a stale driver that re-made a freed slot stops here
+    4. publish the finished files     create-if-absent, verified, idempotent
+       discard their pieces           by exact name, before the batch is acknowledged
+       mark it published              so that files which a consumer has moved away since are not missed
+       retain                         keep the newest records and all they reach
+
+A crash anywhere is answered by starting again: before 3 nothing has happened (garbage for the sweep), after 3 step 4 is
+repeated for the newest record, by whichever driver comes next. ``abort`` does not exist.
+
+End of stream: an input that has ended (``availableNow``) leaves files open that no later batch will roll. ``finish``
+makes
+one more checkpoint of the same batch, with the same state and with the open files finished: the same record, the same
+race, so a driver believed dead cannot go on filling files that its successor has finished. Batch ids and checkpoint ids
+advance together and differ by the number of such ends.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from stateline.blob import BlobStore
+from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, OutputState, SubtaskState
+from stateline.environment import Environment
+from stateline.errors import ErrorKind, InternalError, InvalidInputError
+from stateline.handles import FinishedFile, OpenFile
+from stateline.key_groups import check_parallelism, range_for_subtask
+from stateline.recoverable import RecoverableWriter
+from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.state.rescale import rescale
+
+__all__ = [
+    "Batch",
+    "BatchReport",
+    "MicroBatchCoordinator",
+    "Step",
+    "SubtaskResult",
+    "SubtaskRunner",
+    "SubtaskTask",
+    "check_plan",
+    "check_same_offsets",
+    "next_step",
+    "summed_metrics",
+]
+
+D = TypeVar("D")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch(Generic[D]):
+    """One micro-batch as the engine hands it over.
+
+    Attributes:
+        query_id: Identity of the query, constant over restarts.
+        batch_id: 0 and up, without gaps.
+        offsets_digest: Digest of the source offsets of the batch.
+        data: What the subtask runner needs to find the rows; not looked at here.
+    """
+
+    query_id: str
+    batch_id: int
+    offsets_digest: str
+    data: D
+
+
+class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one subtask of one operator needs to know, as plain values.
+
+    Attributes:
+        checkpoint_id: The checkpoint being made.
+        operator: Name of the operator.
+        subtask: 0 to ``parallelism - 1``.
+        states: Its key groups and its runs so far, by table.
+        open_files: Output files it goes on with.
+        now: The checkpoint's wall-clock time, seconds since the epoch: the same for all subtasks.
+    """
+
+    checkpoint_id: int
+    operator: str
+    subtask: int
+    states: dict[str, SubtaskState]
+    open_files: tuple[OpenFile, ...]
+    now: float
+
+
+class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one subtask hands back: handles of durable objects, and counts.
+
+    Attributes:
+        operator: Name of the operator.
+        subtask: Index of the subtask.
+        states: Its runs after the batch, by table.
+        finished: Files to publish with the checkpoint.
+        open: Files that go on.
+        metrics: Counts and seconds by name, summed over subtasks in the report.
+    """
+
+    operator: str
+    subtask: int
+    states: dict[str, SubtaskState]
+    finished: tuple[FinishedFile, ...] = ()
+    open: tuple[OpenFile, ...] = ()
+    metrics: dict[str, float] = {}
+
+
+SubtaskRunner = Callable[[Batch[D], Sequence[SubtaskTask]], Sequence[SubtaskResult]]
+"""Runs every subtask of a batch, each at least once, and returns one result for each: of an attempt that ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """What became of one batch.
+
+    Attributes:
+        checkpoint: The record that decides the batch, ours or an earlier attempt's.
+        replayed: The batch had been decided before; nothing was computed.
+        metrics: Sums of the subtasks' metrics, and the coordinator's own seconds by step.
+    """
+
+    checkpoint: Checkpoint
+    replayed: bool
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Step(enum.Enum):
+    """What to do with a batch, given the newest record."""
+
+    RUN = "run"
+    FINISH_NEWEST = "finish the newest record"
+    LOOK_BACK = "compare with an older record"
+
+
+def next_step(newest: Checkpoint | None, batch: Batch[D]) -> Step:
+    """What to do with ``batch``: a pure rule.
+
+    Raises:
+        InvalidInputError: The root belongs to another query, the same batch comes with other offsets, or batches are
+            missing between the newest record and this one. The message says which, and what to do.
+    """
+    if newest is not None and newest.query_id != batch.query_id:
+        raise InvalidInputError(
+            f"the root belongs to query {newest.query_id}, this is query {batch.query_id}",
+            operation="run_batch",
+            subject=f"batch {batch.batch_id}",
+            hint="Use a new root with a new Spark checkpoint; start a new query over old state from a savepoint",
+            kind=ErrorKind.FOREIGN_ROOT,
+        )
+    decided = -1 if newest is None else newest.batch_id
+    if batch.batch_id == decided + 1:
+        return Step.RUN
+    if newest is None or batch.batch_id > decided:
+        raise InvalidInputError(
+            f"the newest decided batch is {decided if newest else 'none'}, so batch {decided + 1} must come next",
+            operation="run_batch",
+            subject=f"batch {batch.batch_id}",
+            hint="The rows in between would be lost. Restore the root that belongs to this Spark checkpoint, or start "
+            "anew with a new root and a new Spark checkpoint",
+            kind=ErrorKind.CONFLICT,
+        )
+    if batch.batch_id < decided:
+        return Step.LOOK_BACK
+    check_same_offsets(newest, batch)
+    return Step.FINISH_NEWEST
+
+
+def check_same_offsets(decided: Checkpoint, batch: Batch[D]) -> None:
+    """Checks that a batch which comes again covers the same input.
+
+    Raises:
+        InvalidInputError: It does not: Spark's checkpoint was rolled back, copied or edited.
+    """
+    if decided.offsets_digest != batch.offsets_digest:
+        raise InvalidInputError(
+            "it was decided with other source offsets "
+            f"({decided.offsets_digest[:16]} then, {batch.offsets_digest[:16]} now)",
+            operation="run_batch",
+            subject=f"batch {batch.batch_id}",
+            hint="Spark's checkpoint was rolled back, copied or edited. Restore the one that belongs to this root, or "
+            "start anew with a new root and a new Spark checkpoint",
+            kind=ErrorKind.CONFLICT,
+        )
+
+
+class MicroBatchCoordinator(Generic[D]):
+    """Runs the protocol of the module docstring. Not thread-safe: one batch after the other.
+
+    Args:
+        plan: Operators and outputs.
+        checkpoints: The root.
+        outputs: Store of each operator that writes files, by operator name.
+        run_subtasks: Runs the subtasks of a batch.
+        environment: Clock for ages, ids for nonces.
+    """
+
+    def __init__(
+        self,
+        plan: PipelinePlan,
+        checkpoints: CheckpointStore,
+        outputs: Mapping[str, BlobStore],
+        run_subtasks: SubtaskRunner[D],
+        environment: Environment,
+    ) -> None:
+        check_parallelism(plan.parallelism, plan.max_parallelism)
+        self._plan = plan
+        self._checkpoints = checkpoints
+        self._outputs = dict(outputs)
+        self._run_subtasks = run_subtasks
+        self._environment = environment
+        self._newest: Checkpoint | None = None
+        self._started = False
+
+    @property
+    def newest(self) -> Checkpoint | None:
+        """The newest record this driver knows of; ``None`` for a new root or before :meth:`start`."""
+        return self._newest
+
+    def start(self) -> Checkpoint | None:
+        """Finds the newest record, checks that it fits the plan, and finishes its publishing. Idempotent.
+
+        Raises:
+            CorruptDataError: The newest record cannot be read.
+            InvalidInputError: The record's operators or outputs are not those of the plan.
+        """
+        if not self._started:
+            newest = self._checkpoints.latest()
+            if newest is not None:
+                check_plan(self._plan, newest, {name: store.url for name, store in self._outputs.items()})
+                if not self._checkpoints.is_published(newest):
+                    self._publish(newest)
+            self._newest = newest
+            self._started = True
+        return self._newest
+
+    def run_batch(self, batch: Batch[D]) -> BatchReport:
+        """Processes one batch exactly once, however often it is called and by however many drivers.
+
+        Returns:
+            After the record exists, its files are visible, and their pieces are gone.
+
+        Raises:
+            FencedError: Another driver has decided this batch or a later one. Stop this query.
+            InvalidInputError: See :func:`next_step`.
+        """
+        newest = self.start()
+        step = next_step(newest, batch)
+        if newest is not None and step is Step.FINISH_NEWEST:
+            return BatchReport(checkpoint=newest, replayed=True)
+        if newest is not None and step is Step.LOOK_BACK:
+            return BatchReport(checkpoint=self._decided_earlier(newest, batch), replayed=True)
+        clock = self._environment.clock
+        began = clock.monotonic()
+        now = clock.now()
+        results = self._run_subtasks(batch, self._tasks(newest, now))
+        computed = clock.monotonic()
+        operators, outputs = self._gathered(results)
+        record = Checkpoint(
+            checkpoint_id=_next_id(newest),
+            batch_id=batch.batch_id,
+            query_id=batch.query_id,
+            offsets_digest=batch.offsets_digest,
+            max_parallelism=self._plan.max_parallelism,
+            parallelism=self._plan.parallelism,
+            nonce=self._environment.ids.new_id(),
+            created_at=now,
+            operators=operators,
+            outputs=outputs,
+            watermark_us=None if newest is None else newest.watermark_us,
+        )
+        metrics = summed_metrics(results)
+        metrics["subtasks_seconds"] = computed - began
+        metrics.update(self._commit(record))
+        return BatchReport(checkpoint=record, replayed=False, metrics=metrics)
+
+    def finish(self, finish_files: Callable[[str, Sequence[OpenFile]], Sequence[FinishedFile]]) -> Checkpoint | None:
+        """Finishes the files that the newest record left open, at the end of the stream. Idempotent.
+
+        Args:
+            finish_files: ``finish_files(operator, open_files)`` encodes and stages them.
+
+        Returns:
+            The newest record: a new one if files were open.
+
+        Raises:
+            FencedError: Another driver went on from the record, or finished it.
+        """
+        newest = self.start()
+        if newest is None or not any(output.open for output in newest.outputs):
+            return newest
+        outputs = tuple(
+            replace(output, finished=tuple(finish_files(output.operator, output.open)), open=())
+            for output in newest.outputs
+        )
+        environment = self._environment
+        record = replace(
+            newest,
+            checkpoint_id=_next_id(newest),
+            nonce=environment.ids.new_id(),
+            created_at=environment.clock.now(),
+            outputs=outputs,
+        )
+        self._commit(record)
+        return record
+
+    def _commit(self, record: Checkpoint) -> dict[str, float]:
+        """Steps 3 and 4; the seconds they took."""
+        clock = self._environment.clock
+        began = clock.monotonic()
+        self._checkpoints.publish(record)
+        decided = clock.monotonic()
+        self._newest = record
+        self._publish(record)
+        published = clock.monotonic()
+        self._checkpoints.retain(self._plan.retained_checkpoints, self._stores_by_url(record))
+        return {
+            "record_seconds": decided - began,
+            "publish_seconds": published - decided,
+            "retain_seconds": clock.monotonic() - published,
+        }
+
+    def _decided_earlier(self, newest: Checkpoint, batch: Batch[D]) -> Checkpoint:
+        """The record of a batch before the newest one.
+
+        Raises:
+            InvalidInputError: It was decided with other offsets.
+            NotFoundError: It is not retained any more, so nothing can be proved about it.
+        """
+        for checkpoint_id in range(newest.checkpoint_id - 1, -1, -1):
+            decided = self._checkpoints.get(checkpoint_id)
+            if decided.batch_id == batch.batch_id:
+                check_same_offsets(decided, batch)
+                return decided
+        raise InternalError("a decided batch has no record", operation="run_batch", subject=f"batch {batch.batch_id}")
+
+    # -- step 2: tasks --------------------------------------------------------------------------------------------
+
+    def _tasks(self, newest: Checkpoint | None, now: float) -> list[SubtaskTask]:
+        tasks = []
+        for operator in self._plan.operators:
+            files = self._open_files(newest, operator)
+            states = {table: self._states(newest, operator.state_name(table)) for table in operator.tables}
+            tasks += [
+                SubtaskTask(
+                    checkpoint_id=_next_id(newest),
+                    operator=operator.name,
+                    subtask=subtask,
+                    states={table: stack[subtask] for table, stack in states.items()},
+                    open_files=tuple(files.get(subtask, ())),
+                    now=now,
+                )
+                for subtask in range(self._plan.parallelism)
+            ]
+        return tasks
+
+    def _states(self, newest: Checkpoint | None, name: str) -> Sequence[SubtaskState]:
+        plan = self._plan
+        stored = None if newest is None else newest.operator(name)
+        if stored is not None:
+            return rescale(stored, plan.parallelism, plan.max_parallelism)
+        ranges = [range_for_subtask(index, plan.parallelism, plan.max_parallelism) for index in range(plan.parallelism)]
+        return [SubtaskState(first_key_group=owned.start, last_key_group=owned.end) for owned in ranges]
+
+    def _open_files(self, newest: Checkpoint | None, operator: OperatorPlan) -> dict[int, list[OpenFile]]:
+        """Open files by the subtask that goes on with them: the same one, or by index after a rescale."""
+        files: dict[int, list[OpenFile]] = {}
+        for output in () if newest is None else newest.outputs:
+            if output.operator == operator.name:
+                for file in output.open:
+                    files.setdefault(file.subtask % self._plan.parallelism, []).append(file)
+        return files
+
+    # -- step 3: the record ---------------------------------------------------------------------------------------
+
+    def _gathered(self, results: Sequence[SubtaskResult]) -> tuple[tuple[OperatorState, ...], tuple[OutputState, ...]]:
+        """The parts of the record that the subtasks' results make, each result used exactly once."""
+        operators = []
+        outputs = []
+        for operator in self._plan.operators:
+            mine = sorted((item for item in results if item.operator == operator.name), key=lambda item: item.subtask)
+            if [item.subtask for item in mine] != list(range(self._plan.parallelism)):
+                raise InternalError(
+                    f"got results of subtasks {[item.subtask for item in mine]}, expected each of "
+                    f"{self._plan.parallelism} once",
+                    operation="run_batch",
+                    subject=f"operator {operator.name}",
+                )
+            operators += [
+                OperatorState(
+                    name=operator.state_name(table),
+                    schema=schema,
+                    definition=operator.definition,
+                    subtasks=tuple(item.states[table] for item in mine),
+                )
+                for table, schema in operator.tables.items()
+            ]
+            if operator.output is not None:
+                outputs.append(
+                    OutputState(
+                        operator=operator.name,
+                        url=self._outputs[operator.name].url,
+                        finished=tuple(file for item in mine for file in item.finished),
+                        open=tuple(file for item in mine for file in item.open),
+                    )
+                )
+        return tuple(operators), tuple(outputs)
+
+    # -- step 4: publishing ---------------------------------------------------------------------------------------
+
+    def _publish(self, record: Checkpoint) -> None:
+        """Makes files visible, removes their pieces, and remembers that it did.
+
+        The pieces go before the mark and the mark before the acknowledgement: a zombie that publishes late finds either
+        the file or nothing to make it from, and a driver that starts later does not miss files that were moved away.
+        """
+        with_files = [output for output in record.outputs if output.finished]
+        for output in with_files:
+            writer = RecoverableWriter(self._outputs[output.operator])
+            for file in output.finished:
+                writer.recover_for_commit(file.commit).commit_after_recovery()
+        if with_files:
+            self._checkpoints.mark_published(record.checkpoint_id)
+
+    def _stores_by_url(self, record: Checkpoint) -> dict[str, BlobStore]:
+        return {output.url: self._outputs[output.operator] for output in record.outputs}
+
+
+def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str, str]) -> None:
+    """Checks that a record can be continued by a plan.
+
+    Raises:
+        InvalidInputError: Other key groups, operators, state schemas or output folders; says what is stored and what is
+            asked for.
+    """
+    if plan.max_parallelism != newest.max_parallelism:
+        raise _mismatch("max_parallelism", newest.max_parallelism, plan.max_parallelism)
+    stored = {state.name: state.definition for state in newest.operators}
+    planned = {
+        operator.state_name(table): operator.definition for operator in plan.operators for table in operator.tables
+    }
+    if stored.keys() != planned.keys():
+        raise _mismatch("operators", sorted(stored), sorted(planned))
+    for name, definition in planned.items():
+        if definition != stored[name]:
+            raise _mismatch(f"definition of operator {name}", stored[name], definition)
+    for output in newest.outputs:
+        url = output_urls.get(output.operator)
+        if url != output.url and (output.open or output.finished):
+            raise _mismatch(f"output of operator {output.operator}", output.url, url)
+
+
+def summed_metrics(results: Sequence[SubtaskResult]) -> dict[str, float]:
+    """Sums of the subtasks' metrics by name."""
+    totals: dict[str, float] = {}
+    for result in results:
+        for name, value in result.metrics.items():
+            totals[name] = totals.get(name, 0) + value
+    return totals
+
+
+def _next_id(newest: Checkpoint | None) -> int:
+    return 0 if newest is None else newest.checkpoint_id + 1
+
+
+def _mismatch(what: str, stored: object, asked: object) -> InvalidInputError:
+    return InvalidInputError(
+        f"the checkpoint has {stored}, the program asks for {asked}",
+        operation="start",
+        subject=what,
+        hint="Start the program that made the checkpoint, or use a new root",
+        kind=ErrorKind.SCHEMA_MISMATCH,
+    )

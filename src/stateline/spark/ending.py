@@ -1,0 +1,41 @@
+"""The end of a stream: files that no later batch will roll are finished in one more checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stateline.blob import open_store
+from stateline.environment import Environment
+from stateline.errors import InternalError
+from stateline.files import FileOutput, encode_file
+from stateline.files.pending import load_rows
+from stateline.handles import FinishedFile, OpenFile
+from stateline.spark.coordinator import MicroBatchCoordinator
+from stateline.spark.plan import PipelinePlan
+
+__all__ = ["finish_open_files"]
+
+
+def finish_open_files(plan: PipelinePlan, coordinator: MicroBatchCoordinator[Any], environment: Environment) -> None:
+    """Encodes, decides and publishes every file that the newest checkpoint left open. Idempotent.
+
+    Raises:
+        FencedError: Another driver went on with the files.
+    """
+    root = open_store(plan.root_url, plan.root_options, environment)
+    outputs = {operator.name: operator.output for operator in plan.operators}
+
+    def finish(operator: str, files: Sequence[OpenFile]) -> list[FinishedFile]:
+        output = outputs.get(operator)
+        if output is None:
+            raise InternalError("it has open files but no output", operation="finish", subject=operator)
+        store = open_store(output.url, output.store_options, environment)
+        return [_finished(output, store, root, file) for file in files]
+
+    coordinator.finish(finish)
+
+
+def _finished(output: FileOutput, store: Any, root: Any, file: OpenFile) -> FinishedFile:
+    commit = encode_file(output, store, file.target, load_rows(root, file.pending))
+    return FinishedFile(commit=commit, rows=file.rows)

@@ -1,0 +1,76 @@
+"""A pipeline as plain values: what the coordinator and the tasks need, and nothing of Spark.
+
+Owns the description. ``stream`` builds it from what the user says, the coordinator reads it, tasks receive it in their
+closure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stateline.files import FileOutput
+from stateline.options import normalise_settings, parse_int, setting
+
+__all__ = ["OperatorPlan", "PipelinePlan", "PipelineSettings"]
+
+
+def _at_least_two(value: int | str, name: str) -> int:
+    return parse_int(value, name, minimum=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSettings:
+    """Options of a keyed stream.
+
+    Attributes:
+        retained_checkpoints: How many of the newest checkpoints are kept, with all they reach; at least 2.
+    """
+
+    retained_checkpoints: int = setting(3, _at_least_two, help="newest checkpoints that are kept")
+
+    def __post_init__(self) -> None:
+        normalise_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorPlan:
+    """One operator.
+
+    Attributes:
+        name: Unique within the pipeline.
+        tables: The schemas of its state tables by name, each encoded as in :class:`stateline.checkpoint.OperatorState`;
+            empty for an operator without state.
+        definition: What computes the state, as text; must be the same on restart.
+        output: Its files, if it writes any.
+    """
+
+    name: str
+    tables: Mapping[str, str]
+    definition: str
+    output: FileOutput | None = None
+
+    def state_name(self, table: str) -> str:
+        """The name of a table in the checkpoint: the operator's own for its only table."""
+        return self.name if list(self.tables) == [table] else f"{self.name}/{table}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePlan:
+    """A whole pipeline.
+
+    Attributes:
+        root_url: Checkpoint root.
+        parallelism: Subtasks per operator.
+        max_parallelism: Key groups.
+        operators: Keyed operators, at least one.
+        retained_checkpoints: See :class:`PipelineSettings`.
+        root_options: Options of the root's store.
+    """
+
+    root_url: str
+    parallelism: int
+    max_parallelism: int
+    operators: tuple[OperatorPlan, ...]
+    retained_checkpoints: int = 3
+    root_options: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,232 @@
+"""A Spark session that works as it comes, on a laptop and on a cluster.
+
+Owns the choice of Java, of the Python of the workers and of a few settings. Does not own any setting that the user, the
+command line or ``spark-defaults.conf`` has made: those always win.
+
+What is set, and only where nobody else has set it:
+
+- everywhere: Arrow for the exchange of rows with Python;
+- for masters on this machine (``local...``, or ``spark://`` on a loopback address): all sockets on the loopback
+  address, and this very Python for the workers;
+- for ``local`` masters also: no web interface, a quarter of the memory (1 to 4 GiB) for the JVM, and one shuffle
+  partition for each core.
+
+The time zone of the session is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import logging
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
+
+from stateline.errors import ErrorKind, InvalidInputError, UnavailableError
+from stateline.spark.java import JavaRuntime, find_java
+
+__all__ = ["get_or_create_session"]
+
+_LOGGER: Final = logging.getLogger(__name__)
+_LOOPBACK: Final = "127.0.0.1"
+_LOCAL_MASTER: Final = re.compile(r"local(\[.*\]|-cluster\[.*\])?")
+_LOOPBACK_MASTER: Final = re.compile(r"spark://(127\.[0-9.]+|localhost|\[::1\])(:[0-9]+)?(,.*)?")
+_MEBIBYTE: Final = 1024 * 1024
+_CGROUP_MEMORY_LIMIT: Final = "/sys/fs/cgroup/memory.max"
+_QUIET_LOGGING: Final = "quiet_log4j2.properties"
+
+
+def get_or_create_session(
+    app_name: str = "stateline", master: str | None = None, *, quiet: bool = False, **conf: object
+) -> SparkSession:
+    """The running Spark session, or a new one with a Java and a Python that work.
+
+    Args:
+        app_name: Name of the application.
+        master: Such as ``"local[2]"`` or ``"spark://host:7077"``; by default what Spark is configured with, else
+            ``"local[*]"``.
+        quiet: No progress bars, and logs of the JVM only from level ERROR up. Takes effect when a JVM is started.
+        conf: Spark settings, such as ``**{"spark.driver.memory": "2g"}``. They win over everything else. A running
+            session takes those that may change while it runs.
+
+    Returns:
+        The session. Where one is running already, it is that one: its Java and its static settings stay.
+
+    Raises:
+        InvalidInputError: A setting whose name does not start with ``spark.``.
+        NotInstalledError: There is no Java; the hint names the ``pip install`` that brings one.
+        UnavailableError: The JVM ended before it answered.
+    """
+    given = {name: _text(value) for name, value in conf.items()}
+    _check_names(given)
+    if master is not None:
+        given["spark.master"] = master
+    builder = SparkSession.builder.appName(app_name)
+    if _is_running():
+        return builder.config(map=given).getOrCreate()
+    configured = {**_outside_settings(os.environ), **given}
+    starts_jvm = _starts_jvm(configured, os.environ)
+    settings = {**_default_settings(configured, starts_jvm=starts_jvm, quiet=quiet), **given}
+    java = find_java() if starts_jvm else None
+    if java is not None:
+        _LOGGER.info("Spark runs on %s", java)
+    with _environment(_launch_environment(configured, java, os.environ)):
+        try:
+            return builder.config(map=settings).getOrCreate()
+        except PySparkRuntimeError as error:
+            if error.getCondition() != "JAVA_GATEWAY_EXITED":
+                raise
+            raise UnavailableError(
+                "the JVM ended before it answered",
+                operation="start Spark",
+                subject=str(java),
+                hint="Its own message stands above; check JAVA_HOME, the memory settings and PYSPARK_SUBMIT_ARGS",
+            ) from error
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _check_names(settings: Mapping[str, str]) -> None:
+    for name in settings:
+        if not name.startswith("spark."):
+            raise InvalidInputError(
+                "is no Spark setting",
+                operation="get_or_create_session",
+                subject=repr(name),
+                hint='Names start with "spark."; pass them as **{"spark.driver.memory": "2g"}',
+                kind=ErrorKind.UNKNOWN_OPTION,
+            )
+
+
+def _is_running() -> bool:
+    try:
+        SparkSession.active()
+    except PySparkRuntimeError:
+        return False
+    return True
+
+
+def _outside_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """What ``spark-defaults.conf``, ``MASTER`` and ``PYSPARK_SUBMIT_ARGS`` set, so that no default of ours hides it."""
+    settings = {"spark.master": environ["MASTER"]} if environ.get("MASTER") else {}
+    settings |= _defaults_file(environ)
+    arguments = shlex.split(environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    for argument, value in itertools.pairwise([*arguments, ""]):
+        if argument == "--master":
+            settings["spark.master"] = value
+        elif argument == "--driver-memory":
+            settings["spark.driver.memory"] = value
+        elif argument in ("--conf", "-c"):
+            name, _, setting = value.partition("=")
+            settings[name] = setting
+    return settings
+
+
+def _defaults_file(environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings of ``spark-defaults.conf``: a name and a value on each line, ``#`` starts a comment."""
+    folder = environ.get("SPARK_CONF_DIR") or os.path.join(environ.get("SPARK_HOME") or _pyspark_home(), "conf")
+    try:
+        with open(os.path.join(folder, "spark-defaults.conf"), encoding="utf-8") as file:
+            lines = [line.strip() for line in file]
+    except FileNotFoundError:
+        return {}
+    pairs = (re.split(r"\s*[=:\s]\s*", line, maxsplit=1) for line in lines if line and not line.startswith("#"))
+    return {name: rest[0] if rest else "" for name, *rest in pairs}
+
+
+def _pyspark_home() -> str:
+    spec = importlib.util.find_spec("pyspark")
+    return os.path.dirname(spec.origin) if spec is not None and spec.origin is not None else ""
+
+
+def _starts_jvm(configured: Mapping[str, str], environ: Mapping[str, str]) -> bool:
+    """Whether the session starts a JVM: not under ``spark-submit``, which has one, and not for Spark Connect."""
+    return not ("PYSPARK_GATEWAY_PORT" in environ or "SPARK_REMOTE" in environ or "spark.remote" in configured)
+
+
+def _default_settings(configured: Mapping[str, str], *, starts_jvm: bool, quiet: bool) -> dict[str, str]:
+    """Our settings, without those that are configured already."""
+    settings = {"spark.sql.execution.arrow.pyspark.enabled": "true"}
+    master = _master(configured)
+    if starts_jvm and _is_on_this_machine(master):
+        settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+    if starts_jvm and _LOCAL_MASTER.fullmatch(master):
+        settings |= {
+            "spark.master": master,
+            "spark.ui.enabled": "false",
+            "spark.driver.memory": f"{_driver_memory_mebibytes()}m",
+            "spark.sql.shuffle.partitions": str(_local_cores(master)),
+        }
+    if starts_jvm and quiet:
+        url = Path(__file__).with_name(_QUIET_LOGGING).as_uri()
+        settings |= {
+            "spark.log.level": "ERROR",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={url}",
+        }
+    return {name: value for name, value in settings.items() if name not in configured}
+
+
+def _master(configured: Mapping[str, str]) -> str:
+    return configured.get("spark.master", "local[*]")
+
+
+def _is_on_this_machine(master: str) -> bool:
+    return bool(_LOCAL_MASTER.fullmatch(master) or _LOOPBACK_MASTER.fullmatch(master))
+
+
+def _local_cores(master: str) -> int:
+    """Cores of a ``local`` master: 1, ``n`` of ``local[n]``, workers times cores of ``local-cluster[w,c,m]``."""
+    numbers = [int(number) for number in re.findall(r"[0-9]+", master)]
+    if master.startswith("local-cluster"):
+        return numbers[0] * numbers[1]
+    if "*" in master:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return numbers[0] if numbers else 1
+
+
+def _driver_memory_mebibytes() -> int:
+    """A quarter of the memory that this process may use, 1 to 4 GiB: the Python workers need the rest."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError), open(_CGROUP_MEMORY_LIMIT, encoding="ascii") as file:
+        available = min(available, int(file.read()))
+    return min(max(available // 4 // _MEBIBYTE, 1024), 4096)
+
+
+def _launch_environment(
+    configured: Mapping[str, str], java: JavaRuntime | None, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """What must be in the environment while the JVM and the context start."""
+    launch = {"PYSPARK_DRIVER_PYTHON": sys.executable}
+    if _is_on_this_machine(_master(configured)):
+        launch |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": _LOOPBACK}
+    if "spark.pyspark.python" in configured:
+        launch["PYSPARK_PYTHON"] = configured["spark.pyspark.python"]
+    launch = {name: value for name, value in launch.items() if name not in environ}
+    return launch if java is None else {**launch, "JAVA_HOME": java.home}
+
+
+@contextlib.contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables of this process for the duration of the block."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

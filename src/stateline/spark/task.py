@@ -1,0 +1,211 @@
+"""The executor's side of one micro-batch: one subtask of one operator. No Spark in here.
+
+Owns the order of work in a task: open the state, process the rows, make output and state durable, hand back handles.
+Does not own what is computed (an :class:`OperatorProgram` does) nor whether it counts (the record does).
+
+Invariants:
+- A task reads only what the record before it names and what its arguments hold, and writes only under fresh names. So
+  it may run twice, at once or later, on the same rows in another order: one result is chosen, the rest is garbage.
+- When it returns, everything its result names is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from stateline.blob import BlobStore
+from stateline.environment import Environment
+from stateline.errors import InternalError
+from stateline.files import FileOutput, FilesResult, FileWriter
+from stateline.spark.coordinator import SubtaskResult, SubtaskTask
+from stateline.spark.plan import OperatorPlan
+from stateline.state.merge import MergeSettings
+from stateline.state.rows import StateRows
+from stateline.state.run_cache import OpenRuns, RunCache
+from stateline.state.run_store import RunReader, RunWriter
+from stateline.state.schema import StateSchema
+from stateline.state.snapshot import snapshot
+from stateline.state.table import StateTable
+
+__all__ = ["HASH_COLUMN", "OperatorProgram", "Processed", "TaskContext", "run_subtask"]
+
+HASH_COLUMN: Final = "__hash"
+"""The stable hash of the key, where the JVM has computed it already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processed:
+    """What a program makes of the rows of one batch.
+
+    Attributes:
+        changes: New rows of each state table, by table name; a table without changes may be left out.
+        output: Output rows; ``None`` for none.
+        metrics: Counts by name.
+    """
+
+    changes: Mapping[str, StateRows]
+    output: pa.Table | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class OperatorProgram(Protocol):
+    """What a keyed operator computes. Shipped to every task, so it must survive being copied to another process."""
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """Key columns of the input, in the order in which they are hashed."""
+        ...
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """Columns of the input that tasks receive, key columns first."""
+        ...
+
+    @property
+    def wants_hash(self) -> bool:
+        """Whether tasks also receive :data:`HASH_COLUMN`: cheaper to send than to compute in Python, for strings."""
+        ...
+
+    @property
+    def tables(self) -> Mapping[str, StateSchema]:
+        """Schemas of the operator's state tables, by name."""
+        ...
+
+    @property
+    def definition(self) -> str:
+        """What is computed, as text that is the same for the same program."""
+        ...
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """Schema of the output rows."""
+        ...
+
+    def process(
+        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], checkpoint_id: int
+    ) -> Processed:
+        """Processes the rows of one batch that belong to one subtask; there may be none.
+
+        Must not keep anything between calls: the next batch may be processed elsewhere.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskContext:
+    """The part of the world that a task needs.
+
+    Attributes:
+        root: Store of the checkpoint root.
+        output: Store of the operator's files, if it writes any.
+        environment: Clock, ids, threads.
+        cache: Copies of runs on this host's disk, for a root that is elsewhere.
+        merging: When runs are merged.
+        open_runs: Runs that are open; by default those that all tasks of this process share.
+    """
+
+    root: BlobStore
+    output: BlobStore | None
+    environment: Environment
+    cache: RunCache | None = None
+    merging: MergeSettings = field(default_factory=MergeSettings)
+    open_runs: OpenRuns | None = None
+
+
+def run_subtask(
+    context: TaskContext,
+    operator: OperatorPlan,
+    program: OperatorProgram,
+    task: SubtaskTask,
+    batches: Iterable[pa.RecordBatch],
+    max_parallelism: int,
+) -> SubtaskResult:
+    """Runs one subtask.
+
+    Args:
+        context: Stores and environment.
+        operator: The operator's plan.
+        program: What it computes.
+        task: What the coordinator tells this subtask.
+        batches: Its rows.
+        max_parallelism: Key groups.
+
+    Raises:
+        DataLossError: A run or pending rows that the newest record names are gone.
+        CorruptDataError: They are not what was written.
+        StatelineError: What the program or the stores raise. Nothing is changed; at most garbage is left.
+    """
+    clock = context.environment.clock
+    began = clock.monotonic()
+    tables = {
+        name: _open_table(context, schema, task, name, max_parallelism) for name, schema in program.tables.items()
+    }
+    opened = clock.monotonic()
+    processed = program.process(batches, tables, task.checkpoint_id)
+    computed = clock.monotonic()
+    states = {}
+    metrics = dict(processed.metrics)
+    for name, table in tables.items():
+        writer = RunWriter(
+            context.root, table.schema, max_parallelism, cache=context.cache, environment=context.environment
+        )
+        made = snapshot(table, processed.changes.get(name), writer, task.checkpoint_id, settings=context.merging)
+        states[name] = made.state
+        _add(metrics, "state_bytes_written", sum(run.size for run in made.written))
+        _add(metrics, "runs_merged", made.merged)
+        _add(metrics, "runs", len(made.state.runs))
+        _add(metrics, "state_rows", sum(run.rows for run in made.state.runs))
+        _add(metrics, "state_bytes", sum(run.size for run in made.state.runs))
+    stored = clock.monotonic()
+    files = _write_output(context, operator.output, task, processed.output)
+    metrics["open_seconds"] = opened - began
+    metrics["process_seconds"] = computed - opened
+    metrics["state_seconds"] = stored - computed
+    metrics["output_seconds"] = clock.monotonic() - stored
+    return SubtaskResult(
+        operator=task.operator,
+        subtask=task.subtask,
+        states=states,
+        finished=files.finished,
+        open=files.open,
+        metrics=metrics,
+    )
+
+
+def _open_table(
+    context: TaskContext, schema: StateSchema, task: SubtaskTask, name: str, max_parallelism: int
+) -> StateTable:
+    state = task.states[name]
+    reader = RunReader(
+        context.root, schema, cache=context.cache, open_runs=context.open_runs, environment=context.environment
+    )
+    return StateTable(schema, state.key_groups, max_parallelism, reader.open_all(state.runs))
+
+
+def _write_output(
+    context: TaskContext, output: FileOutput | None, task: SubtaskTask, rows: pa.Table | None
+) -> FilesResult:
+    if output is None:
+        return FilesResult()
+    if context.output is None:
+        raise InternalError("the operator writes files, but no store is open", subject=task.operator)
+    writer = FileWriter(
+        output,
+        context.root,
+        context.output,
+        open_files=task.open_files,
+        subtask=task.subtask,
+        now=task.now,
+        environment=context.environment,
+    )
+    if rows is not None:
+        writer.write(rows)
+    return writer.finish()
+
+
+def _add(metrics: dict[str, float], name: str, amount: float) -> None:
+    metrics[name] = metrics.get(name, 0) + amount

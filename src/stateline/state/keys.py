@@ -1,0 +1,303 @@
+"""Keys in columns: normalising, hashing, comparing whole keys, and grouping rows by key.
+
+Owns equality of keys. Does not own the hash itself (``stateline.key_groups``) nor any value column.
+
+Facts:
+- Keys are equal as Spark groups them: null equals null, NaN equals NaN, -0.0 equals 0.0 (and becomes it).
+- The hash orders rows; **only the whole key decides**. Two different keys with one hash are two keys everywhere:
+  in a batch, in a run, in a search and in a merge. Among rows of one hash the order means nothing.
+- Hashes are uniform, so the upper bits of a hash and the number of its row, packed into one word, can be sorted as
+  plain
+  integers: twice as fast as sorting with an index (``docs/decisions/state-runs.md``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateline.errors import ErrorKind, InvalidInputError
+from stateline.key_groups import hash_columns
+from stateline.state.schema import StateSchema, stored_key_type
+
+__all__ = [
+    "Groups",
+    "Hashes",
+    "KeyRows",
+    "Mask",
+    "Rows",
+    "equal_at",
+    "fixed_words",
+    "group_rows",
+    "group_sorted",
+    "key_rows",
+]
+
+Hashes = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.int64]
+"""Row numbers."""
+Mask = npt.NDArray[np.bool_]
+
+Column: TypeAlias = Any
+"""A pa.Array or a pa.ChunkedArray."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeyRows:
+    """Keys of many rows, normalised, beside their hashes.
+
+    Attributes:
+        hashes: One unsigned 64-bit hash per row.
+        columns: One Arrow array per key column, of exactly the type of the schema.
+    """
+
+    hashes: Hashes
+    columns: tuple[pa.Array, ...]
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def take(self, rows: Rows) -> KeyRows:
+        """The rows numbered, in that order."""
+        indices = pa.array(rows)
+        return KeyRows(self.hashes.take(rows), tuple(column.take(indices) for column in self.columns))
+
+    def slice(self, start: int, end: int) -> KeyRows:
+        """The rows of the half-open range, without a copy."""
+        return KeyRows(self.hashes[start:end], tuple(column.slice(start, end - start) for column in self.columns))
+
+    @classmethod
+    def concat(cls, parts: Sequence[KeyRows]) -> Self:
+        """All rows of one or more parts, in order."""
+        columns = zip(*(part.columns for part in parts), strict=True)
+        return cls(
+            np.concatenate([part.hashes for part in parts]),
+            tuple(pa.concat_arrays(list(column)) for column in columns),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Groups:
+    """Rows grouped by key.
+
+    Attributes:
+        keys: The distinct keys, ascending by unsigned hash.
+        order: The rows of the input, group after group, in input order within a group.
+        starts: For each group its first place in ``order``; ascending, the first is 0.
+    """
+
+    keys: KeyRows
+    order: Rows
+    starts: Rows
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def sizes(self) -> Rows:
+        """Rows of each group."""
+        return np.diff(self.starts, append=len(self.order))
+
+    def index(self) -> Rows:
+        """For each place in ``order``, the number of its group."""
+        return np.repeat(np.arange(len(self.starts)), self.sizes)
+
+
+def key_rows(schema: StateSchema, columns: Sequence[Column], hashes: npt.NDArray[Any] | None = None) -> KeyRows:
+    """Normalises the key columns of a batch and hashes them.
+
+    Args:
+        schema: Names and types of the keys.
+        columns: One per key column, in the order of the schema, all of one length.
+        hashes: The hashes, where the caller has them already, signed or unsigned: ``xxhash64`` of the same columns.
+
+    Raises:
+        InvalidInputError: Another number, type or length of columns, or hashes that are not those of the keys.
+    """
+    if len(columns) != len(schema.keys):
+        raise InvalidInputError(
+            f"{len(columns)} key columns came", operation="put", hint=f"The key is ({', '.join(schema.keys.names)})"
+        )
+    normal = tuple(_normalised(column, field) for column, field in zip(columns, schema.keys, strict=True))
+    if hashes is None:
+        return KeyRows(hash_columns(normal), normal)
+    given = hashes.view(np.uint64) if hashes.dtype == np.int64 else hashes.astype(np.uint64, copy=False)
+    if len(given) != len(normal[0]) or (
+        len(given) and int(hash_columns([column.slice(0, 1) for column in normal])[0]) != int(given[0])
+    ):
+        raise InvalidInputError(
+            "the given hashes are not those of the keys",
+            operation="put",
+            subject=f"key ({', '.join(schema.keys.names)})",
+            hint="Give xxhash64 of the key columns in the order of the schema, or none",
+        )
+    return KeyRows(given, normal)
+
+
+def group_rows(rows: KeyRows) -> Groups:
+    """Groups rows by whole key."""
+    if len(rows) == 0:
+        nothing = np.empty(0, dtype=np.int64)
+        return Groups(rows, nothing, nothing)
+    order, hashes = _sorted_by_hash(rows.hashes)
+    return group_sorted(rows, order, hashes)
+
+
+def group_sorted(rows: KeyRows, order: Rows, hashes: Hashes) -> Groups:
+    """Groups rows by whole key when an order by hash is known.
+
+    Args:
+        rows: One row or more.
+        order: All row numbers, ascending by hash, input order within one hash.
+        hashes: ``rows.hashes`` in that order.
+    """
+    joined = hashes[1:] == hashes[:-1]
+    pairs = np.flatnonzero(joined)
+    equal = equal_at(rows, order[pairs], rows, order[pairs + 1])
+    if not equal.all():
+        spans = np.isin(hashes, np.unique(hashes[pairs[~equal]]))
+        order, joined = _separate(rows, order, joined, spans)
+    first = np.empty(len(order), dtype=np.bool_)
+    first[0] = True
+    np.logical_not(joined, out=first[1:])
+    starts = np.flatnonzero(first)
+    return Groups(rows.take(order.take(starts)), order, starts)
+
+
+def equal_at(left: KeyRows, left_rows: Rows, right: KeyRows, right_rows: Rows) -> Mask:
+    """Whether the keys at ``left_rows`` equal those at ``right_rows``, one by one. Hashes are not looked at."""
+    equal: Mask | None = None
+    for one, other in zip(left.columns, right.columns, strict=True):
+        same = _column_equal_at(one, left_rows, other, right_rows)
+        equal = same if equal is None else equal & same
+    return np.ones(len(left_rows), dtype=np.bool_) if equal is None else equal
+
+
+def fixed_words(column: pa.Array) -> npt.NDArray[Any] | None:
+    """The bit patterns of a column of 1, 2, 4 or 8 bytes a value, without a copy; ``None`` for all other types."""
+    dtype = _WORDS.get(column.type.bit_width) if _is_word(column.type) else None
+    if dtype is None:
+        return None
+    values = column.buffers()[1]
+    if values is None:
+        return np.empty(0, dtype=dtype)
+    return np.frombuffer(values, dtype=dtype)[column.offset : column.offset + len(column)]
+
+
+_WORDS: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+_ROW_BITS_MAX: Final = 28
+"""Beyond 2**28 rows too few bits of the hash are left to make the packed sort worth its check."""
+
+
+def _is_word(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or (pa.types.is_temporal(kind) and not pa.types.is_interval(kind))
+    )
+
+
+def _sorted_by_hash(hashes: Hashes) -> tuple[Rows, Hashes]:
+    """A stable order by hash, and the hashes in that order."""
+    bits = len(hashes).bit_length()
+    if bits <= _ROW_BITS_MAX:
+        low = np.uint64((1 << bits) - 1)
+        packed = hashes & ~low
+        packed |= np.arange(len(hashes), dtype=np.uint64)
+        packed.sort()
+        packed &= low
+        order = packed.view(np.int64)
+        ordered = hashes.take(order)
+        if not (ordered[1:] < ordered[:-1]).any():
+            return order, ordered
+    # Two different hashes share their upper bits: one batch of 250,000 uniform hashes in some thousands.
+    order = np.argsort(hashes, kind="stable")
+    return order, hashes.take(order)
+
+
+def _separate(rows: KeyRows, order: Rows, joined: Mask, spans: Mask) -> tuple[Rows, Mask]:
+    """Sorts the rows of colliding hashes by hash and key. Rare, and as slow as it is plain."""
+    places = np.flatnonzero(spans)
+    colliding = rows.take(order[places])
+    identity = _identities(colliding.columns)
+    by_key = np.lexsort((identity, colliding.hashes))
+    order, joined = order.copy(), joined.copy()
+    order[places] = order[places][by_key]
+    hashes, identity = colliding.hashes[by_key], identity[by_key]
+    same = (hashes[1:] == hashes[:-1]) & (identity[1:] == identity[:-1])
+    # A span of one hash is contiguous, so neighbours in ``places`` that are joined are neighbours in ``order``.
+    adjacent = np.diff(places) == 1
+    joined[places[:-1][adjacent]] = same[adjacent]
+    return order, joined
+
+
+def _identities(columns: Sequence[pa.Array]) -> Rows:
+    """A number for each row, equal exactly where the keys are equal."""
+    identity = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        plain = column.view(_WORD_TYPES[column.type.bit_width]) if pa.types.is_floating(column.type) else column
+        codes = pc.dictionary_encode(plain, null_encoding="encode").indices.to_numpy().astype(np.int64)
+        _, identity = np.unique(identity * (len(column) + 1) + codes, return_inverse=True)
+    return identity
+
+
+_WORD_TYPES: Final = {16: pa.uint16(), 32: pa.int32(), 64: pa.int64()}
+
+
+def _column_equal_at(left: pa.Array, left_rows: Rows, right: pa.Array, right_rows: Rows) -> Mask:
+    if pa.types.is_null(left.type):
+        return np.ones(len(left_rows), dtype=np.bool_)
+    if left.null_count == 0 and right.null_count == 0:
+        words, other_words = fixed_words(left), fixed_words(right)
+        if words is not None and other_words is not None:
+            same: Mask = words.take(left_rows) == other_words.take(right_rows)
+            return same
+    one, other = left.take(pa.array(left_rows)), right.take(pa.array(right_rows))
+    if pa.types.is_floating(one.type):
+        one, other = (side.view(_WORD_TYPES[side.type.bit_width]) for side in (one, other))
+    equal = pc.equal(one, other)
+    if equal.null_count:
+        equal = pc.or_(equal.fill_null(False), pc.and_(one.is_null(), other.is_null()))
+    mask: Mask = equal.to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _normalised(column: Column, field: pa.Field) -> pa.Array:
+    """One contiguous array of exactly the type of ``field``."""
+    if stored_key_type(column.type, field.name) != field.type:
+        raise InvalidInputError(
+            f"the key column has type {column.type}, the state has {field.type}",
+            operation="put",
+            subject=f"column {field.name!r}",
+            hint="Cast it before it is keyed: the hash of a key depends on its type",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        )
+    try:
+        array = pa.concat_arrays(column.chunks or [pa.array([], column.type)]) if hasattr(column, "chunks") else column
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if array.type != field.type:
+            array = array.cast(field.type)
+    except pa.ArrowException as error:
+        raise InvalidInputError(
+            f"the key column cannot be stored as {field.type}: {error}",
+            operation="put",
+            subject=f"column {field.name!r}",
+            hint="A batch holds at most 2 GiB of text per column: raise the parallelism or lower the trigger's size",
+        ) from error
+    return _canonical_floats(array) if pa.types.is_floating(array.type) else array
+
+
+def _canonical_floats(column: pa.Array) -> pa.Array:
+    """-0.0 as 0.0 and every NaN as the canonical one, so that equal keys have equal bits."""
+    values = column.fill_null(0.0).to_numpy(zero_copy_only=False)
+    zero = np.array(0.0, values.dtype)
+    values = np.where(np.isnan(values), np.array(np.nan, values.dtype), values + zero)
+    mask = None if column.null_count == 0 else column.is_null().to_numpy(zero_copy_only=False)
+    return pa.array(values, type=column.type, mask=mask, from_pandas=False)

@@ -1,0 +1,221 @@
+"""Merging runs: which ones, and how.
+
+Owns the plan (pure: sizes in, adjacent runs out) and the vectorised merge. Does not own when it runs or where the
+result goes (``snapshot``).
+
+Invariants:
+- Only adjacent runs are merged, and the result takes their place, so "the newer run wins" stays true.
+- A tombstone is dropped only when no older run that could hold its key is left outside the merge.
+
+Bounds, for settings ``runs_max`` and ``space_factor``:
+- **Reads**: after a checkpoint a stack has at most ``runs_max`` runs.
+- **Space**: rows stored are at most ``space_factor`` times the live ones (above a floor of ``small_rows``). Live rows
+  are at least those of the oldest runs less all tombstones.
+- **Writes**: a row is rewritten when runs of about its run's size have gathered, so about log(state / changes) times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from stateline.errors import InvalidInputError
+from stateline.key_groups import KeyGroupRange, hash_bounds
+from stateline.options import normalise_settings, parse_int, setting
+from stateline.state.keys import Mask, group_sorted
+from stateline.state.rows import Run, StateRows
+
+__all__ = ["MergeSettings", "RunSize", "drops_tombstones", "live_rows_min", "merge_runs", "merge_windows", "plan_merge"]
+
+_WINDOW_ROWS: Final = 131_072
+"""Rows merged at a time: few enough to stay in the cache, enough to make numpy's overhead vanish."""
+
+Expired = Callable[[StateRows], Mask]
+
+
+def _factor(value: float | str, name: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = 0.0
+    if not 1.0 < number <= 100.0:
+        raise InvalidInputError(f"{value!r} is not valid", subject=name, hint="Give a number above 1, such as 2")
+    return number
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MergeSettings:
+    """When runs are merged.
+
+    Attributes:
+        runs_max: Runs in a stack after a checkpoint, at most.
+        tier_runs: How many runs of about one size are gathered before they are merged.
+        space_factor: Rows stored for each live row, at most.
+        small_rows: A stack of fewer rows is never merged for its space.
+    """
+
+    runs_max: int = setting(8, lambda value, name: parse_int(value, name, minimum=1), help="runs in a stack, at most")
+    tier_runs: int = setting(
+        4, lambda value, name: parse_int(value, name, minimum=2), help="runs of one size before they are merged"
+    )
+    space_factor: float = setting(2.0, _factor, help="rows stored for each live row, at most")
+    small_rows: int = setting(
+        10_000, lambda value, name: parse_int(value, name, minimum=0), help="smaller stacks are not merged for space"
+    )
+
+    def __post_init__(self) -> None:
+        normalise_settings(self)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunSize:
+    """What the plan looks at.
+
+    Attributes:
+        rows: Rows that count.
+        key_groups: What the run covers.
+        tombstones: How many of the rows delete their key.
+    """
+
+    rows: int
+    key_groups: KeyGroupRange
+    tombstones: int = 0
+
+    @classmethod
+    def of(cls, run: Run) -> RunSize:
+        """The size of an open run."""
+        return cls(len(run), run.key_groups, run.tombstones)
+
+
+def plan_merge(sizes: Sequence[RunSize], settings: MergeSettings | None = None) -> range | None:
+    """The adjacent runs to merge next, as their numbers; ``None`` if the stack is good as it is.
+
+    Args:
+        sizes: Oldest first.
+        settings: The bounds to keep.
+    """
+    settings = settings or MergeSettings()
+    count = len(sizes)
+    if count < 2:
+        return None
+    rows = [size.rows for size in sizes]
+    if sum(rows) > settings.small_rows and sum(rows) > settings.space_factor * live_rows_min(sizes):
+        return range(count)
+    start, gathered = count - 1, rows[-1]
+    while start > 0 and rows[start - 1] <= gathered:
+        start -= 1
+        gathered += rows[start]
+    if count - start >= settings.tier_runs:
+        return range(start, count)
+    if count > settings.runs_max:
+        width = count - settings.runs_max + 1
+        start = min(range(count - width + 1), key=lambda first: sum(rows[first : first + width]))
+        return range(start, start + width)
+    return None
+
+
+def live_rows_min(sizes: Sequence[RunSize]) -> int:
+    """A lower bound of the live rows: those of the runs with nothing below them, less all tombstones."""
+    bottoms = [
+        size.rows
+        for number, size in enumerate(sizes)
+        if drops_tombstones([below.key_groups for below in sizes[:number]], [size.key_groups])
+    ]
+    return max(sum(bottoms) - sum(size.tombstones for size in sizes), 0)
+
+
+def drops_tombstones(older: Sequence[KeyGroupRange], merged: Sequence[KeyGroupRange]) -> bool:
+    """Whether a merge may forget what it deletes: no run below it covers any of its key groups."""
+    return not any(len(below.intersection(part)) for below in older for part in merged)
+
+
+def merge_runs(
+    runs: Sequence[Run],
+    key_groups: KeyGroupRange,
+    max_parallelism: int,
+    *,
+    drop_tombstones: bool,
+    expired: Expired | None = None,
+) -> Run:
+    """One run in memory with the newest row of each key.
+
+    Args:
+        runs: Adjacent, oldest first.
+        key_groups: What the result covers; rows outside are left out.
+        max_parallelism: Number of key groups.
+        drop_tombstones: See :func:`drops_tombstones`.
+        expired: Tells which rows have outlived their time. They are dropped as if deleted, which leaves a tombstone
+            wherever an older version could come to light.
+    """
+    merged = merge_windows(runs, key_groups, max_parallelism, drop_tombstones=drop_tombstones, expired=expired)
+    return Run(list(merged), key_groups, max_parallelism)
+
+
+def merge_windows(
+    runs: Sequence[Run],
+    key_groups: KeyGroupRange,
+    max_parallelism: int,
+    *,
+    drop_tombstones: bool,
+    expired: Expired | None = None,
+    window_rows: int = _WINDOW_ROWS,
+) -> Iterator[StateRows]:
+    """The newest row of each key, ascending by hash, window after window; see :func:`merge_runs`.
+
+    Yields:
+        Rows of neighbouring, disjoint ranges of hashes; none is empty.
+    """
+    borders = _window_borders(runs, key_groups, max_parallelism, window_rows)
+    for low, high in itertools.pairwise(borders):
+        parts = [part for run in reversed(runs) for part in run.between(low, high)]
+        if not parts:
+            continue
+        merged = parts[0] if len(parts) == 1 else _newest(parts)
+        if expired is not None:
+            merged = _with_expired(merged, expired(merged))
+        if drop_tombstones and merged.deleted is not None:
+            merged = dataclasses.replace(merged.take(np.flatnonzero(~merged.deleted)), deleted=None)
+        if len(merged):
+            yield merged
+
+
+def _newest(parts: Sequence[StateRows]) -> StateRows:
+    """One row per key out of parts, of which the first ones are newer."""
+    rows = StateRows.concat(parts)
+    # The parts ascend each by itself: a stable sort merges them, and leaves the newest row of a key in front.
+    order = np.argsort(rows.keys.hashes, kind="stable")
+    groups = group_sorted(rows.keys, order, rows.keys.hashes.take(order))
+    newest = order.take(groups.starts)
+    indices = pa.array(newest)
+    values = tuple(column.take(indices) for column in rows.values)
+    deleted = None if rows.deleted is None else rows.deleted.take(newest)
+    return StateRows(groups.keys, values, deleted if deleted is not None and deleted.any() else None)
+
+
+def _with_expired(rows: StateRows, gone: Mask) -> StateRows:
+    if not gone.any():
+        return rows
+    return dataclasses.replace(rows, deleted=gone if rows.deleted is None else gone | rows.deleted)
+
+
+def _window_borders(
+    runs: Sequence[Run], key_groups: KeyGroupRange, max_parallelism: int, window_rows: int
+) -> list[int]:
+    """Hashes that cut the key groups so that about ``window_rows`` rows lie between two: hashes are uniform.
+
+    The cuts are borders of key groups wherever there are enough of them, which makes for well-cut record batches.
+    """
+    low, high = hash_bounds(key_groups, max_parallelism)
+    windows = -(-sum(len(run) for run in runs) // window_rows)
+    groups = len(key_groups)
+    if windows <= groups:
+        firsts = [key_groups.start + number * groups // windows for number in range(1, windows)]
+        inner = [hash_bounds(KeyGroupRange(first, first), max_parallelism)[0] for first in firsts]
+    else:
+        inner = [low + number * (high - low) // windows for number in range(1, windows)]
+    return [low, *inner, high]

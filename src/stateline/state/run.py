@@ -1,0 +1,440 @@
+"""The bytes of a run: one Arrow IPC file that anybody can read, sorted by the hash of the key.
+
+Owns the format, version 1, both ways. Does not own where the bytes lie (``run_store``) nor what is in memory
+(``rows``).
+
+A run is a plain Arrow IPC *file* (``pyarrow.ipc.open_file`` reads it)::
+
+    +---------------------+  head: magic "ARROW1", padding, the schema message
+    | head                |    __hash: uint64, not null, ascending as unsigned numbers
+    +---------------------+    key columns            field metadata stateline.role = key
+    | record batch 0      |    value columns          field metadata stateline.role = value
+    | record batch 1      |    __deleted: bool        only where the run has tombstones
+    | ...                 |
+    +---------------------+  tail: end of stream, Arrow's footer, its length (int32), magic "ARROW1"
+    | tail                |    the footer's custom metadata is the table below
+    +---------------------+
+
+    stateline.format            "run"
+    stateline.version           "1"
+    stateline.rows              rows, tombstones included
+    stateline.tombstones        rows that delete their key
+    stateline.max_parallelism   key groups of the state
+    stateline.index             base64 of: CRC32C of the head (uint32), then per record batch
+                                first hash (uint64), offset (uint64), length (uint64), rows (uint32),
+                                CRC32C of the encapsulated message (uint32); all little-endian
+
+Rules:
+- Record batches lie end to end between head and tail. Rows of one hash are never split over two batches, and batches
+  end at the border of a key group where one is near, so that a slice of key groups is few whole batches.
+- **Whole**: size and CRC32C equal those of the handle. **Slice**: the CRC32C of head, batches and tail, combined, equal
+  that of the handle, which proves the index; the index proves each batch. So a slice is as safe as the whole.
+- Buffers are not compressed unless asked: a run is memory-mapped and searched in place. Arrow pads the body of a
+  message to 8 bytes, which numpy needs; readers must not count on 64.
+- A reader of version 1 refuses a higher version. A run names no other object.
+
+Not defended: somebody who can write the run **and** the record that names its CRC32C.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import itertools
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from stateline.blob.checksum import combine_crc32c, crc32c
+from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVersionError
+from stateline.handles import RunHandle
+from stateline.key_groups import KeyGroupRange, hash_bounds, key_group_of
+from stateline.options import normalise_settings, parse_choice, parse_int, parse_size, setting
+from stateline.state.keys import Hashes, KeyRows
+from stateline.state.rows import Run, StateRows
+from stateline.state.schema import StateSchema, apply_evolution, plan_evolution
+
+__all__ = [
+    "RUN_VERSION",
+    "TAIL_GUESS_BYTES",
+    "BatchEntry",
+    "EncodedRun",
+    "RunIndex",
+    "RunSettings",
+    "check_slice",
+    "check_whole",
+    "decode_batches",
+    "encode_run",
+    "read_index",
+    "tail_bytes",
+]
+
+RUN_VERSION: Final = 1
+
+TAIL_GUESS_BYTES: Final = 64 * 1024
+"""How much of the end of a run a reader of slices asks for first: the tail of all but huge runs."""
+
+_MAGIC: Final = b"ARROW1"
+_PREFIX: Final = b"stateline."
+_FORMAT: Final = _PREFIX + b"format"
+_INDEX: Final = _PREFIX + b"index"
+_HEAD_CRC: Final = struct.Struct("<I")
+_ENTRY: Final = struct.Struct("<QQQII")
+_FOOTER_LENGTH: Final = struct.Struct("<i")
+_END_OF_STREAM_BYTES: Final = 64
+"""More than the end-of-stream marker and its padding take."""
+
+_COMPRESSION_SLACK: Final = 64
+"""LZ4 and zstd grow incompressible bytes by less than one part in this many."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """How runs are written.
+
+    Attributes:
+        batch_rows: Rows of a record batch, about: what one search step looks at, and the grain of ranged reads.
+        batch_bytes: Bytes of a record batch, about: wide rows make shorter batches.
+        compression: ``none``, ``lz4`` or ``zstd``. Anything but ``none`` gives up memory-mapping without a copy.
+    """
+
+    batch_rows: int = setting(
+        65_536, lambda value, name: parse_int(value, name, minimum=1, maximum=1 << 24), help="rows per record batch"
+    )
+    batch_bytes: int = setting("16MiB", parse_size, help="bytes per record batch, at most about")
+    compression: str = setting(
+        "none", lambda value, name: parse_choice(value, ("none", "lz4", "zstd"), name), help="none, lz4 or zstd"
+    )
+
+    def __post_init__(self) -> None:
+        normalise_settings(self)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EncodedRun:
+    """A run as bytes, with what its handle will say."""
+
+    data: memoryview
+    crc32c: int
+    rows: int
+    tombstones: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """Where one record batch lies in the file."""
+
+    first_hash: int
+    offset: int
+    length: int
+    rows: int
+    crc32c: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunIndex:
+    """What the tail of a run says about the rest."""
+
+    max_parallelism: int
+    head_crc32c: int
+    batches: tuple[BatchEntry, ...]
+
+    @property
+    def tail_start(self) -> int:
+        """Offset of the first byte after the last record batch."""
+        return self.batches[-1].offset + self.batches[-1].length
+
+    def covering(self, key_groups: KeyGroupRange) -> range:
+        """The batches, by number, that can hold rows of ``key_groups``."""
+        low, high = hash_bounds(key_groups, self.max_parallelism)
+        firsts = [entry.first_hash for entry in self.batches]
+        start = max(sum(first <= low for first in firsts) - 1, 0)
+        return range(start, sum(first < high for first in firsts))
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def encode_run(run: Run, schema: StateSchema, max_parallelism: int, settings: RunSettings | None = None) -> EncodedRun:
+    """The bytes of a run of one row or more."""
+    settings = settings or RunSettings()
+    if not run.batches:
+        raise InvalidInputError("it has no rows", operation="encode", subject="run", hint="Write no run at all")
+    tombstones = run.tombstones
+    arrow_schema = schema.run(tombstones=tombstones > 0)
+    batches = [
+        _record_batch(piece, arrow_schema, with_marks=tombstones > 0)
+        for rows in run.batches
+        for piece in _cut(rows, max_parallelism, settings)
+    ]
+    firsts = [int(batch.column(0)[0].as_py()) for batch in batches]
+    numbers = {b"version": RUN_VERSION, b"rows": len(run), b"tombstones": tombstones}
+    numbers[b"max_parallelism"] = max_parallelism
+    metadata = {_FORMAT: b"run", **{_PREFIX + key: b"%d" % number for key, number in numbers.items()}}
+    data = _write(batches, firsts, arrow_schema, metadata, settings.compression)
+    return EncodedRun(data, crc32c(data), len(run), tombstones)
+
+
+def _write(
+    batches: Sequence[pa.RecordBatch],
+    firsts: Sequence[int],
+    schema: pa.Schema,
+    metadata: Mapping[bytes, bytes],
+    compression: str,
+) -> memoryview:
+    """Writes the file into memory once, then puts the index, which only the finished batches tell, into its place."""
+    placeholder = base64.b64encode(bytes(_HEAD_CRC.size + _ENTRY.size * len(batches)))
+    size = sum(pa.ipc.get_record_batch_size(batch) for batch in batches)
+    size += size // _COMPRESSION_SLACK + 4 * schema.serialize().size + 2 * len(placeholder) + 256 * len(batches) + 4096
+    buffer = pa.allocate_buffer(size)
+    sink = pa.FixedSizeBufferWriter(buffer)
+    options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression, use_threads=False)
+    offsets = []
+    with pa.ipc.new_file(sink, schema, options=options, metadata={**metadata, _INDEX: placeholder}) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            offsets.append(sink.tell())
+    end = sink.tell()
+    view = memoryview(buffer).cast("B")[:end]
+    # The schema message is written with the first batch: the magic, then a marker and the length of the message.
+    offsets.insert(0, 16 + _FOOTER_LENGTH.unpack_from(view, 12)[0])
+    entries = [
+        _ENTRY.pack(first, start, stop - start, batch.num_rows, crc32c(view[start:stop]))
+        for first, start, stop, batch in zip(firsts, offsets[:-1], offsets[1:], batches, strict=True)
+    ]
+    index = base64.b64encode(_HEAD_CRC.pack(crc32c(view[: offsets[0]])) + b"".join(entries))
+    place = offsets[-1] + bytes(view[offsets[-1] :]).rindex(placeholder)
+    view[place : place + len(index)] = index
+    return view
+
+
+def _record_batch(rows: StateRows, schema: pa.Schema, *, with_marks: bool) -> pa.RecordBatch:
+    columns = [pa.array(rows.keys.hashes), *rows.keys.columns, *rows.values]
+    if with_marks:
+        columns.append(pa.array(np.zeros(len(rows), np.bool_) if rows.deleted is None else rows.deleted))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cut(rows: StateRows, max_parallelism: int, settings: RunSettings) -> Iterator[StateRows]:
+    """Cuts rows into record batches of about the wanted size, at key groups where possible, never within a hash."""
+    hashes = rows.keys.hashes
+    bytes_per_row = max(rows.nbytes // len(rows), 1)
+    wanted = max(min(settings.batch_rows, settings.batch_bytes // bytes_per_row), 1)
+    borders = _key_group_borders(hashes, max_parallelism) if len(rows) > wanted else np.empty(0, np.int64)
+    start = 0
+    while start < len(rows):
+        end = start + wanted
+        if end >= len(rows) or len(rows) - start <= wanted + wanted // 4:
+            end = len(rows)
+        else:
+            near = int(borders.searchsorted(end, side="right")) - 1
+            if near >= 0 and borders[near] >= start + wanted // 2:
+                end = int(borders[near])
+            else:
+                end = int(hashes.searchsorted(hashes[end - 1], side="right"))
+        yield rows.slice(start, end)
+        start = end
+
+
+def _key_group_borders(hashes: Hashes, max_parallelism: int) -> Any:
+    """The rows at which a new key group begins."""
+    first, last = (key_group_of(int(hashes[row]), max_parallelism) for row in (0, -1))
+    lows = [hash_bounds(KeyGroupRange(group, group), max_parallelism)[0] for group in range(first + 1, last + 1)]
+    return hashes.searchsorted(np.array(lows, dtype=np.uint64))
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def check_whole(buffer: pa.Buffer, handle: RunHandle) -> None:
+    """Proves that ``buffer`` is the object that ``handle`` names.
+
+    Raises:
+        CorruptDataError: Another size or CRC32C.
+    """
+    if buffer.size != handle.size:
+        raise _corrupt(handle.name, f"it has {buffer.size} bytes instead of {handle.size}")
+    if crc32c(memoryview(buffer)) != handle.crc32c:
+        raise _corrupt(handle.name, f"its CRC32C is not {handle.crc32c:08x}")
+
+
+def check_slice(buffer: pa.Buffer, handle: RunHandle, index: RunIndex, batches: range) -> None:
+    """Proves that tail and ``batches`` of ``buffer`` are those of the object that ``handle`` names.
+
+    Args:
+        buffer: As long as the object; what is neither tail nor one of ``batches`` may hold anything.
+        handle: What the object should be.
+        index: Read from this buffer.
+        batches: The record batches wanted, by number.
+
+    Raises:
+        CorruptDataError: Some byte is not what was written.
+    """
+    if buffer.size != handle.size:
+        raise _corrupt(handle.name, f"it has {buffer.size} bytes instead of {handle.size}")
+    view = memoryview(buffer)
+    total = index.head_crc32c
+    for entry in index.batches:
+        total = combine_crc32c(total, entry.crc32c, entry.length)
+    tail = view[index.tail_start :]
+    if combine_crc32c(total, crc32c(tail), len(tail)) != handle.crc32c:
+        raise _corrupt(handle.name, f"its CRC32C is not {handle.crc32c:08x}")
+    for number in batches:
+        entry = index.batches[number]
+        if crc32c(view[entry.offset : entry.offset + entry.length]) != entry.crc32c:
+            raise _corrupt(handle.name, f"record batch {number} fails its checksum")
+
+
+def tail_bytes(end: bytes) -> int:
+    """How long the tail of a run is, by its last bytes (10 or more): what :func:`read_index` needs, and a little more.
+
+    Raises:
+        CorruptDataError: It is no Arrow file.
+    """
+    if end[-len(_MAGIC) :] != _MAGIC:
+        raise _corrupt("run", "it does not end like an Arrow file")
+    footer = _FOOTER_LENGTH.unpack_from(end, len(end) - len(_MAGIC) - _FOOTER_LENGTH.size)[0]
+    if footer < 0:
+        raise _corrupt("run", "its footer has a negative length")
+    return int(footer) + len(_MAGIC) + _FOOTER_LENGTH.size + _END_OF_STREAM_BYTES
+
+
+def read_index(buffer: pa.Buffer, handle: RunHandle) -> RunIndex:
+    """Reads the index from the tail of a run. Bytes before the tail are not looked at.
+
+    Raises:
+        CorruptDataError: It is no run, or contradicts itself or the handle.
+        UnsupportedVersionError: A newer format.
+    """
+    reader = _open(buffer, handle.name)
+    metadata = dict(reader.metadata or {})
+    if metadata.get(_FORMAT) != b"run":
+        raise _corrupt(handle.name, "it is an Arrow file, but no run")
+    version, rows, tombstones, max_parallelism = (
+        _number(metadata, key, handle.name) for key in (b"version", b"rows", b"tombstones", b"max_parallelism")
+    )
+    if version > RUN_VERSION:
+        raise UnsupportedVersionError(
+            f"it has format version {version}, this program reads up to {RUN_VERSION}",
+            operation="open",
+            subject=handle.name,
+            hint="Upgrade Stateline",
+        )
+    index = RunIndex(max_parallelism, *_decode_entries(metadata.get(_INDEX, b""), handle.name))
+    wrong = _inconsistency(index, handle, reader.num_record_batches, rows, tombstones)
+    if wrong is not None:
+        raise _corrupt(handle.name, wrong)
+    return index
+
+
+def decode_batches(
+    buffer: pa.Buffer, handle: RunHandle, schema: StateSchema, index: RunIndex, batches: range
+) -> list[StateRows]:
+    """The rows of a run, in place: nothing is copied unless the run is compressed or its schema is older.
+
+    Args:
+        buffer: The file, proved by :func:`check_whole`, or by :func:`check_slice` for ``batches``.
+        handle: Names the run in errors.
+        schema: What the rows should be; rows of an older schema are evolved.
+        index: What :func:`read_index` gave.
+        batches: The record batches to read, by number.
+
+    Raises:
+        CorruptDataError: The file contradicts itself.
+        InvalidInputError: Of kind ``SCHEMA_MISMATCH``: the stored rows cannot become rows of ``schema``.
+    """
+    reader = _open(buffer, handle.name)
+    stored = StateSchema.of_run(reader.schema)
+    steps = None if stored == schema else plan_evolution(stored, schema, handle.name)
+    decoded = []
+    for number in batches:
+        try:
+            batch = reader.get_batch(number)
+            batch.validate(full=True)
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+            raise _corrupt(handle.name, f"record batch {number}: {error}") from error
+        rows = _state_rows(batch, stored, handle.name)
+        _check_batch(rows, index, number, handle.name)
+        if steps is not None:
+            rows = StateRows(rows.keys, apply_evolution(steps, rows.values, len(rows)), rows.deleted)
+        decoded.append(rows)
+    return decoded
+
+
+def _open(buffer: pa.Buffer, name: str) -> Any:
+    try:
+        return pa.ipc.open_file(pa.BufferReader(buffer), options=pa.ipc.IpcReadOptions(use_threads=False))
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise _corrupt(name, f"it is no Arrow file: {error}") from error
+
+
+def _state_rows(batch: pa.RecordBatch, schema: StateSchema, name: str) -> StateRows:
+    columns = batch.columns
+    keys, values = len(schema.keys), len(schema.values)
+    marks = columns[1 + keys + values :]
+    if any(column.null_count for column in (columns[0], *marks)):
+        raise _corrupt(name, "a hash or a deletion mark is null")
+    hashes: Hashes = columns[0].to_numpy()
+    deleted = marks[0].to_numpy(zero_copy_only=False) if marks else None
+    if deleted is not None and not deleted.any():
+        deleted = None
+    return StateRows(
+        KeyRows(hashes, tuple(columns[1 : 1 + keys])), tuple(columns[1 + keys : 1 + keys + values]), deleted
+    )
+
+
+def _check_batch(rows: StateRows, index: RunIndex, number: int, name: str) -> None:
+    entry, hashes = index.batches[number], rows.keys.hashes
+    last = number + 1 == len(index.batches)
+    if len(rows) != entry.rows or int(hashes[0]) != entry.first_hash:
+        raise _corrupt(name, f"record batch {number} is not the one of the index")
+    if (hashes[1:] < hashes[:-1]).any() or not (last or int(hashes[-1]) < index.batches[number + 1].first_hash):
+        raise _corrupt(name, f"record batch {number} is not sorted by hash")
+
+
+def _inconsistency(index: RunIndex, handle: RunHandle, batches: int, rows: int, tombstones: int) -> str | None:
+    """What is wrong with an index, in words; ``None`` if nothing is."""
+    entries = index.batches
+    if not entries or len(entries) != batches:
+        return f"its index has {len(entries)} record batches, the file {batches}"
+    if rows != handle.rows or tombstones != handle.tombstones or rows != sum(entry.rows for entry in entries):
+        return "its numbers of rows contradict each other"
+    if any(entry.rows == 0 for entry in entries):
+        return "it has an empty record batch"
+    if any(after.first_hash <= before.first_hash for before, after in itertools.pairwise(entries)):
+        return "its record batches do not ascend"
+    if any(after.offset != before.offset + before.length for before, after in itertools.pairwise(entries)):
+        return "its record batches do not lie end to end"
+    if index.tail_start > handle.size:
+        return "its record batches reach beyond its end"
+    return None
+
+
+def _decode_entries(text: bytes, name: str) -> tuple[int, tuple[BatchEntry, ...]]:
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise _corrupt(name, f"its index is not base64: {error}") from error
+    if len(data) < _HEAD_CRC.size or (len(data) - _HEAD_CRC.size) % _ENTRY.size:
+        raise _corrupt(name, f"its index has {len(data)} bytes")
+    entries = _ENTRY.iter_unpack(data[_HEAD_CRC.size :])
+    return _HEAD_CRC.unpack_from(data)[0], tuple(BatchEntry(*entry) for entry in entries)
+
+
+def _number(metadata: Mapping[bytes, bytes], key: bytes, name: str) -> int:
+    text = metadata.get(_PREFIX + key, b"")
+    if not text.isdigit() or len(text) > 18:
+        raise _corrupt(name, f"its {key.decode()} is {text!r}")
+    return int(text)
+
+
+def _corrupt(name: str, reason: str) -> CorruptDataError:
+    return CorruptDataError(
+        reason,
+        operation="open",
+        subject=name,
+        hint="The bytes are not those that were written: restore the object, or go back to an older checkpoint",
+    )

@@ -1,0 +1,213 @@
+"""Runs close to where they are searched: open ones in this process, fetched ones on this host's disk.
+
+Owns two bounded caches. Does not own fetching or checking (``run_store``): whatever comes out of the disk cache is
+proved
+again before it is used, once per process, so a damaged, truncated or foreign file costs a fetch and nothing else.
+
+Rules:
+- The disk cache is safe between processes: a file appears whole, by rename, and is deleted by name; what is
+  memory-mapped stays readable after that.
+- It is best effort: no failure of the local disk fails a task. :attr:`RunCache.failures` counts them.
+- A file of a slice is sparse: it is as long as the run, and only the record batches of the slice take room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from stateline.environment import Environment
+from stateline.handles import RunHandle
+from stateline.metrics import Counter
+from stateline.state.rows import StateRows
+from stateline.state.schema import StateSchema
+
+__all__ = ["Extent", "OpenRun", "OpenRuns", "RunCache"]
+
+_TEMPORARY_AGE_SECONDS: Final = 3600.0
+"""After this long a temporary file has lost its writer."""
+
+_BLOCK_BYTES: Final = 512
+"""The unit of ``st_blocks``, whatever the file system's own block is."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A proved run: its bytes, mapped or in memory, and its rows in place.
+
+    Attributes:
+        size: Bytes that it pins.
+        max_parallelism: Number of key groups that it was written for.
+        rows: All rows that were read, more than a subtask may see.
+    """
+
+    size: int
+    max_parallelism: int
+    rows: Sequence[StateRows]
+
+
+OpenKey = tuple[str, str, int, int, int, StateSchema]
+"""Store URL, name, CRC32C, first and last key group (the whole run: 0 and -1), schema."""
+
+
+class OpenRuns:
+    """The runs that this process has proved and mapped: the least recently used go first. Safe from any thread.
+
+    Args:
+        bytes_max: Bytes of all runs together; a mapped one costs page cache, not memory of the process.
+        runs_max: Number of runs.
+    """
+
+    def __init__(self, bytes_max: int = 4 << 30, runs_max: int = 1024) -> None:
+        self._bytes_max = bytes_max
+        self._runs_max = runs_max
+        self._lock = threading.Lock()
+        self._runs: OrderedDict[OpenKey, OpenRun] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def get(self, key: OpenKey) -> OpenRun | None:
+        """The run, if it is open."""
+        with self._lock:
+            run = self._runs.get(key)
+            if run is not None:
+                self._runs.move_to_end(key)
+            return run
+
+    def put(self, key: OpenKey, run: OpenRun) -> None:
+        """Keeps a run open, and lets others go until the bounds hold. One that is still in use stays readable."""
+        with self._lock:
+            before = self._runs.pop(key, None)
+            self._bytes += run.size - (0 if before is None else before.size)
+            self._runs[key] = run
+            while self._runs and (self._bytes > self._bytes_max or len(self._runs) > self._runs_max):
+                _, dropped = self._runs.popitem(last=False)
+                self._bytes -= dropped.size
+
+    def clear(self) -> None:
+        """Lets all go."""
+        with self._lock:
+            self._runs.clear()
+            self._bytes = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Extent:
+    """Bytes of a run and where they begin in it."""
+
+    offset: int
+    data: memoryview
+
+
+class RunCache:
+    """Fetched runs on the local disk, within a bound of bytes.
+
+    Args:
+        folder: Made (for this user only) when first needed. Any number of processes may share it.
+        bytes_max: Disk room of all files; the least recently used are deleted.
+        environment: Ids for temporary names, the clock for their age.
+    """
+
+    def __init__(self, folder: str | Path, bytes_max: int, environment: Environment) -> None:
+        self._folder = Path(folder)
+        self._bytes_max = bytes_max
+        self._environment = environment
+        self.failures = Counter()
+
+    def load(self, handle: RunHandle, store_url: str, *, whole: bool) -> pa.Buffer | None:
+        """The bytes kept for a run, memory-mapped and **not proved**; ``None`` where there are none."""
+        path = self._path(handle, store_url, whole=whole)
+        try:
+            with pa.memory_map(str(path)) as mapped:
+                buffer = mapped.read_buffer()
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            self.failures.increment()
+            return None
+        return buffer
+
+    def save(self, handle: RunHandle, store_url: str, extents: Sequence[Extent], *, whole: bool) -> None:
+        """Keeps proved bytes of a run; what lies between the extents stays a hole."""
+        with self._best_effort():
+            os.makedirs(self._folder, 0o700, exist_ok=True)
+            temporary = self._folder / f"{self._environment.ids.new_id()}.tmp"
+            try:
+                self._write(temporary, handle.size, extents)
+                os.rename(temporary, self._path(handle, store_url, whole=whole))
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)
+            self._trim()
+
+    def drop(self, handle: RunHandle, store_url: str, *, whole: bool) -> None:
+        """Forgets a run whose bytes turned out damaged."""
+        with self._best_effort(), contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(handle, store_url, whole=whole))
+
+    def size(self) -> int:
+        """Bytes of disk that all files take."""
+        return sum(blocks for _, blocks, _ in self._files())
+
+    def _path(self, handle: RunHandle, store_url: str, *, whole: bool) -> Path:
+        identity = f"{store_url}\0{handle.name}\0{handle.size}\0{handle.crc32c}"
+        if not whole:
+            identity += f"\0{handle.first_key_group}\0{handle.last_key_group}"
+        return self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()}.run"
+
+    def _write(self, path: Path, size: int, extents: Sequence[Extent]) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.truncate(descriptor, size)
+            for extent in extents:
+                position, left = extent.offset, extent.data
+                while left:
+                    written = os.pwrite(descriptor, left, position)
+                    position, left = position + written, left[written:]
+        finally:
+            os.close(descriptor)
+
+    def _trim(self) -> None:
+        files = sorted(self._files())
+        room = sum(blocks for _, blocks, _ in files)
+        oldest_temporary = self._environment.clock.now() - _TEMPORARY_AGE_SECONDS
+        for used_at, blocks, path in files:
+            if path.suffix == ".tmp" and used_at > oldest_temporary:
+                continue  # Its writer may be at it right now.
+            if path.suffix != ".tmp" and room <= self._bytes_max:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            room -= blocks
+
+    def _files(self) -> Iterator[tuple[float, int, Path]]:
+        """Time of last use, bytes of disk and path of each file of ours."""
+        try:
+            entries = list(os.scandir(self._folder))
+        except FileNotFoundError:
+            return
+        for entry in entries:
+            path = Path(entry.path)
+            if path.suffix in (".run", ".tmp"):
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    yield status.st_mtime, status.st_blocks * _BLOCK_BYTES, path
+
+    @contextlib.contextmanager
+    def _best_effort(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self.failures.increment()

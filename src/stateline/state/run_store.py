@@ -1,0 +1,334 @@
+"""Runs in a store: written once under a fresh name, opened by handle, proved before the first row is read.
+
+Owns the way between :class:`RunHandle` and :class:`Run`. Does not own the bytes (``run``) nor the caches
+(``run_cache``).
+
+How a run is opened:
+
+1. This process has it open already: nothing is read.
+2. The store is this host's disk: the object is memory-mapped where it lies.
+3. The disk cache has it: memory-mapped from there; a damaged file is replaced.
+4. It is fetched: a small run at once; of a big one first the tail, whose index says which record batches the key groups
+   need, then those, in ranges that the store may fetch in parallel. What came is kept in the disk cache.
+
+In each case size and CRC32C are checked against the handle once per process; see "Whole" and "Slice" in ``run``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from stateline.blob.api import BlobStore
+from stateline.environment import Environment, system_environment
+from stateline.errors import (
+    AccessDeniedError,
+    CorruptDataError,
+    DataLossError,
+    InvalidInputError,
+    NotFoundError,
+    UnavailableError,
+)
+from stateline.handles import RunHandle
+from stateline.key_groups import KeyGroupRange
+from stateline.options import normalise_settings, parse_int, parse_size, setting
+from stateline.state.rows import Run, StateRows
+from stateline.state.run import (
+    TAIL_GUESS_BYTES,
+    RunIndex,
+    RunSettings,
+    check_slice,
+    check_whole,
+    decode_batches,
+    encode_run,
+    read_index,
+    tail_bytes,
+)
+from stateline.state.run_cache import Extent, OpenKey, OpenRun, OpenRuns, RunCache
+from stateline.state.schema import StateSchema
+
+__all__ = ["RUNS_PREFIX", "RunReader", "RunReaderSettings", "RunWriter", "process_open_runs"]
+
+RUNS_PREFIX: Final = "shared/"
+"""Where runs lie in the store of a checkpoint root."""
+
+_PROCESS_OPEN_RUNS: Final = OpenRuns()
+
+
+def process_open_runs() -> OpenRuns:
+    """The open runs that all readers of this process share, unless they are given their own."""
+    return _PROCESS_OPEN_RUNS
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunReaderSettings:
+    """How runs are fetched.
+
+    Attributes:
+        whole_bytes: Runs up to this size are fetched at once, without looking at their tail first.
+        range_bytes: Bigger ones come in ranges of about this size.
+        fetch_threads: Runs fetched at a time.
+    """
+
+    whole_bytes: int = setting("1MiB", parse_size, help="runs up to this size are fetched at once")
+    range_bytes: int = setting("8MiB", parse_size, help="bytes per ranged read of a bigger run")
+    fetch_threads: int = setting(
+        8, lambda value, name: parse_int(value, name, minimum=1, maximum=256), help="runs fetched at a time"
+    )
+
+    def __post_init__(self) -> None:
+        normalise_settings(self)
+        if self.range_bytes == 0:
+            raise InvalidInputError("0 is not valid", subject="range_bytes", hint="Give 1 byte or more, such as 8MiB")
+
+
+class RunWriter:
+    """Writes runs under fresh names.
+
+    Args:
+        store: The store of the checkpoint root.
+        schema: What the rows are.
+        max_parallelism: Number of key groups.
+        settings: How runs are cut and compressed.
+        cache: Where to keep a copy on this host's disk, for a store that is elsewhere.
+        environment: Ids for names.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        schema: StateSchema,
+        max_parallelism: int,
+        *,
+        settings: RunSettings | None = None,
+        cache: RunCache | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        self._store = store
+        self._schema = schema
+        self._max_parallelism = max_parallelism
+        self._settings = settings or RunSettings()
+        self._cache = cache
+        self._environment = environment or system_environment()
+
+    def write(self, run: Run, checkpoint_id: int) -> RunHandle:
+        """Makes a run durable and returns the only way to it.
+
+        A call that fails leaves at most an object that no record names.
+
+        Raises:
+            InvalidInputError: The run has no rows.
+            StatelineError: What the store raises.
+        """
+        encoded = encode_run(run, self._schema, self._max_parallelism, self._settings)
+        name = f"{RUNS_PREFIX}{self._environment.ids.new_id()}.arrow"
+        self._store.put_if_absent(name, encoded.data)
+        handle = RunHandle(
+            name=name,
+            size=len(encoded.data),
+            crc32c=encoded.crc32c,
+            rows=encoded.rows,
+            tombstones=encoded.tombstones,
+            first_key_group=run.key_groups.start,
+            last_key_group=run.key_groups.end,
+            checkpoint_id=checkpoint_id,
+        )
+        if self._cache is not None and self._store.local_path(name) is None:
+            self._cache.save(handle, self._store.url, [Extent(0, encoded.data)], whole=True)
+        return handle
+
+
+class RunReader:
+    """Opens runs. Safe from any thread.
+
+    Args:
+        store: The store of the checkpoint root.
+        schema: What the rows should be; runs of an older schema are evolved.
+        settings: How runs are fetched.
+        cache: Where fetched runs are kept on this host's disk; ``None`` keeps them in memory only.
+        open_runs: Runs open in this process; shared by all readers by default.
+        environment: Threads for fetching.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        schema: StateSchema,
+        *,
+        settings: RunReaderSettings | None = None,
+        cache: RunCache | None = None,
+        open_runs: OpenRuns | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        self._store = store
+        self._schema = schema
+        self._settings = settings or RunReaderSettings()
+        self._cache = cache
+        self._open_runs = process_open_runs() if open_runs is None else open_runs
+        self._environment = environment or system_environment()
+
+    def open(self, handle: RunHandle) -> Run:
+        """The rows of one run that lie within the key groups of its handle.
+
+        Raises:
+            DataLossError: The object is gone.
+            CorruptDataError: It is not what the handle says.
+            UnsupportedVersionError: A newer format.
+            InvalidInputError: Of kind ``SCHEMA_MISMATCH``.
+        """
+        whole_key = self._key(handle, KeyGroupRange.EMPTY)
+        slice_key = self._key(handle, handle.key_groups)
+        opened = self._open_runs.get(whole_key) or self._open_runs.get(slice_key)
+        if opened is None:
+            opened, whole = self._load(handle)
+            self._open_runs.put(whole_key if whole else slice_key, opened)
+        return Run(opened.rows, handle.key_groups, opened.max_parallelism, handle)
+
+    def open_all(self, handles: Sequence[RunHandle]) -> list[Run]:
+        """Opens a stack of runs, in the order given; those to be fetched come in parallel."""
+        remote = len(handles) > 1 and self._store.local_path(handles[0].name) is None
+        if not remote:
+            return [self.open(handle) for handle in handles]
+        executors = self._environment.executors
+        executor = executors.executor("stateline-fetch", min(self._settings.fetch_threads, len(handles)))
+        monitor = executors.monitor()
+
+        def wake(_: Any) -> None:
+            with monitor:
+                monitor.notify_all()
+
+        try:
+            futures = [executor.submit(self.open, handle) for handle in handles]
+            for future in futures:
+                future.add_done_callback(wake)
+            with monitor:
+                monitor.wait_for(lambda: all(future.done() for future in futures))
+            return [future.result() for future in futures]
+        finally:
+            executor.close()
+
+    def _key(self, handle: RunHandle, part: KeyGroupRange) -> OpenKey:
+        return (self._store.url, handle.name, handle.crc32c, part.start, part.end, self._schema)
+
+    def _load(self, handle: RunHandle) -> tuple[OpenRun, bool]:
+        """Finds and proves a run; whether it is all of it."""
+        path = self._store.local_path(handle.name)
+        if path is not None:
+            return self._decode_whole(_map_file(path, handle), handle), True
+        return self._from_cache(handle) or self._fetched(handle)
+
+    def _from_cache(self, handle: RunHandle) -> tuple[OpenRun, bool] | None:
+        if self._cache is None:
+            return None
+        for whole in (True, False):
+            buffer = self._cache.load(handle, self._store.url, whole=whole)
+            if buffer is None:
+                continue
+            try:
+                return (self._decode_whole if whole else self._decode_slice)(buffer, handle), whole
+            except CorruptDataError:
+                self._cache.failures.increment()
+                self._cache.drop(handle, self._store.url, whole=whole)
+        return None
+
+    def _fetched(self, handle: RunHandle) -> tuple[OpenRun, bool]:
+        try:
+            buffer, extents, whole = self._fetch(handle)
+        except NotFoundError as error:
+            raise _gone(handle) from error
+        opened = (self._decode_whole if whole else self._decode_slice)(buffer, handle)
+        if self._cache is not None:
+            self._cache.save(handle, self._store.url, extents, whole=whole)
+        return opened, whole
+
+    def _fetch(self, handle: RunHandle) -> tuple[pa.Buffer, list[Extent], bool]:
+        """The bytes of a run or of a slice of it, in a buffer as long as the run and as extents; whether it is all."""
+        if handle.size <= self._settings.whole_bytes:
+            data = self._store.get(handle.name)
+            return pa.py_buffer(data), [Extent(0, memoryview(data))], True
+        # Pages that are never written cost no memory, so a slice of a huge run is a small buffer.
+        space = np.zeros(handle.size, dtype=np.uint8)
+        tail = self._fetch_tail(handle, space)
+        buffer = pa.py_buffer(space)
+        index = read_index(buffer, handle)
+        batches = index.covering(handle.key_groups)
+        whole = len(batches) == len(index.batches)
+        start, end = _bytes_of(index, batches)
+        ranges = _split(0 if whole else start, min(end, tail), self._settings.range_bytes)
+        for (first, last), data in zip(ranges, self._store.get_ranges(handle.name, ranges), strict=True):
+            space[first:last] = np.frombuffer(data, dtype=np.uint8)
+        view = space.data
+        extents = [Extent(first, view[first:last]) for first, last in (*ranges, (tail, handle.size))]
+        return buffer, extents, whole
+
+    def _fetch_tail(self, handle: RunHandle, space: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
+        """Fetches the end of the run into its place, all of the tail; returns where it begins."""
+        start = max(handle.size - TAIL_GUESS_BYTES, 0)
+        while True:
+            data = self._store.get_range(handle.name, start, handle.size)
+            space[start:] = np.frombuffer(data, dtype=np.uint8)
+            needed = max(handle.size - tail_bytes(data), 0)
+            if needed >= start:
+                return start
+            start = needed
+
+    def _decode_whole(self, buffer: pa.Buffer, handle: RunHandle) -> OpenRun:
+        check_whole(buffer, handle)
+        index = read_index(buffer, handle)
+        return self._opened(buffer, handle, index, range(len(index.batches)))
+
+    def _decode_slice(self, buffer: pa.Buffer, handle: RunHandle) -> OpenRun:
+        index = read_index(buffer, handle)
+        batches = index.covering(handle.key_groups)
+        check_slice(buffer, handle, index, batches)
+        return self._opened(buffer, handle, index, batches)
+
+    def _opened(self, buffer: pa.Buffer, handle: RunHandle, index: RunIndex, batches: range) -> OpenRun:
+        rows: list[StateRows] = decode_batches(buffer, handle, self._schema, index, batches)
+        start, end = _bytes_of(index, batches)
+        return OpenRun(end - start, index.max_parallelism, rows)
+
+
+def _bytes_of(index: RunIndex, batches: range) -> tuple[int, int]:
+    """The half-open range of bytes in which neighbouring record batches lie."""
+    if not batches:
+        return index.tail_start, index.tail_start
+    first, last = index.batches[batches[0]], index.batches[batches[-1]]
+    return first.offset, last.offset + last.length
+
+
+def _split(start: int, end: int, step: int) -> list[tuple[int, int]]:
+    return [(first, min(first + step, end)) for first in range(start, end, step)]
+
+
+def _map_file(path: Path, handle: RunHandle) -> pa.Buffer:
+    try:
+        with pa.memory_map(str(path)) as mapped:
+            return mapped.read_buffer()
+    except FileNotFoundError as error:
+        raise _gone(handle) from error
+    except PermissionError as error:
+        raise AccessDeniedError(
+            error.strerror or str(error),
+            operation="open",
+            subject=str(path),
+            hint="Give this user the right to read it",
+        ) from error
+    except (OSError, pa.ArrowException) as error:
+        raise UnavailableError(
+            str(error), operation="open", subject=str(path), hint="Check the disk, then try again"
+        ) from error
+
+
+def _gone(handle: RunHandle) -> DataLossError:
+    return DataLossError(
+        "the run is gone, and a checkpoint names it",
+        operation="open",
+        subject=handle.name,
+        hint="It was deleted or expired (check lifecycle rules): restore it, or go back to an older checkpoint",
+    )

@@ -1,0 +1,184 @@
+"""A state table: a stack of runs, searched newest first.
+
+Owns reading: which stored row belongs to a key, and all live rows. Does not own how rows get there (``snapshot``),
+nor how a stack stays short (``merge``).
+
+Facts:
+- Both the keys asked for and the runs ascend by hash, so one pass of a binary search with narrowing bounds per run
+  finds all candidates; whole keys are compared only where hashes are equal.
+- A key found in a newer run, be it as a tombstone, is not looked for in older ones.
+- A table is a value: it never changes. New changes make a new table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from stateline.errors import InvalidInputError
+from stateline.key_groups import KeyGroupRange, hash_bounds
+from stateline.state.gather import Piece, gather
+from stateline.state.keys import Hashes, KeyRows, Mask, Rows, equal_at
+from stateline.state.merge import merge_windows
+from stateline.state.rows import Run, StateRows
+from stateline.state.schema import StateSchema
+
+__all__ = ["Found", "StateTable"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """What a table holds for the keys asked for, in their order.
+
+    Attributes:
+        mask: Which keys are there.
+        values: One column per value column; null where the key is not there.
+    """
+
+    mask: Mask
+    values: tuple[pa.Array, ...]
+
+
+class StateTable:
+    """The state of one subtask.
+
+    Args:
+        schema: Keys and values.
+        key_groups: What the subtask owns, inclusive.
+        max_parallelism: Number of key groups.
+        runs: Oldest first; a newer run wins.
+    """
+
+    __slots__ = ("key_groups", "max_parallelism", "runs", "schema")
+
+    def __init__(
+        self, schema: StateSchema, key_groups: KeyGroupRange, max_parallelism: int, runs: Sequence[Run] = ()
+    ) -> None:
+        self.schema = schema
+        self.key_groups = key_groups
+        self.max_parallelism = max_parallelism
+        self.runs = tuple(runs)
+
+    def __repr__(self) -> str:
+        return f"StateTable({self.schema}, key groups {self.key_groups}, runs {len(self.runs)}, rows {self.rows})"
+
+    @property
+    def rows(self) -> int:
+        """Rows in all runs: live ones, older versions of them and tombstones. Never fewer than live keys."""
+        return sum(len(run) for run in self.runs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all these rows."""
+        return sum(run.nbytes for run in self.runs)
+
+    def with_changes(self, changes: StateRows) -> StateTable:
+        """The table after ``changes``, which win over everything before; they stay in memory."""
+        if len(changes) == 0:
+            return self
+        self.check_owned(changes.keys)
+        newest = Run([changes], self.key_groups, self.max_parallelism)
+        return StateTable(self.schema, self.key_groups, self.max_parallelism, (*self.runs, newest))
+
+    def check_owned(self, keys: KeyRows) -> None:
+        """Checks that sorted keys belong to this subtask.
+
+        Raises:
+            InvalidInputError: Some hash is outside its key groups: it came to the wrong subtask.
+        """
+        low, high = hash_bounds(self.key_groups, self.max_parallelism)
+        if len(keys) and not low <= int(keys.hashes[0]) <= int(keys.hashes[-1]) < high:
+            raise InvalidInputError(
+                f"a key belongs to another subtask than that of key groups {self.key_groups}",
+                operation="put",
+                subject="key",
+                hint="Rows must be shuffled by key_group_of(xxhash64(key)), with the max_parallelism of the state",
+            )
+
+    def probe(self, keys: KeyRows) -> Found:
+        """Looks many keys up at once.
+
+        Args:
+            keys: Distinct, ascending by hash, as :func:`~stateline.state.keys.group_rows` gives them.
+
+        Raises:
+            InvalidInputError: A key of another subtask.
+        """
+        self.check_owned(keys)
+        mask = np.zeros(len(keys), dtype=np.bool_)
+        pending: Rows | None = None
+        pieces: list[Piece] = []
+        sources: list[StateRows] = []
+        for run in reversed(self.runs):
+            hashes = keys.hashes if pending is None else keys.hashes.take(pending)
+            resolved = np.zeros(len(hashes), dtype=np.bool_)
+            for batch, needles, rows in _search(run, keys, hashes, pending):
+                resolved[needles] = True
+                piece = Piece(needles if pending is None else pending.take(needles), rows)
+                if batch.deleted is not None:
+                    piece = piece.where(~batch.deleted.take(rows))
+                mask[piece.places] = True
+                pieces.append(piece)
+                sources.append(batch)
+            left = np.flatnonzero(~resolved)
+            pending = left if pending is None else pending.take(left)
+            if len(pending) == 0:
+                break
+        values = tuple(
+            gather(field.type, pieces, [source.values[column] for source in sources], mask)
+            for column, field in enumerate(self.schema.values)
+        )
+        return Found(mask, values)
+
+    def scan(self, key_groups: KeyGroupRange | None = None) -> Iterator[pa.RecordBatch]:
+        """All live rows of the key groups (all that the subtask owns by default), ascending by hash.
+
+        Yields:
+            Batches of the columns of ``schema.row``; none is empty.
+        """
+        wanted = self.key_groups if key_groups is None else self.key_groups.intersection(key_groups)
+        if len(wanted) == 0:
+            return
+        for rows in merge_windows(self.runs, wanted, self.max_parallelism, drop_tombstones=True):
+            yield pa.RecordBatch.from_arrays([*rows.keys.columns, *rows.values], schema=self.schema.row)
+
+
+def _search(run: Run, keys: KeyRows, hashes: Hashes, pending: Rows | None) -> Iterator[tuple[StateRows, Rows, Rows]]:
+    """Where the keys asked for are in one run.
+
+    Args:
+        run: The run to search.
+        keys: All keys of the probe.
+        hashes: Hashes of the keys still looked for, ascending.
+        pending: Those keys, as rows of ``keys``; ``None`` for all.
+
+    Yields:
+        A batch of the run, keys found in it as places in ``hashes``, and their rows in the batch.
+    """
+    edges = hashes.searchsorted(run.first_hashes).tolist()
+    for batch, first, end in zip(run.batches, edges, [*edges[1:], len(hashes)], strict=True):
+        stored = batch.keys.hashes
+        if first >= end:
+            continue
+        wanted = hashes[first:end]
+        rows = stored.searchsorted(wanted)
+        needles = np.flatnonzero(
+            stored.take(rows, mode="clip") == wanted
+        )  # Past the end is the last row: another hash.
+        rows = rows.take(needles)
+        needles += first
+        while len(needles):
+            places = needles if pending is None else pending.take(needles)
+            equal = equal_at(keys, places, batch.keys, rows)
+            if equal.all():
+                yield batch, needles, rows
+                break
+            yield batch, needles[equal], rows[equal]
+            # Another key of the same hash: the one we look for may be the next row.
+            needles, rows = needles[~equal], rows[~equal] + 1
+            same = rows < len(stored)
+            same[same] = stored[rows[same]] == hashes[needles[same]]
+            needles, rows = needles[same], rows[same]

@@ -1,0 +1,126 @@
+"""Where the objects of a simulated world are: memory, local disk by system call, or anybody's own store.
+
+Owns how a world reaches a backend. A third party tests a store of its own with :class:`FactoryBackend`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from stateline.blob import local as local_module
+from stateline.blob.api import BlobStore
+from stateline.blob.local import LocalStore, LocalStoreSettings
+from stateline.blob.memory import MemoryStore
+from stateline.environment import Environment
+from stateline.testing.journal import Journal
+from stateline.testing.system_calls import Gate, SystemCalls, intercepted
+
+__all__ = ["Backend", "FactoryBackend", "LocalBackend", "MemoryBackend"]
+
+
+class Backend(Protocol):
+    """The objects of one world."""
+
+    @property
+    def position(self) -> int:
+        """How many changes the disk has seen; 0 where nobody counts them."""
+        ...
+
+    def open(self, name: str, environment: Environment) -> BlobStore:
+        """The store ``name``, opened anew by a process with ``environment``; all opens see the same objects."""
+        ...
+
+    def attached(self, gate: Gate) -> contextlib.AbstractContextManager[None]:
+        """The time in which a world uses this backend; system calls go through ``gate``, if any can."""
+        ...
+
+
+class MemoryBackend:
+    """Stores in memory, empty at the beginning of each world. One world at a time per ``label``."""
+
+    def __init__(self, label: str = "world") -> None:
+        self._label = label
+        self._names: set[str] = set()
+
+    @property
+    def position(self) -> int:
+        """See :attr:`Backend.position`."""
+        return 0
+
+    def open(self, name: str, environment: Environment) -> BlobStore:
+        """See :meth:`Backend.open`."""
+        full = f"{self._label}-{name}"
+        if name not in self._names:
+            self._names.add(name)
+            MemoryStore.forget(full)
+        return MemoryStore(full, environment)
+
+    @contextlib.contextmanager
+    def attached(self, gate: Gate) -> Iterator[None]:  # noqa: ARG002 - memory makes no system calls
+        """See :meth:`Backend.attached`."""
+        yield
+        for name in self._names:
+            MemoryStore.forget(f"{self._label}-{name}")
+
+
+class LocalBackend:
+    """Stores on local disk, below one folder.
+
+    Args:
+        folder: An existing folder, whose content is the disk.
+        by_system_call: Makes every system call a switch point that can fail, and records the changes.
+        fsync: Whether the stores sync; off only where durability is not the question.
+    """
+
+    def __init__(self, folder: str, *, by_system_call: bool = True, fsync: bool = True) -> None:
+        self.folder = folder
+        self.journal = Journal(folder) if by_system_call else None
+        self._settings = LocalStoreSettings(fsync=fsync)
+
+    @property
+    def position(self) -> int:
+        """See :attr:`Backend.position`."""
+        return len(self.journal.changes) if self.journal else 0
+
+    def open(self, name: str, environment: Environment) -> BlobStore:
+        """See :meth:`Backend.open`."""
+        return LocalStore(f"{self.folder}/data/{name}", self._settings, environment)
+
+    @contextlib.contextmanager
+    def attached(self, gate: Gate) -> Iterator[None]:
+        """See :meth:`Backend.attached`."""
+        if self.journal is None:
+            yield
+            return
+        with intercepted([local_module], SystemCalls(gate, self.journal)):
+            yield
+
+
+class FactoryBackend:
+    """Anybody's store.
+
+    Args:
+        factory: ``factory(name, environment)`` opens the store ``name``; every open sees the same objects.
+        reset: Called before each world: removes all objects.
+    """
+
+    def __init__(self, factory: Callable[[str, Environment], BlobStore], reset: Callable[[], None]) -> None:
+        self._factory = factory
+        self._reset = reset
+
+    @property
+    def position(self) -> int:
+        """See :attr:`Backend.position`."""
+        return 0
+
+    def open(self, name: str, environment: Environment) -> BlobStore:
+        """See :meth:`Backend.open`."""
+        return self._factory(name, environment)
+
+    @contextlib.contextmanager
+    def attached(self, gate: Gate) -> Iterator[None]:  # noqa: ARG002 - its system calls are its own
+        """See :meth:`Backend.attached`."""
+        self._reset()
+        yield

@@ -1,0 +1,156 @@
+"""Power loss at every moment of a scenario on local disk, in every state that the disk may be left in.
+
+Owns the enumeration of moments and the recovery from each state. Does not own the model of the disk (``disk_model``).
+
+A first run records every system call. For every prefix of that record and every disk state allowed there, a fresh
+folder is made, the scenario is restarted on it, and its oracle looks, knowing what had been acknowledged by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stateline.testing.backends import LocalBackend
+from stateline.testing.crashable import scratch_folder
+from stateline.testing.disk_model import DiskModel, DiskState
+from stateline.testing.faults import Fault, FaultKind, NoFaults, ScriptedFaults
+from stateline.testing.invariants import InvariantViolation
+from stateline.testing.journal import Change
+from stateline.testing.results import Exploration
+from stateline.testing.scenario import Scenario, opened, require_typed_end, restart
+from stateline.testing.seeds import Dice
+from stateline.testing.trace import Trace
+from stateline.testing.world import Fact, World
+
+__all__ = ["DEFAULT_LIMIT", "failing_fsync", "power_loss"]
+
+DEFAULT_LIMIT: Final = 512
+"""States drawn at a moment that allows more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recording:
+    """What a run asked of the disk, and what it promised meanwhile."""
+
+    changes: Sequence[Change]
+    facts: Sequence[Fact]
+    prepared: int
+    incarnations: int
+    trace: Trace
+    plan: ScriptedFaults
+
+
+def power_loss(
+    scenario: Scenario,
+    seed: int = 0,
+    *,
+    processes: int = 1,
+    dies_after: int | None = None,
+    faults: Collection[Fault] = (),
+    limit: int = DEFAULT_LIMIT,
+    max_states: int | None = None,
+    max_failures: int = 1,
+) -> Exploration:
+    """Loses power at every moment of a run.
+
+    Args:
+        scenario: What to run.
+        seed: Seed of ids, of the interleaving, and of the draws where there are too many states.
+        processes: How many incarnations run, interleaved at every system call.
+        dies_after: Kills the first incarnation after so many system and store calls; only then the others start.
+        faults: System calls that fail on the way, such as an ``fsync``.
+        limit: See :meth:`DiskModel.states`.
+        max_states: Stops after so many states.
+        max_failures: Stops after so many failures.
+    """
+    result = Exploration(suite="powerloss", scenario=scenario.name)
+    recording = _record(scenario, seed, processes, dies_after, faults)
+    result.operations.update(recording.plan.operations)
+    result.activations.update(recording.plan.activations)
+    model = DiskModel()
+    dice = Dice(seed, "power")
+    done: set[tuple[DiskState, int]] = set()
+    for moment in range(len(recording.changes) + 1):
+        if moment:
+            model.apply(recording.changes[moment - 1])
+        if moment < recording.prepared:
+            continue
+        promised = [fact for fact in recording.facts if fact.position <= moment]
+        for state in model.states(limit, dice):
+            if (state, len(promised)) in done:
+                continue
+            done.add((state, len(promised)))
+            result.points += 1
+            _recover(scenario, seed, recording, moment, state, promised, result)
+            if len(result.failures) >= max_failures or result.points == max_states:
+                return result
+    return result
+
+
+def fsync_failures(changes: Counter[str]) -> list[Fault]:
+    """One fault for each ``fsync`` of a run: it fails, once."""
+    return [Fault(kind=FaultKind.IO_ERROR, at=at, operation="os.fsync") for at in range(changes["os.fsync"])]
+
+
+def _record(
+    scenario: Scenario, seed: int, processes: int, dies_after: int | None, faults: Collection[Fault]
+) -> _Recording:
+    plan = ScriptedFaults(faults)
+    with scratch_folder() as folder:
+        backend = LocalBackend(folder)
+        with opened(scenario, seed=seed, faults=plan, backend=backend) as world:
+            prepared = backend.position
+            first = scenario.start(world, 0)
+            if dies_after is not None:
+                world.scheduler.run(until=lambda: first.operations >= dies_after)
+                first.kill()
+            for incarnation in range(1, processes):
+                scenario.start(world, incarnation)
+            _interleave(world, Dice(seed, "interleaving"))
+            require_typed_end(world)
+            changes = list(backend.journal.changes) if backend.journal else []
+            return _Recording(
+                changes=changes,
+                facts=list(world.facts),
+                prepared=prepared,
+                incarnations=processes,
+                trace=world.trace,
+                plan=plan,
+            )
+
+
+def _interleave(world: World, dice: Dice) -> None:
+    """Runs everybody to the end, in a random order."""
+    scheduler = world.scheduler
+    while True:
+        ready = scheduler.ready()
+        if ready:
+            scheduler.resume(dice.pick(ready))
+        elif not scheduler.advance_to_next_due():
+            return
+
+
+def _recover(
+    scenario: Scenario,
+    seed: int,
+    recording: _Recording,
+    moment: int,
+    state: DiskState,
+    promised: Sequence[Fact],
+    result: Exploration,
+) -> None:
+    with scratch_folder() as folder:
+        state.restore(folder)
+        backend = LocalBackend(folder, by_system_call=False, fsync=False)
+        with World(seed, faults=NoFaults(), backend=backend) as world:
+            world.facts.extend(promised)
+            world.watchers.append(lambda effect: scenario.watch(world, effect))
+            try:
+                restart(scenario, world, recording.incarnations)
+                scenario.check(world)
+            except InvariantViolation as violation:
+                last = recording.changes[moment - 1] if moment else None
+                recipe = f"power lost after change {moment} of {len(recording.changes)} ({last}), leaving: {state}"
+                result.fail(violation, seed=seed, recipe=recipe, trace=recording.trace)

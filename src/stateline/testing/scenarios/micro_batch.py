@@ -1,0 +1,200 @@
+"""Micro-batches with exactly-once output and state, over any coordinator: replays, zombies, two drivers, a consumer.
+
+Owns the work, a model of the engine around the coordinator, and the oracle of C1 to C7, F1 and F2. Does not own the
+protocol: a :class:`MicroBatchAdapter` connects the coordinator under test.
+
+The engine, as Spark does it: batch ids and offsets are fixed before a batch runs; tasks run elsewhere and may run
+twice; after ``run_batch`` returns, the batch is entered in a log of its own; a driver that starts goes on after the
+newest entry. A replay of a batch covers the same rows but spreads them over other partitions in another order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+from stateline.testing.effects import Effect
+from stateline.testing.invariants import require
+from stateline.testing.scenario import Scenario
+from stateline.testing.world import Process, World
+
+__all__ = ["MicroBatch", "MicroBatchAdapter", "MicroBatchSystem", "Row"]
+
+
+class Row(NamedTuple):
+    """One row of the source.
+
+    Attributes:
+        batch: The micro-batch that covers it.
+        number: Its place within the batch.
+        key: Its grouping key.
+    """
+
+    batch: int
+    number: int
+    key: str
+
+
+class MicroBatchSystem(ABC):
+    """A coordinator in one driver process."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Finishes what the newest decision left undone. Called once, before any batch."""
+
+    @abstractmethod
+    def run_batch(self, batch_id: int, offsets_digest: str, partitions: Sequence[Sequence[Row]]) -> None:
+        """Runs one batch; it is committed and published when this returns.
+
+        Each row adds one to the count of its key, and is written to the output once.
+
+        Args:
+            batch_id: The batch.
+            offsets_digest: The same for each replay of the batch.
+            partitions: The rows, as this attempt spreads them over tasks; some may be empty.
+        """
+
+
+class MicroBatchAdapter(ABC):
+    """Connects a coordinator, and reads what it has made, for the oracle.
+
+    Reading goes through :meth:`World.objects`, below all faults.
+    """
+
+    @abstractmethod
+    def open(self, process: Process) -> MicroBatchSystem:
+        """A coordinator with the stores, clock, ids and executors of ``process``.
+
+        It runs its tasks with :meth:`Process.run_tasks`.
+        """
+
+    @abstractmethod
+    def finals(self, world: World) -> Mapping[str, Sequence[tuple[Row, str]]]:
+        """The visible output: the rows of each file by its name, each with the attempt that wrote it."""
+
+    @abstractmethod
+    def remove_final(self, process: Process, name: str) -> None:
+        """Deletes a visible file, as a consumer that moves it away does, through the stores of ``process``."""
+
+    @abstractmethod
+    def movable(self, world: World) -> Iterable[int]:
+        """The batches whose files a consumer may move away: those whose commit can no longer be resumed."""
+
+    @abstractmethod
+    def decided(self, world: World) -> int:
+        """The newest batch that is decided; -1 for none."""
+
+    @abstractmethod
+    def state(self, world: World) -> Mapping[str, int]:
+        """The count of each key after the newest decided batch."""
+
+    @abstractmethod
+    def missing(self, world: World) -> Iterable[str]:
+        """Objects that a retained decision names and that are gone."""
+
+    @abstractmethod
+    def unclean(self, world: World, batch_id: int) -> Iterable[str]:
+        """Staged pieces of a decided batch that are still there."""
+
+
+class MicroBatch(Scenario):
+    """See the module docstring.
+
+    Args:
+        adapter: The coordinator under test.
+        batches: How many batches there are.
+        partitions: Into how many partitions a batch is spread, at most.
+        rows: Rows of a batch. Every third batch, from the second, is empty.
+        keys: Different keys.
+    """
+
+    name: ClassVar[str] = "micro_batch"
+    stores = ("root", "out")
+    speculation = 0.2
+
+    def __init__(
+        self, adapter: MicroBatchAdapter, batches: int = 3, partitions: int = 2, rows: int = 4, keys: int = 2
+    ) -> None:
+        self.adapter = adapter
+        self.batches = batches
+        self.partitions = partitions
+        self.rows = rows
+        self.keys = keys
+
+    def start(self, world: World, incarnation: int) -> Process:
+        """See :meth:`Scenario.start`."""
+        process = world.process(f"driver-{incarnation}")
+        process.spawn(lambda: self._drive(process, incarnation))
+        return process
+
+    def consume(self, world: World) -> Process | None:
+        """See :meth:`Scenario.consume`."""
+        process = world.process("consumer", faulty=False)
+        process.spawn(lambda: self._move_away(process))
+        return process
+
+    def watch(self, world: World, effect: Effect) -> None:
+        """C2: nothing of an undecided batch is visible."""
+        if effect.operation != "publish":
+            return
+        decided = self.adapter.decided(world)
+        rows = self.adapter.finals(world).get(effect.names[0], ())
+        early = sorted({row.batch for row, _ in rows if row.batch > decided})
+        require(not early, "C2", f"{effect.names[0]} shows rows of batches {early}, decided is {decided}")
+
+    def check(self, world: World) -> None:
+        """See :meth:`Scenario.check`."""
+        visible = [(name, row, by) for name, rows in self.adapter.finals(world).items() for row, by in rows]
+        visible += [fact.value for fact in world.facts if fact.key[0] == "consumed"]
+        found = Counter(row for _, row, _ in visible)
+        wanted = Counter(row for batch in range(self.batches) for row in self._rows(batch))
+        require(found == wanted, "C1", f"missing {dict(wanted - found)}, too many {dict(found - wanted)}")
+        for batch in range(self.batches):
+            attempts = {by for _, row, by in visible if row.batch == batch}
+            require(len(attempts) <= 1, "C3", f"batch {batch} shows rows of the attempts {sorted(attempts)}")
+        counts = Counter(row.key for row in wanted)
+        state = dict(self.adapter.state(world))
+        require(state == dict(counts), "E1", f"the state is {state}, the model {dict(counts)}")
+        missing = sorted(self.adapter.missing(world))
+        require(not missing, "F2", f"retained decisions name objects that are gone: {missing}")
+
+    def _drive(self, process: Process, incarnation: int) -> None:
+        world = process.world
+        system = self.adapter.open(process)
+        system.start()
+        for batch in range(_newest_entry(world) + 1, self.batches):
+            system.run_batch(batch, f"offsets-{batch}", self._spread(world, batch, incarnation))
+            left = sorted(self.adapter.unclean(world, batch))
+            require(not left, "C5", f"batch {batch} is acknowledged and its pieces {left} are still there")
+            if batch > _newest_entry(world):
+                world.acknowledge(("committed",), batch)
+
+    def _rows(self, batch: int) -> list[Row]:
+        if batch % 3 == 1:
+            return []
+        return [Row(batch, index, f"key-{(batch + index) % self.keys}") for index in range(self.rows)]
+
+    def _spread(self, world: World, batch: int, incarnation: int) -> list[list[Row]]:
+        """The rows as one attempt sees them: each incarnation has other partitions and another order."""
+        dice = world.dice("spread", batch, incarnation)
+        partitions: list[list[Row]] = [[] for _ in range(1 + dice.below(self.partitions))]
+        for row in dice.shuffled(self._rows(batch)):
+            dice.pick(partitions).append(row)
+        return partitions
+
+    def _move_away(self, process: Process) -> None:
+        world = process.world
+        for batch in sorted(self.adapter.movable(world)):
+            finals = self.adapter.finals(world)
+            for name in sorted(name for name, rows in finals.items() if rows and rows[0][0].batch == batch):
+                self.adapter.remove_final(process, name)
+                for row, by in finals[name]:
+                    world.acknowledge(("consumed", name, row), (name, row, by))
+
+
+def _newest_entry(world: World) -> int:
+    """The newest batch in the engine's own log; -1 for none."""
+    newest = world.acknowledged(("committed",))
+    return -1 if newest is None else int(newest)

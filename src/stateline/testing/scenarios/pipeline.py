@@ -1,0 +1,305 @@
+"""The real coordinator, tasks, state and files under the micro-batch scenario: no Spark, the same code.
+
+Owns the wiring of :class:`~stateline.spark.coordinator.MicroBatchCoordinator` into a simulated driver. Does not own the
+oracle (``micro_batch``).
+
+The pipeline counts rows per key, and writes each row to files that span checkpoints. A driver that starts anew has
+another parallelism, so every restart is a rescale too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pyarrow as pa
+
+from stateline.blob.api import BlobStore
+from stateline.checkpoint import Checkpoint, CheckpointStore
+from stateline.errors import InternalError, NotFoundError
+from stateline.files import FileOutput, RollingPolicy, encode_file
+from stateline.files.pending import load_rows
+from stateline.handles import FinishedFile, OpenFile
+from stateline.key_groups import key_group_of, subtask_for_key_group
+from stateline.spark.coordinator import Batch, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.spark.task import Processed, TaskContext, run_subtask
+from stateline.state.keys import group_rows, key_rows
+from stateline.state.merge import MergeSettings
+from stateline.state.rows import StateRows
+from stateline.state.run_cache import OpenRuns
+from stateline.state.run_store import RunReader
+from stateline.state.schema import StateSchema
+from stateline.state.table import StateTable
+from stateline.testing.scenarios.micro_batch import MicroBatch, MicroBatchAdapter, MicroBatchSystem, Row
+from stateline.testing.world import Process, World
+
+__all__ = ["CountingProgram", "Pipeline", "PipelineAdapter", "PipelineSystem"]
+
+_MAX_PARALLELISM: Final = 8
+_SCHEMA: Final = StateSchema.of(pa.schema([("key", pa.string()), ("count", pa.int64())]), ["key"])
+_ROWS: Final = pa.schema(
+    [("batch", pa.int64()), ("number", pa.int64()), ("key", pa.string()), ("attempt", pa.string())]
+)
+_EAGER: Final = MergeSettings(runs_max=2)
+_QUERY: Final = "query"
+
+
+@dataclass(frozen=True, slots=True)
+class CountingProgram:
+    """Adds one to the count of a row's key, and hands each row on with the attempt that processed it."""
+
+    attempt: str
+
+    key_columns: ClassVar[tuple[str, ...]] = ("key",)
+    input_columns: ClassVar[tuple[str, ...]] = ("key", "batch", "number")
+    wants_hash: ClassVar[bool] = False
+    tables: ClassVar[Mapping[str, StateSchema]] = {"counts": _SCHEMA}
+    definition: ClassVar[str] = "count per key"
+    output_schema: ClassVar[pa.Schema] = _ROWS
+
+    def process(
+        self,
+        batches: Iterable[pa.RecordBatch],
+        tables: Mapping[str, StateTable],
+        checkpoint_id: int,  # noqa: ARG002 - the protocol
+    ) -> Processed:
+        """See :meth:`stateline.spark.task.OperatorProgram.process`."""
+        rows = pa.Table.from_batches(batches, _ROWS)
+        if rows.num_rows == 0:
+            return Processed(changes={})
+        groups = group_rows(key_rows(_SCHEMA, [rows["key"]]))
+        found = tables["counts"].probe(groups.keys)
+        before = found.values[0].fill_null(0).to_numpy(zero_copy_only=False)
+        changes = StateRows(groups.keys, (pa.array(before + groups.sizes, pa.int64()),))
+        marked = rows.set_column(3, "attempt", pa.array([self.attempt] * rows.num_rows))
+        return Processed(changes={"counts": changes}, output=marked)
+
+
+class PipelineSystem(MicroBatchSystem):
+    """One driver.
+
+    Args:
+        process: The simulated process it lives in.
+        parallelism: Subtasks.
+        retained: Checkpoints kept.
+        rolling: When files are finished.
+    """
+
+    def __init__(self, process: Process, parallelism: int, retained: int, rolling: RollingPolicy) -> None:
+        self._process = process
+        self._output = FileOutput(url="memory://out", format="arrow", compression="none", rolling=rolling)
+        operator = OperatorPlan(
+            name="counts",
+            tables={"counts": _SCHEMA.encode()},
+            definition=CountingProgram.definition,
+            output=self._output,
+        )
+        self._plan = PipelinePlan(
+            root_url="memory://root",
+            parallelism=parallelism,
+            max_parallelism=_MAX_PARALLELISM,
+            operators=(operator,),
+            retained_checkpoints=retained,
+        )
+        self.coordinator = MicroBatchCoordinator(
+            self._plan,
+            CheckpointStore(process.store("root"), environment=process.environment),
+            {"counts": process.store("out")},
+            self.run_subtasks,
+            process.environment,
+        )
+
+    def start(self) -> None:
+        """See :meth:`MicroBatchSystem.start`."""
+        self.coordinator.start()
+
+    def run_batch(self, batch_id: int, offsets_digest: str, partitions: Sequence[Sequence[Row]]) -> None:
+        """See :meth:`MicroBatchSystem.run_batch`."""
+        rows = [row for partition in partitions for row in partition]
+        self.coordinator.run_batch(Batch(query_id=_QUERY, batch_id=batch_id, offsets_digest=offsets_digest, data=rows))
+
+    def finish(self) -> None:
+        """Finishes the files that are still open, as the end of a stream does."""
+        self.coordinator.finish(self.finish_files)
+
+    def run_subtasks(self, batch: Batch[list[Row]], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
+        """Runs every subtask in a process of its own, on the rows whose keys it owns, in the order of this attempt."""
+        program = CountingProgram(self._process.environment.ids.new_id())
+        return self._process.run_tasks([self._function(program, task, batch.data) for task in tasks])
+
+    def finish_files(self, operator: str, files: Sequence[OpenFile]) -> list[FinishedFile]:
+        """Encodes open files, in the driver."""
+        if operator != "counts":
+            raise InternalError("an unknown operator", subject=operator)
+        root, out = self._process.store("root"), self._process.store("out")
+        return [
+            FinishedFile(
+                commit=encode_file(self._output, out, file.target, load_rows(root, file.pending)), rows=file.rows
+            )
+            for file in files
+        ]
+
+    def _function(
+        self, program: CountingProgram, task: SubtaskTask, rows: Sequence[Row]
+    ) -> Callable[[Process], SubtaskResult]:
+        mine = [row for row in rows if self._subtask_of(row) == task.subtask]
+
+        def run(process: Process) -> SubtaskResult:
+            context = TaskContext(
+                root=process.store("root"),
+                output=process.store("out"),
+                environment=process.environment,
+                merging=_EAGER,
+                open_runs=OpenRuns(),
+            )
+            (operator,) = self._plan.operators
+            return run_subtask(context, operator, program, task, _batches(mine), _MAX_PARALLELISM)
+
+        return run
+
+    def _subtask_of(self, row: Row) -> int:
+        group = _key_group(row.key)
+        return subtask_for_key_group(group, self._plan.parallelism, _MAX_PARALLELISM)
+
+
+class PipelineAdapter(MicroBatchAdapter):
+    """Connects :class:`PipelineSystem`.
+
+    Args:
+        retained: Checkpoints kept.
+        rolling: When files are finished.
+    """
+
+    def __init__(self, retained: int = 2, rolling: RollingPolicy | None = None) -> None:
+        self._retained = retained
+        self._rolling = rolling or RollingPolicy(every_checkpoint=True)
+
+    def open(self, process: Process) -> PipelineSystem:
+        """See :meth:`MicroBatchAdapter.open`."""
+        parallelism = 1 + process.world.dice("parallelism", process.name).below(3)
+        return PipelineSystem(process, parallelism, self._retained, self._rolling)
+
+    def finals(self, world: World) -> Mapping[str, Sequence[tuple[Row, str]]]:
+        """See :meth:`MicroBatchAdapter.finals`."""
+        out = world.objects("out")
+        return {info.name: list(_read_rows(out, info.name)) for info in out.list("part-")}
+
+    def remove_final(self, process: Process, name: str) -> None:
+        """See :meth:`MicroBatchAdapter.remove_final`."""
+        process.store("out").delete([name])
+
+    def movable(self, world: World) -> Iterable[int]:
+        """See :meth:`MicroBatchAdapter.movable`."""
+        newest = _newest(world)
+        if newest is None:
+            return []
+        unsafe: set[str] = set()
+        if not CheckpointStore(world.objects("root")).is_published(newest):
+            unsafe = {file.commit.target for output in newest.outputs for file in output.finished}
+        held = {row.batch for name, rows in self.finals(world).items() if name in unsafe for row, _ in rows}
+        return [batch for batch in range(newest.batch_id + 1) if batch not in held]
+
+    def decided(self, world: World) -> int:
+        """See :meth:`MicroBatchAdapter.decided`."""
+        newest = _newest(world)
+        return -1 if newest is None else newest.batch_id
+
+    def state(self, world: World) -> Mapping[str, int]:
+        """See :meth:`MicroBatchAdapter.state`."""
+        newest = _newest(world)
+        counts: dict[str, int] = {}
+        reader = RunReader(world.objects("root"), _SCHEMA, open_runs=OpenRuns())
+        for operator in () if newest is None else newest.operators:
+            for subtask in operator.subtasks:
+                table = StateTable(
+                    _SCHEMA, subtask.key_groups, _MAX_PARALLELISM, [reader.open(run) for run in subtask.runs]
+                )
+                for batch in table.scan():
+                    counts.update(zip(batch["key"].to_pylist(), batch["count"].to_pylist(), strict=True))
+        return counts
+
+    def missing(self, world: World) -> Iterable[str]:
+        """See :meth:`MicroBatchAdapter.missing`."""
+        root, out = world.objects("root"), world.objects("out")
+        newest = _newest(world)
+        if newest is None:
+            return
+        yield from (name for name in newest.object_names() if not _exists(root, name))
+        for output in newest.outputs:
+            for file in output.open:
+                parts = file.resume.parts if file.resume else ()
+                yield from (part.name for part in parts if not _exists(out, part.name))
+
+    def unclean(self, world: World, batch_id: int) -> Iterable[str]:
+        """See :meth:`MicroBatchAdapter.unclean`."""
+        newest = _newest(world)
+        if newest is None or newest.batch_id != batch_id:
+            return []
+        out = world.objects("out")
+        parts = [part.name for output in newest.outputs for file in output.finished for part in file.commit.parts]
+        return [name for name in parts if _exists(out, name)]
+
+
+class Pipeline(MicroBatch):
+    """The micro-batch scenario over the real coordinator; at its end the stream ends, and open files are finished.
+
+    Args:
+        spanning: Whether files span checkpoints; otherwise every checkpoint finishes its files.
+        more: As :class:`MicroBatch`.
+    """
+
+    name: ClassVar[str] = "pipeline"
+
+    def __init__(self, *, spanning: bool = False, **more: Any) -> None:
+        rolling = RollingPolicy(roll_bytes=400) if spanning else RollingPolicy(every_checkpoint=True)
+        super().__init__(PipelineAdapter(rolling=rolling), **more)
+
+    def prepare(self, world: World) -> None:
+        """See :meth:`Scenario.prepare`. Retiring a record overwrites it with its tombstone."""
+        world.may_replace = lambda name, data: name.endswith("/_metadata") and b'"stateline.retired"' in bytes(data[:200])
+
+    def _drive(self, process: Process, incarnation: int) -> None:
+        super()._drive(process, incarnation)
+        system = self.adapter.open(process)
+        if isinstance(system, PipelineSystem):
+            system.finish()
+
+
+def _batches(rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
+    if rows:
+        yield pa.RecordBatch.from_pydict(
+            {
+                "batch": [row.batch for row in rows],
+                "number": [row.number for row in rows],
+                "key": [row.key for row in rows],
+                "attempt": [None] * len(rows),
+            },
+            schema=_ROWS,
+        )
+
+
+def _read_rows(out: BlobStore, name: str) -> Iterator[tuple[Row, str]]:
+    for row in pa.ipc.open_file(out.get(name)).read_all().to_pylist():
+        yield Row(row["batch"], row["number"], row["key"]), row["attempt"]
+
+
+def _newest(world: World) -> Checkpoint | None:
+    return CheckpointStore(world.objects("root")).latest()
+
+
+def _exists(store: BlobStore, name: str) -> bool:
+    try:
+        store.head(name)
+    except NotFoundError:
+        return False
+    return True
+
+
+@functools.cache
+def _key_group(key: str) -> int:
+    hashes = key_rows(_SCHEMA, [pa.array([key])]).hashes
+    return int(np.asarray(key_group_of(hashes, _MAX_PARALLELISM))[0])

@@ -1,0 +1,97 @@
+"""Documents that fail when they are wrong: code parses, links lead somewhere, names exist."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.arch.source_tree import PACKAGE, ROOT, repository_files
+
+DOCUMENTS = [path for path in repository_files() if path.suffix == ".md"]
+IDS = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
+DOTTED = re.compile(r"`(stateline(?:\.\w+)+)(?:\(\))?`")
+MAP_ENTRY = re.compile(r"^(?P<indent> *)(?P<name>[\w./-]+)(?:  .*)?$")
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors that a reader's browser makes of the headings."""
+    titles = re.findall(r"^#+ +(.*?) *$", FENCE.sub("", document.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_code_in_documents_is_valid(document: Path) -> None:
+    for language, code in FENCE.findall(document.read_text()):
+        if language == "python":
+            ast.parse(textwrap.dedent(code))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_links_lead_somewhere(document: Path) -> None:
+    broken = []
+    for link in LINK.findall(FENCE.sub("", document.read_text())):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (document.parent / name) if name else document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_names_in_documents_exist(document: Path) -> None:
+    missing = [name for name in DOTTED.findall(document.read_text()) if not exists(name)]
+    assert missing == []
+
+
+def exists(dotted: str) -> bool:
+    """Whether ``dotted`` is a module, or an attribute of one."""
+    module, _, attribute = dotted.rpartition(".")
+    try:
+        if importlib.util.find_spec(dotted) is not None:
+            return True
+    except ModuleNotFoundError:
+        return exists(module) and hasattr(resolve(module), attribute)
+    return hasattr(resolve(module), attribute)
+
+
+def resolve(dotted: str) -> object:
+    try:
+        return importlib.import_module(dotted)
+    except ModuleNotFoundError:
+        module, _, attribute = dotted.rpartition(".")
+        return getattr(resolve(module), attribute)
+
+
+def test_every_document_has_one_title_and_it_comes_first() -> None:
+    for document in DOCUMENTS:
+        titles = re.findall(r"^# .*", FENCE.sub("", document.read_text()), re.MULTILINE)
+        assert len(titles) == 1, document
+        assert document.read_text().startswith(titles[0]), document
+
+
+def test_the_package_map_and_the_package_agree() -> None:
+    """Every path in the map exists, and every folder and top-level module of the package is in it."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    [block] = [code for _, code in FENCE.findall(text) if code.startswith("src/stateline/")]
+    folders: list[str] = []
+    named = set()
+    for line in block.splitlines():
+        entry = MAP_ENTRY.match(line)
+        assert entry is not None, line
+        depth = len(entry["indent"]) // 2
+        folders[depth:] = [entry["name"].rstrip("/")]
+        named.add("/".join(folders))
+    assert sorted(path for path in named if not (ROOT / path).exists()) == []
+    expected = {path.relative_to(ROOT).as_posix() for path in PACKAGE.glob("*.py")}
+    expected |= {path.parent.relative_to(ROOT).as_posix() for path in PACKAGE.glob("*/__init__.py")}
+    assert expected - named == set()

@@ -1,0 +1,84 @@
+"""Every module says what is public, and says the truth; public things are described."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+
+import pytest
+
+from tests.arch.source_tree import Module, modules
+
+UNNAMED = {"__main__"}
+
+
+def is_public(module: Module) -> bool:
+    last = module.name.rpartition(".")[2]
+    return not last.startswith("_") and last not in UNNAMED
+
+
+def declared_names(module: Module) -> list[str] | None:
+    """``__all__`` as it is written; ``None`` without one."""
+    for statement in module.tree.body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            return list(ast.literal_eval(statement.value))
+    return None
+
+
+def public_definitions(module: Module) -> list[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node for node in module.tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
+
+
+def undocumented(module: Module) -> list[str]:
+    found = [] if ast.get_docstring(module.tree) else [f"{module.relative} has no docstring"]
+    for definition in public_definitions(module):
+        parts = [definition]
+        if isinstance(definition, ast.ClassDef):
+            methods = (node for node in definition.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+            parts += [method for method in methods if not method.name.startswith("_")]
+        found += [f"{module.where(part)} {part.name}" for part in parts if not described(part)]
+    return found
+
+
+def is_overload(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(isinstance(mark, ast.Name) and mark.id == "overload" for mark in function.decorator_list)
+
+
+def described(definition: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return bool(ast.get_docstring(definition)) or (not isinstance(definition, ast.ClassDef) and is_overload(definition))
+
+
+PUBLIC = [module for module in modules() if is_public(module)]
+
+
+@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.name)
+def test_all_names_exactly_what_is_public(module: Module) -> None:
+    declared = declared_names(module)
+    defined = {definition.name for definition in public_definitions(module)}
+    if declared is None:
+        assert not defined, "define __all__"
+        assert [type(node).__name__ for node in module.tree.body] == ["Expr"], "define __all__"
+        return
+    assert len(declared) == len(set(declared))
+    assert defined <= set(declared), "public definitions that __all__ does not name"
+    loaded = importlib.import_module(module.name)
+    assert [name for name in declared if not hasattr(loaded, name)] == [], "names that do not exist"
+    assert set(declared) <= set(dir(loaded))
+
+
+@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.name)
+def test_everything_public_is_described(module: Module) -> None:
+    assert undocumented(module) == []
+
+
+def test_the_lazy_names_of_the_spark_package_are_those_of_their_modules() -> None:
+    import stateline.spark
+
+    assert set(stateline.spark._MODULES) == set(stateline.spark.__all__)
+    for name, module in stateline.spark._MODULES.items():
+        assert getattr(stateline.spark, name) is getattr(importlib.import_module(module), name)
+        assert name in importlib.import_module(module).__all__
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = stateline.spark.no_such_name

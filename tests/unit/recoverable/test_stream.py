@@ -1,0 +1,142 @@
+"""What a stream holds in memory, and how it behaves over stores that cannot read pieces back."""
+
+import random
+import tracemalloc
+import uuid
+
+import pytest
+
+from stateline.blob import StoreDecorator
+from stateline.blob.memory import MemoryStore
+from stateline.errors import CorruptDataError, InvalidInputError, OutcomeUnknownError, UnavailableError
+from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
+
+
+class Sink(StoreDecorator):
+    """Forgets the bytes of pieces, so that only the stream's own memory counts."""
+
+    def stage(self, target, data):
+        part = self.inner.stage(target, b"")
+        return type(part)(name=part.name, length=len(data), crc32c=0)
+
+
+class Blind(StoreDecorator):
+    """A store that cannot read pieces back before they are published."""
+
+    def read_staged(self, part):
+        return None
+
+
+class FailingStage(StoreDecorator):
+    """Fails the next calls of ``stage``, before or after they took effect."""
+
+    failures = ()
+    after_effect = False
+
+    def stage(self, target, data):
+        if self.failures:
+            if self.after_effect:
+                self.inner.stage(target, data)
+            raise self.failures.pop()
+        return self.inner.stage(target, data)
+
+
+@pytest.fixture
+def store():
+    return MemoryStore(uuid.uuid4().hex)
+
+
+def test_a_stream_needs_no_more_memory_than_a_chunk(store):
+    chunk = 1024 * 1024
+    stream = RecoverableWriter(Sink(store), RecoverableWriterSettings(chunk_size=chunk)).open("file")
+    record = b"r" * 5000
+    big = b"b" * (20 * chunk)
+    tracemalloc.start()
+    for index in range(2000):
+        stream.write(record)
+        if index % 100 == 0:
+            stream.persist()
+    stream.write(big)
+    stream.write(memoryview(big)[: 3 * chunk])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert stream.position == 2000 * 5000 + 23 * chunk
+    assert peak < 2.6 * chunk  # The buffer, its growth by doubling, and a piece on its way.
+
+
+def test_a_big_file_has_one_piece_per_chunk(store):
+    stream = RecoverableWriter(Sink(store), RecoverableWriterSettings(chunk_size="64KiB")).open("file")
+    for _ in range(300):
+        stream.write(b"x" * 30_000)
+    point = stream.persist()
+    assert len(point.parts) == -(-point.length // 65536)
+
+
+def test_pieces_that_cannot_be_read_back_stay_as_they_are(store):
+    settings = RecoverableWriterSettings(chunk_size=1000, fold_size=500)
+    writer, expected = RecoverableWriter(Blind(store), settings), b""
+    stream = writer.open("file")
+    for index in range(30):
+        data = bytes([index]) * (37 * index % 400 + 1)
+        stream.write(data)
+        expected += data
+        stream = writer.recover(stream.persist())
+    stream.close_for_commit().commit()
+    assert store.get("file") == expected
+
+
+def test_a_damaged_piece_is_never_merged(store):
+    settings = RecoverableWriterSettings(chunk_size=1000, fold_size=500)
+    writer = RecoverableWriter(store, settings)
+    stream = writer.open("file")
+    stream.write(b"a" * 100)
+    point = stream.persist()
+    store.put(point.parts[0].name, b"b" * 100)
+    resumed = writer.recover(point)
+    with pytest.raises(CorruptDataError):
+        resumed.write(b"c" * 1000)
+    assert resumed.position == 100
+
+
+def test_options_of_writer_and_store_are_told_apart(tmp_path):
+    writer = RecoverableWriter.for_url(str(tmp_path / "x"), {"chunk_size": "1MiB", "fsync": "false"})
+    assert writer.store.url.endswith("/x")
+    for wrong in ({"chunk_sise": "1"}, {"chunk_size": "many"}, {"chunk_size": "0"}, {"fsink": "no"}):
+        with pytest.raises(InvalidInputError):
+            RecoverableWriter.for_url(str(tmp_path), wrong)
+
+
+def test_paths_of_a_local_root_are_accepted_in_every_spelling(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    writer = RecoverableWriter.for_url(f"file://{tmp_path}/link/root")
+    for spelling in (f"{tmp_path}/real/root/a b", f"file://{tmp_path}/link/root/a%20b", "a b"):
+        assert writer.open(spelling).target == "a b"
+    with pytest.raises(InvalidInputError):
+        writer.open(f"{tmp_path}/real/rootless/x")
+
+
+@pytest.mark.parametrize("after_effect", [False, True])
+def test_a_call_that_failed_changed_nothing_and_may_be_repeated(store, after_effect):
+    failing = FailingStage(store)
+    failing.after_effect = after_effect
+    writer = RecoverableWriter(failing, RecoverableWriterSettings(chunk_size=1000, fold_size=500))
+    stream, data, at = writer.open("file"), random.Random(1).randbytes(20_000), 0
+
+    def repeatedly(call, *arguments):
+        while True:
+            try:
+                return call(*arguments)
+            except (UnavailableError, OutcomeUnknownError):
+                assert stream.position == at
+
+    for length in (400, 700, 1, 999, 2500, 3, 4000, 1000, 10):
+        failing.failures = [UnavailableError("busy"), OutcomeUnknownError("timeout")]
+        at += repeatedly(stream.write, data[at : at + length])
+        failing.failures = [UnavailableError("busy")]
+        point = repeatedly(stream.persist)
+        failing.failures = []
+        stream = writer.recover(point, verify=False) if length % 2 else stream
+        assert stream.position == at
+    stream.close_for_commit().commit()
+    assert store.get("file") == data[:at]
