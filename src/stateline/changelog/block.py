@@ -40,6 +40,7 @@ __all__ = [
     "SCHEMA",
     "Compression",
     "EncodedBlock",
+    "block_compression",
     "decode_block",
     "encode_block",
     "raw_bytes",

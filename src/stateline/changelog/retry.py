@@ -286,8 +286,8 @@ class _Execution:
         """Calls the action. An error there must not end the thread, nor the other actions."""
         try:
             call(argument)
-        except Exception:  # noqa: BLE001 - logged with its traceback
-            _LOG.exception("a callback of an upload raised")
+        except Exception as error:  # noqa: BLE001 - logged with its traceback
+            _LOG.error("a callback of an upload raised", exc_info=error)
 
 
 class _AttemptTimeoutError(UnavailableError, TimeoutError):

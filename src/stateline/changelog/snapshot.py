@@ -17,6 +17,7 @@ from stateline.changelog.api import SnapshotResult, UploadResult
 from stateline.changelog.handle import ChangelogHandle, SegmentHandle
 from stateline.changelog.mailbox import PersistFuture
 from stateline.changelog.ownership import Ownership
+from stateline.errors import StatelineError, UnavailableError
 from stateline.key_groups import KeyGroupRange
 
 __all__ = ["Listener", "Snapshots"]
@@ -49,11 +50,13 @@ class Snapshots:
     """See the module docstring.
 
     Args:
+        operator_id: Of the writer; for errors.
         key_group_range: Of the writer; goes into every handle.
         ownership: Whom to tell what is named.
     """
 
-    def __init__(self, key_group_range: KeyGroupRange, ownership: Ownership) -> None:
+    def __init__(self, operator_id: str, key_group_range: KeyGroupRange, ownership: Ownership) -> None:
+        self._operator_id = operator_id
         self._key_group_range = key_group_range
         self._ownership = ownership
         self._listeners: list[Listener] = []
@@ -92,7 +95,7 @@ class Snapshots:
         for listener in list(self._listeners):
             if any(number in listener for number in numbers):
                 self._listeners.remove(listener)
-                listener.future.set_exception(error)
+                listener.future.set_exception(_as_io_error(error, self._operator_id))
 
     def confirm(self, start: int, end: int, checkpoint_id: int, uploaded: Mapping[int, UploadResult]) -> None:
         """The checkpoint exists: what it names of ``[start, end)`` is its own now, truncated meanwhile or not."""
@@ -139,3 +142,17 @@ class Snapshots:
             state_size=sum(result.size for result in results),
             checkpointed_size=missing_bytes,
         )
+
+
+def _as_io_error(error: BaseException, operator_id: str) -> BaseException:
+    """The error of a failed persist: ours and I/O errors as they are, anything else as the cause of one."""
+    if isinstance(error, OSError | StatelineError):
+        return error
+    wrapped = UnavailableError(
+        f"the upload failed: {error!r}",
+        operation="persist",
+        subject=operator_id,
+        hint="The changes are kept; the next persist sends them again",
+    )
+    wrapped.__cause__ = error
+    return wrapped

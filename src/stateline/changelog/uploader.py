@@ -31,7 +31,7 @@ from stateline.changelog.upload_task import UploadTask
 from stateline.environment import Environment, system_environment
 from stateline.errors import OutcomeUnknownError
 
-__all__ = ["BlobUploader", "ChangelogObject", "DuplicatingUploader"]
+__all__ = ["BlobUploader", "ChangelogObject", "DuplicatingUploader", "gather"]
 
 _LARGE_PIECE_BYTES: Final = 64 * 1024
 """Pieces of this size are never copied into a buffer."""

@@ -40,7 +40,7 @@ from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.snapshot import Listener, Snapshots
 from stateline.changelog.upload_task import UploadTask
 from stateline.environment import Environment
-from stateline.errors import ClosedError, InvalidInputError, StatelineError, UnavailableError
+from stateline.errors import ClosedError, InvalidInputError, UnavailableError
 from stateline.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupRange
 
 __all__ = ["ChangelogWriter"]
@@ -121,7 +121,7 @@ class ChangelogWriter:
         self._waiting: dict[int, StateChangeSet] = {}
         self._in_flight: dict[int, StateChangeSet] = {}
         self._uploaded: dict[int, UploadResult] = {}
-        self._snapshots = Snapshots(key_group_range, ownership)
+        self._snapshots = Snapshots(operator_id, key_group_range, ownership)
         self._failed_bytes: dict[int, int] = {}
         self._failure: BaseException | None = None
         self._closed = False
@@ -379,7 +379,7 @@ class ChangelogWriter:
                 self._failed_bytes[number] = change_set.size
         if self._is_refusing:
             self._first, self._last = 0, -1  # Sends the next append through _enter.
-        self._snapshots.fail(failed, _as_io_error(error, self.operator_id))
+        self._snapshots.fail(failed, error)
 
     def _is_wanted(self, number: int) -> bool:
         return self._lowest <= number and (self._highest is None or number < self._highest)
@@ -485,17 +485,3 @@ class ChangelogWriter:
 
     def _closed_error(self, operation: str) -> ClosedError:
         return ClosedError("the writer is closed", operation=operation, subject=self.operator_id)
-
-
-def _as_io_error(error: BaseException, operator_id: str) -> BaseException:
-    """The error of a failed persist: ours and I/O errors as they are, anything else as the cause of one."""
-    if isinstance(error, OSError | StatelineError):
-        return error
-    wrapped = UnavailableError(
-        f"the upload failed: {error!r}",
-        operation="persist",
-        subject=operator_id,
-        hint="The changes are kept; the next persist sends them again",
-    )
-    wrapped.__cause__ = error
-    return wrapped

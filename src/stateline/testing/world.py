@@ -335,7 +335,9 @@ class World:
 
     def _connect(self, process: Process, name: str) -> BlobStore:
         bottom = self.backend.open(name, process.environment)
-        observed = ObservedStore(bottom, name, self._contents.setdefault(name, Contents()), self._notice, self._replaces)
+        observed = ObservedStore(
+            bottom, name, self._contents.setdefault(name, Contents()), self._notice, self._replaces
+        )
         if not process.faulty:
             return _ProcessStore(observed, process)
         faulty = FaultyStore(

@@ -260,7 +260,9 @@ class Pipeline(MicroBatch):
 
     def prepare(self, world: World) -> None:
         """See :meth:`Scenario.prepare`. Retiring a record overwrites it with its tombstone."""
-        world.may_replace = lambda name, data: name.endswith("/_metadata") and b'"stateline.retired"' in bytes(data[:200])
+        world.may_replace = lambda name, data: (
+            name.endswith("/_metadata") and b'"stateline.retired"' in bytes(data[:200])
+        )
 
     def _drive(self, process: Process, incarnation: int) -> None:
         super()._drive(process, incarnation)
