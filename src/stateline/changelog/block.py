@@ -36,13 +36,17 @@ from stateline.blob.checksum import crc32c
 from stateline.errors import CorruptDataError
 
 __all__ = [
+    "END_OF_STREAM",
     "MAX_COMPRESSED_BLOCK_BYTES",
     "SCHEMA",
+    "SCHEMA_MESSAGE",
     "Compression",
     "EncodedBlock",
+    "MessageLayout",
     "block_compression",
     "decode_block",
     "encode_block",
+    "message_layout",
     "raw_bytes",
 ]
 
@@ -57,13 +61,17 @@ SCHEMA: Final = pa.schema(
 _SMALL_BLOCK_BYTES: Final = 64 * 1024
 """Below this, the pieces of a block are copied together; above, the changes are handed on without a copy."""
 
-_SCHEMA_MESSAGE: Final = bytes.fromhex(
+SCHEMA_MESSAGE: Final = bytes.fromhex(
     "ffffffffb00000001000000000000a000c000600050008000a000000000104000c000000080008000000040008000000"
     "04000000020000004400000004000000d4ffffff00000004100000001c0000000400000000000000060000006368616e"
     "676500000400040004000000100014000800000007000c00000010001000000000000002100000002400000004000000"
     "00000000090000006b65795f67726f757000000008000c0008000700080000000000000110000000"
 )
-_END_OF_STREAM: Final = bytes.fromhex("ffffffff00000000")
+"""The first message of every block."""
+
+END_OF_STREAM: Final = bytes.fromhex("ffffffff00000000")
+"""The last bytes of every block."""
+
 _BODY_LENGTH_AT: Final = 40
 _ZEROS: Final = bytes(8)
 _INT64: Final = struct.Struct("<q")
@@ -80,7 +88,7 @@ class Compression(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Message:
+class MessageLayout:
     """The record-batch message of one kind of compression: its bytes, and where its numbers are.
 
     ``buffers_at`` is followed by five pairs (offset, length), 8 constant bytes, and two pairs (rows, nulls).
@@ -92,15 +100,16 @@ class _Message:
 
     @property
     def nodes_at(self) -> int:
+        """Where the two pairs (rows, nulls) are."""
         return self.buffers_at + _BUFFERS.size + 8
 
 
-def _message(rows_at: int, buffers_at: int, head: str) -> _Message:
+def _message(rows_at: int, buffers_at: int, head: str) -> MessageLayout:
     """A message from the constant bytes before its numbers; all numbers are zero."""
     tail = _BUFFERS.size + 8 + _NODES.size
     constant = bytearray(bytes.fromhex(head) + bytes(tail))
     struct.pack_into("<I", constant, buffers_at + _BUFFERS.size + 4, 2)
-    return _Message(bytes(constant), rows_at, buffers_at)
+    return MessageLayout(bytes(constant), rows_at, buffers_at)
 
 
 _MESSAGES: Final = {
@@ -144,6 +153,11 @@ class EncodedBlock:
     raw_crc32c: int
 
 
+def message_layout(compression: Compression) -> MessageLayout:
+    """The record-batch message of a compression, with zeros for its numbers."""
+    return _MESSAGES[compression]
+
+
 def raw_bytes(rows: int, change_bytes: int) -> int:
     """Bytes of the buffers of a block before compression."""
     return 2 * rows + 4 * (rows + 1) + change_bytes
@@ -183,7 +197,7 @@ def encode_block(
     front = b"".join(
         (_front(compression, rows, lengths), columns[0], _padding(lengths[0]), columns[1], _padding(lengths[1]))
     )
-    tail = _padding(lengths[2]) + _END_OF_STREAM
+    tail = _padding(lengths[2]) + END_OF_STREAM
     pieces: tuple[Buffer, ...] = (front, columns[2], tail)
     if lengths[2] < _SMALL_BLOCK_BYTES:
         pieces = (b"".join(pieces),)
@@ -221,9 +235,9 @@ def decode_block(
     starts = [len(front)]
     for length in lengths:
         starts.append(starts[-1] + length + len(_padding(length)))
-    if len(stored) != starts[3] + len(_END_OF_STREAM):
-        _refuse(f"the block has {len(stored)} bytes, its columns need {starts[3] + len(_END_OF_STREAM)}", subject)
-    if stored[: len(front)] != front or stored[starts[3] :] != _END_OF_STREAM:
+    if len(stored) != starts[3] + len(END_OF_STREAM):
+        _refuse(f"the block has {len(stored)} bytes, its columns need {starts[3] + len(END_OF_STREAM)}", subject)
+    if stored[: len(front)] != front or stored[starts[3] :] != END_OF_STREAM:
         _refuse("the block is not the Arrow stream that its table announces", subject)
     pieces = [pa.py_buffer(stored[start : start + length]) for start, length in zip(starts, lengths, strict=False)]
     if compression is not Compression.NONE:
@@ -246,12 +260,12 @@ def _front(compression: Compression, rows: int, lengths: Sequence[int]) -> bytes
         message, template.buffers_at, 0, 0, 0, lengths[0], second, 0, second, lengths[1], third, lengths[2]
     )
     _NODES.pack_into(message, template.nodes_at, rows, 0, rows, 0)
-    return _SCHEMA_MESSAGE + message
+    return SCHEMA_MESSAGE + message
 
 
 def _stored_lengths(stored: memoryview, compression: Compression, subject: str) -> tuple[int, int, int]:
     """The lengths of the compressed buffers, as the block says; the caller compares the whole message afterwards."""
-    at = len(_SCHEMA_MESSAGE) + _MESSAGES[compression].buffers_at
+    at = len(SCHEMA_MESSAGE) + _MESSAGES[compression].buffers_at
     if len(stored) < at + _BUFFERS.size:
         _refuse("the block ends within its first message", subject)
     numbers = _BUFFERS.unpack_from(stored, at)

@@ -40,8 +40,7 @@ All numbers are little-endian; every part is a multiple of 8 bytes long.
     8       8      uint64  bytes of the block
     16      8      uint64  bytes of its changes, uncompressed
     24      4      uint32  CRC32C of the block
-    28      4      uint32  CRC32C of its three Arrow buffers (key groups, offsets, changes) before compression; 0 if
-    none
+    28      4      uint32  CRC32C of its three Arrow buffers before compression; 0 if there is none
 
 Blocks follow the table without gaps. Changes are sorted by key group, and within one key group they keep the order in
 which they were appended; neighbouring blocks may share a key group. Metadata has key group -1 and blocks of its own,
@@ -50,9 +49,9 @@ which come first. So a reader that wants some key groups fetches the head and on
 **Block**: one Arrow IPC stream (schema message, one record-batch message, end-of-stream mark) with the columns
 ``key_group: int16`` and ``change: binary``, neither nullable. With compression, the stream uses Arrow's own buffer
 compression, except that a block whose buffers take more than 16 MiB is stored without; no block of any object
-decompresses into more than that. The messages are exactly those that ``stateline.changelog.block`` writes.
+decompresses into more than that. Its messages are constants but for a few numbers; ``block`` has them.
 
-**Index header**, 8 bytes: magic "SLCI", uint32 number of frames. **Entry**, 48 bytes per frame::
+**Index header**, 8 bytes: magic "SLCI", uint32 number of frames, at most 65,536. **Entry**, 48 bytes per frame::
 
     0       16     bytes   log id
     16      8      int64   sequence number
@@ -97,7 +96,9 @@ __all__ = [
     "FORMAT_VERSION",
     "HEADER_BYTES",
     "INDEX_MAGIC",
+    "MAX_FRAMES",
     "MAX_HEAD_BYTES",
+    "MAX_INDEX_BYTES",
     "TRAILER_BYTES",
     "BlockEntry",
     "EncodedFrame",
@@ -128,6 +129,8 @@ HEADER_BYTES: Final = _HEADER.size
 TRAILER_BYTES: Final = _TRAILER.size
 _MAX_BLOCKS: Final = 65_536
 MAX_HEAD_BYTES: Final = HEADER_BYTES + _MAX_BLOCKS * _ENTRY.size
+MAX_FRAMES: Final = 65_536
+MAX_INDEX_BYTES: Final = _INDEX_HEADER.size + MAX_FRAMES * _INDEX_ENTRY.size + TRAILER_BYTES
 
 _BLOCKS_WANTED: Final = 64
 """Blocks of a large frame: one sixteenth of the key groups then costs well below one eighth of the bytes."""
@@ -381,7 +384,7 @@ def decode_trailer(trailer: bytes, size: int, subject: str) -> int:
     if magic != _TRAILER_MAGIC:
         _refuse("the trailer is missing: the object is torn, or no changelog object", subject)
     _check_version(version, subject)
-    if zero or offset + _INDEX_HEADER.size + frames * _INDEX_ENTRY.size + TRAILER_BYTES != size:
+    if zero or frames > MAX_FRAMES or offset + _INDEX_HEADER.size + frames * _INDEX_ENTRY.size + TRAILER_BYTES != size:
         _refuse("the trailer contradicts the length of the object", subject)
     return int(offset)
 

@@ -40,7 +40,7 @@ from stateline.environment import Environment, Executor, Monitor, system_environ
 from stateline.errors import CorruptDataError, DataLossError, InternalError, NotFoundError
 from stateline.key_groups import KeyGroupRange
 
-__all__ = ["ChangelogReader", "Columns", "decode_blocks"]
+__all__ = ["ChangelogReader", "decode_blocks", "runs_of"]
 
 RUN_BYTES: Final = 8 * 1024 * 1024
 """Blocks are fetched in runs of at most this many bytes."""
@@ -307,7 +307,7 @@ def _load(segment: SegmentHandle, wanted: KeyGroupRange, fetch: Fetch) -> _Loade
             segment, head, decode_blocks(memoryview(whole), 0, head, blocks, segment.name, segment.offset), []
         )
     head = _checked_head(segment, fetch(segment.offset, segment.offset + segment.head_length))
-    runs = list(_runs(block for block in head.blocks if block.overlaps(wanted)))
+    runs = list(runs_of(block for block in head.blocks if block.overlaps(wanted)))
     first = _fetch_run(segment, head, runs[0], fetch) if runs else []
     return _Loaded(segment, head, first, runs[1:])
 
@@ -335,7 +335,7 @@ def _checked_head(segment: SegmentHandle, data: bytes) -> FrameHead:
     return head
 
 
-def _runs(blocks: Iterable[BlockEntry]) -> Iterator[list[BlockEntry]]:
+def runs_of(blocks: Iterable[BlockEntry]) -> Iterator[list[BlockEntry]]:
     """Neighbouring blocks together, up to :data:`RUN_BYTES`."""
     run: list[BlockEntry] = []
     for block in blocks:

@@ -41,8 +41,8 @@ __all__ = ["batching_scheduler", "direct_scheduler", "scheduler_from_options"]
 
 _LOG = logging.getLogger(__name__)
 
-MAX_BATCH_TASKS: Final = 4096
-"""Tasks in one batch, however small they are."""
+MAX_BATCH_CHANGE_SETS: Final = 16_384
+"""Change sets in one batch, however small they are: each is a frame of the object."""
 
 
 def direct_scheduler(uploader: StateChangeUploader) -> StateChangeUploadScheduler:
@@ -398,15 +398,16 @@ class _BatchUpload:
 
 
 def _batches(queued: Sequence[_Queued], max_bytes: int) -> list[list[_Queued]]:
-    """Cuts the queue, in order, into batches of at most ``max_bytes`` (or one task) and :data:`MAX_BATCH_TASKS`."""
+    """Cuts the queue, in order, into batches within both bounds; a single task may exceed the first."""
     batches: list[list[_Queued]] = []
-    size = 0
+    size = sets = 0
     for item in queued:
-        if not batches or size + item.task.size > max_bytes or len(batches[-1]) >= MAX_BATCH_TASKS:
-            batches.append([])
-            size = 0
-        batches[-1].append(item)
         size += item.task.size
+        sets += len(item.task.change_sets)
+        if not batches or size > max_bytes or sets > MAX_BATCH_CHANGE_SETS:
+            batches.append([])
+            size, sets = item.task.size, len(item.task.change_sets)
+        batches[-1].append(item)
     return batches
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 from uuid import UUID
 
 import numpy as np
@@ -45,7 +45,9 @@ from stateline.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupRange
 
 __all__ = ["ChangelogWriter"]
 
-_INITIAL = SequenceNumber(0)
+_INITIAL: Final = SequenceNumber(0)
+_MAX_TASK_SETS: Final = 4096
+"""Change sets in one upload task, however small they are."""
 
 
 class ChangelogWriter:
@@ -341,7 +343,7 @@ class ChangelogWriter:
         size = 0
         for number in numbers:
             length = self._waiting[number].size
-            if group and size + length > self._settings.persist_size_threshold:
+            if group and (size + length > self._settings.persist_size_threshold or len(group) == _MAX_TASK_SETS):
                 yield group
                 group, size = [], 0
             group.append(number)
