@@ -58,7 +58,7 @@ class EndOfStreamListener(StreamingQueryListener):
         """Remembers the options of a query that writes here. Runs before ``start()`` returns."""
         query = self._spark.streams.get(str(event.id))
         execution = None if query is None else query._jsq.streamingQuery()  # noqa: SLF001 - PySpark does not show the sink
-        if execution is None or str(execution.sink().name()) != FilesSink.name():
+        if execution is None or not _is_ours(execution.sink()):
             return
         options = FilesSinkOptions.from_spark(_options_of(execution))
         ends = any(name in str(execution.trigger().toString()) for name in _TRIGGERS_THAT_END)
@@ -82,6 +82,12 @@ class EndOfStreamListener(StreamingQueryListener):
                 finish_sink(options)
             except StatelineError:
                 _LOGGER.exception("the open files of %s could not be finished; call finish_files()", options.path)
+
+
+def _is_ours(sink: Any) -> bool:
+    """Whether a query writes to ``stateline_files``; not every sink of Spark can say its name."""
+    is_python = str(sink.getClass().getSimpleName()) == "PythonTable"
+    return is_python and str(sink.name()) == FilesSink.name()
 
 
 def _options_of(execution: Any) -> Mapping[str, str]:

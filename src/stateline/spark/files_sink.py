@@ -25,7 +25,6 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from stateline.blob import BlobStore, open_store
@@ -34,6 +33,7 @@ from stateline.environment import system_environment
 from stateline.errors import InvalidInputError, NotFoundError, NotInstalledError
 from stateline.files import FileOutput, FileWriter, RollingPolicy
 from stateline.handles import FinishedFile, OpenFile
+from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator, SubtaskResult, SubtaskTask
 from stateline.spark.ending import finish_open_files
 from stateline.spark.files_options import FilesSinkOptions
@@ -125,7 +125,7 @@ class _Sink:
                 hint='Use outputMode("append"), or mode("append") for a batch',
             )
         parsed = FilesSinkOptions.from_spark(options)
-        rows = to_arrow_schema(schema)
+        rows = arrow_schema(schema)
         parsed.output().file_schema(rows)
         return cls(parsed, parsed.root_url, rows.serialize().to_pybytes())
 

@@ -26,7 +26,7 @@ class PipelineQuery(StreamingQuery):
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
         """As Spark's; when a stream with an end (``availableNow``, ``once``) has ended, its open files are finished."""
-        ended = super().awaitTermination(timeout)
+        ended: bool | None = super().awaitTermination(timeout)
         if self._ends and not self.isActive and self.exception() is None:
             self._finish()
         return ended

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 
 from stateline.blob import open_store
@@ -28,6 +27,7 @@ from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import check_key_type, check_parallelism
 from stateline.options import check_known, settings_from_options
 from stateline.spark.aggregation import AggregateProgram
+from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.batch_job import BatchJob
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.ending import finish_open_files
@@ -84,15 +84,14 @@ class KeyedStream:
                 hint="Use a classic session: the micro-batch protocol runs beside Spark's driver",
             )
         self._df = df
-        self._schema = to_arrow_schema(df.schema)
+        self._schema = arrow_schema(df.schema)
         self._keys = [key] if isinstance(key, str) else list(key)
         _check_columns(self._schema, self._keys, "key")
         for column in self._keys:
             check_key_type(self._schema.field(column).type, column)
         _check_collation(df, self._keys)
-        self._parallelism = parallelism or df.sparkSession.sparkContext.defaultParallelism
-        if parallelism is None:
-            self._parallelism = min(self._parallelism, max_parallelism)
+        cores = df.sparkSession.sparkContext.defaultParallelism
+        self._parallelism = min(cores, max_parallelism) if parallelism is None else parallelism
         check_parallelism(self._parallelism, max_parallelism)
         self._max_parallelism = max_parallelism
         self._checkpoint = checkpoint
