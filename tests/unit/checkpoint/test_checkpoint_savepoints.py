@@ -161,7 +161,9 @@ def test_a_savepoint_holds_all_it_needs(stores, elsewhere):
         store.delete([name for name in names(store) if not name.startswith("savepoint-")])
     found = open_savepoint(target, list_savepoints(target)[0])
     assert found == savepoint
-    assert verify_savepoint(found).is_sound
+    seen = []
+    assert verify_savepoint(found, progress=lambda done, total: seen.append((done, total))).is_sound
+    assert seen == [(number, 7) for number in range(1, 8)]
     assert found.checkpoint.properties == {
         "program": "demo",
         "savepoint.source": query.store.url,
@@ -405,6 +407,15 @@ def test_a_savepoint_has_one_owner(stores):
     with pytest.raises(ConflictError, match="query new owns it"):
         drop_savepoint(query.store, savepoint.folder)
     assert verify_savepoint(savepoint).is_sound
+
+
+def test_a_savepoint_that_was_dropped_before_it_was_claimed_starts_nothing(stores):
+    query = Query(stores)
+    savepoint = query.savepoint()
+    query.store.delete(names(query.store, "chk-"))
+    drop_savepoint(query.store, savepoint.folder)
+    with pytest.raises(NotFoundError, match="no savepoint"):
+        start(savepoint, CheckpointStore(query.store), "claim", outputs={URL: query.out})
 
 
 def test_a_savepoint_is_claimed_only_where_the_root_is(stores):
