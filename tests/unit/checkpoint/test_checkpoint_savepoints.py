@@ -184,6 +184,14 @@ def test_the_query_goes_on_and_the_savepoint_stays(stores):
     assert verify_savepoint(savepoint).is_sound
 
 
+def test_large_objects_cross_stores_in_pieces_and_leave_none(stores):
+    query = Query(stores)
+    target = InstrumentedStore(memory())
+    query.savepoint(target)
+    assert (target.calls["stage"], target.calls["publish"]) == (4, 1)  # 200 bytes in pieces of 64.
+    assert all(name.startswith("savepoint-") for name in names(target))
+
+
 def test_copies_inside_a_store_move_no_bytes(tmp_path):
     query = Query(lambda name: LocalStore(tmp_path / name))
     counted = InstrumentedStore(query.store)
