@@ -202,6 +202,8 @@ def test_a_number_out_of_range_is_refused_though_the_checksum_is_right(old, new)
 
 def test_a_document_beyond_the_size_cap_is_refused_before_it_is_parsed(monkeypatch):
     data = golden_documents()["checkpoint.v1.json"]
+    monkeypatch.setattr(envelope_module, "MAX_METADATA_BYTES", len(data))
+    assert decode_record(data, "x") == full_checkpoint()
     monkeypatch.setattr(envelope_module, "MAX_METADATA_BYTES", len(data) - 1)
     with pytest.raises(CorruptDataError, match="more than the"):
         decode_record(data, "x")
