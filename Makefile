@@ -38,7 +38,7 @@ check: $(STAMP) ## Check format, lint, types, layers and security
 	$(BIN)/python -m ruff check --quiet .
 	$(BIN)/python -m mypy --no-error-summary
 	$(BIN)/python -c 'from importlinter.cli import lint_imports_command; lint_imports_command(["--no-cache", "--no-logo"])'
-	$(BIN)/python -m bandit --quiet --recursive src
+	$(BIN)/python -m bandit --quiet --recursive src --exclude src/stateline/testing
 
 audit: $(STAMP) ## Ask the package index about known vulnerabilities of what is pinned
 	$(BIN)/python -m pip_audit --requirement constraints.txt --no-deps --disable-pip

@@ -75,6 +75,7 @@ class ErrorKind(StrEnum):
     NOT_INSTALLED = "not_installed"
     USER_CODE = "user_code"
     INTERNAL = "internal"
+    ARITHMETIC_OVERFLOW = "arithmetic_overflow"
 
 
 class StatelineError(Exception):

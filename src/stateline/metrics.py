@@ -113,6 +113,11 @@ class Metrics:
             items = sorted(self._metrics.items())
         return {name: item.summary() if isinstance(item, Histogram) else item.value for name, item in items}
 
+    def kinds(self) -> dict[str, str]:
+        """``counter``, ``gauge`` or ``histogram`` by name, sorted: what an exporter must know beside the values."""
+        with self._lock:
+            return {name: type(item).__name__.lower() for name, item in sorted(self._metrics.items())}
+
     def _get(self, name: str, make: Callable[[], M]) -> M:
         with self._lock:
             found = self._metrics.get(name)

@@ -33,6 +33,11 @@ class Module:
         parts = self.path.relative_to(SOURCE).with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
+    @property
+    def is_conformance_suite(self) -> bool:
+        """Whether it holds tests that are shipped: asserts are their point, and their names say what they ask."""
+        return self.path.parent == PACKAGE / "testing" and self.path.stem.endswith("_conformance")
+
     def where(self, node: ast.AST) -> str:
         return f"{self.relative}:{getattr(node, 'lineno', 1)}"
 

@@ -79,6 +79,12 @@ def test_every_document_has_one_title_and_it_comes_first() -> None:
         assert document.read_text().startswith(titles[0]), document
 
 
+def test_every_decision_is_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = set(LINK.findall((folder / "README.md").read_text()))
+    assert {path.name for path in folder.glob("*.md")} - listed == {"README.md"}
+
+
 def test_the_package_map_and_the_package_agree() -> None:
     """Every path in the map exists, and every folder and top-level module of the package is in it."""
     text = (ROOT / "ARCHITECTURE.md").read_text()

@@ -39,7 +39,7 @@ def is_catch_of_everything_by_no_name(node: ast.AST) -> bool:
 def is_silent_handler(node: ast.AST) -> bool:
     """A handler that does nothing."""
     return isinstance(node, ast.ExceptHandler) and all(
-        isinstance(statement, ast.Pass | ast.Continue)
+        isinstance(statement, ast.Pass)
         or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
         for statement in node.body
     )
@@ -107,6 +107,8 @@ SPECIMENS: dict[Rule, str] = {
 
 def findings(rule: Rule) -> Iterator[str]:
     for module in modules():
+        if rule is is_assert and module.is_conformance_suite:
+            continue
         yield from (module.where(node) for node in ast.walk(module.tree) if rule(node))
 
 

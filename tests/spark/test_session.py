@@ -140,6 +140,6 @@ def test_a_jvm_that_does_not_start_is_a_typed_error(tmp_path: Path) -> None:
         except UnavailableError as error:
             print(error)
         """)
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert answer.stdout.startswith("start Spark Java"), answer.stderr
     assert UnavailableError.__name__ not in answer.stderr

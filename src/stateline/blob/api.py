@@ -97,6 +97,13 @@ class BlobStore(ABC):
             OutcomeUnknownError: The answer was lost and reading back failed.
         """
 
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+        """As :meth:`put_if_absent` of the concatenation of ``pieces``, which some backends write without joining them.
+
+        The returned info need not have a checksum: whoever makes large objects has checksums of its own inside.
+        """
+        return self.put_if_absent(name, b"".join(pieces))
+
     @abstractmethod
     def get(self, name: str) -> bytes:
         """All bytes of an object.

@@ -126,6 +126,11 @@ class InstrumentedStore(StoreDecorator):
         self._count("put_if_absent", written=len(data))
         return self.inner.put_if_absent(name, data)
 
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+        """See :meth:`BlobStore.put_all_if_absent`; counted as ``put_if_absent``."""
+        self._count("put_if_absent", written=sum(map(len, pieces)))
+        return self.inner.put_all_if_absent(name, pieces)
+
     def get(self, name: str) -> bytes:
         """See :meth:`BlobStore.get`."""
         self._count("get")

@@ -89,15 +89,18 @@ class CheckpointStore:
     def __repr__(self) -> str:
         return f"CheckpointStore({self.store.url!r})"
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self, at_least: int | None = None) -> Checkpoint | None:
         """The newest checkpoint, checked; ``None`` for a root without any. One LIST and a few GETs.
+
+        Args:
+            at_least: An id that is known to have been decided: the search begins there, and no LIST is needed.
 
         Raises:
             CorruptDataError: The newest record cannot be read; an older one is returned only with ``allow_older``.
             UnsupportedVersionError: A newer version of Stateline wrote it.
             DataLossError: Checkpoints were retired in favour of one that is gone.
         """
-        newest = self._slots.newest(self._slots.listed_ids())
+        newest = self._slots.newest(self._slots.listed_ids() if at_least is None else [at_least])
         self._newest_id = None if newest is None else newest.checkpoint_id
         return newest
 

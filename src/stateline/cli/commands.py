@@ -12,6 +12,7 @@ import platform
 import click
 
 from stateline import __version__
+from stateline.cli.changelog import changelog
 from stateline.errors import StatelineError
 from stateline.spark.java import find_java
 
@@ -62,3 +63,6 @@ def doctor(context: click.Context, *, as_json: bool) -> None:
         width = max(map(len, facts))
         click.echo("\n".join(f"{name:<{width}}  {fact}" for name, fact in facts.items()))
     context.exit(0 if healthy else 1)
+
+
+stateline.add_command(changelog)

@@ -200,17 +200,17 @@ def _complaint(name: str, kind: pa.DataType) -> str | None:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
 def _csv(rows: pa.Table, *, header: bool) -> bytes:
     sink = pa.BufferOutputStream()
     pyarrow.csv.write_csv(rows, sink, pyarrow.csv.WriteOptions(include_header=header))
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())
 
 
 class _Open:

@@ -130,22 +130,38 @@ class RecoverableWriter:
         relative_name(self._store.url, point.target)
         return Committer(self._store, point)
 
-    def cleanup(self, point: ResumePoint) -> bool:
-        """Deletes the pieces that ``point`` has superseded. ``point`` itself stays good, older ones of its file do not.
+    def cleanup(self, point: ResumePoint, *, keep: CommitPoint | None = None) -> bool:
+        """Deletes pieces that a file no longer needs. Idempotent; missing pieces are no error.
 
-        Call it once no older point of the file will be restored. Idempotent; missing pieces are no error.
+        Without ``keep``: the pieces that ``point`` has superseded. Call it once no older point of the file will be
+        restored; ``point`` itself stays good.
+
+        With ``keep``: every piece that ``point`` names and ``keep`` does not. Call it once the checkpoint of ``point``
+        is given up, with the point of the same file in the oldest checkpoint that is retained, or its commit point.
 
         Returns:
             Whether there was anything to delete.
 
         Raises:
+            InvalidInputError: Not a resume point, or ``keep`` belongs to another file.
             OutcomeUnknownError: Some may still be there. Repeat.
         """
         if not isinstance(point, ResumePoint):
             raise _not_a_point("cleanup", point, "ResumePoint")
-        if point.superseded:
-            self._store.discard(point.superseded)
-        return bool(point.superseded)
+        if keep is not None and (keep.target, keep.nonce) != (point.target, point.nonce):
+            raise InvalidInputError(
+                f"it is not a point of {point.target}",
+                operation="cleanup",
+                subject=keep.target,
+                hint="Nothing was done",
+            )
+        unneeded = point.superseded
+        if keep is not None:
+            kept = set(keep.parts)
+            unneeded = tuple(part for part in (*point.parts, *point.superseded) if part not in kept)
+        if unneeded:
+            self._store.discard(unneeded)
+        return bool(unneeded)
 
     def _exists(self, target: str) -> bool:
         try:

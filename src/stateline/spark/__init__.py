@@ -12,14 +12,86 @@ from typing import TYPE_CHECKING, Any, Final
 from stateline.errors import NotInstalledError
 
 if TYPE_CHECKING:
+    from stateline.spark.files_ending import finish_files
     from stateline.spark.java import describe_java
+    from stateline.spark.register import register
     from stateline.spark.session import get_or_create_session
+    from stateline.spark.stream import KeyedStream, Pipeline, PipelineStage
+    from stateline.state.aggregate import (
+        Aggregator,
+        approx_count_distinct,
+        collect_list,
+        collect_set,
+        count,
+        count_distinct,
+        first,
+        last,
+        max,
+        max_by,
+        mean,
+        min,
+        min_by,
+        stddev,
+        stddev_pop,
+        sum,
+        var_pop,
+        variance,
+    )
 
-__all__ = ["describe_java", "get_or_create_session"]
+__all__ = [
+    "Aggregator",
+    "KeyedStream",
+    "Pipeline",
+    "PipelineStage",
+    "approx_count_distinct",
+    "collect_list",
+    "collect_set",
+    "count",
+    "count_distinct",
+    "describe_java",
+    "finish_files",
+    "first",
+    "get_or_create_session",
+    "last",
+    "max",
+    "max_by",
+    "mean",
+    "min",
+    "min_by",
+    "register",
+    "stddev",
+    "stddev_pop",
+    "sum",
+    "var_pop",
+    "variance",
+]
 
 _MODULES: Final = {
+    "Aggregator": "stateline.state.aggregate",
+    "KeyedStream": "stateline.spark.stream",
+    "Pipeline": "stateline.spark.stream",
+    "PipelineStage": "stateline.spark.stream",
+    "approx_count_distinct": "stateline.state.aggregate",
+    "collect_list": "stateline.state.aggregate",
+    "collect_set": "stateline.state.aggregate",
+    "count": "stateline.state.aggregate",
+    "count_distinct": "stateline.state.aggregate",
     "describe_java": "stateline.spark.java",
+    "finish_files": "stateline.spark.files_ending",
+    "first": "stateline.state.aggregate",
     "get_or_create_session": "stateline.spark.session",
+    "last": "stateline.state.aggregate",
+    "max": "stateline.state.aggregate",
+    "max_by": "stateline.state.aggregate",
+    "mean": "stateline.state.aggregate",
+    "min": "stateline.state.aggregate",
+    "min_by": "stateline.state.aggregate",
+    "register": "stateline.spark.register",
+    "stddev": "stateline.state.aggregate",
+    "stddev_pop": "stateline.state.aggregate",
+    "sum": "stateline.state.aggregate",
+    "var_pop": "stateline.state.aggregate",
+    "variance": "stateline.state.aggregate",
 }
 """Where each public name lives."""
 

@@ -230,15 +230,18 @@ class MicroBatchCoordinator(Generic[D]):
         """The newest record this driver knows of; ``None`` for a new root or before :meth:`start`."""
         return self._newest
 
-    def start(self) -> Checkpoint | None:
+    def start(self, at_least: int | None = None) -> Checkpoint | None:
         """Finds the newest record, checks that it fits the plan, and finishes its publishing. Idempotent.
+
+        Args:
+            at_least: The id of a checkpoint that is known to exist: saves the listing of the root.
 
         Raises:
             CorruptDataError: The newest record cannot be read.
             InvalidInputError: The record's operators or outputs are not those of the plan.
         """
         if not self._started:
-            newest = self._checkpoints.latest()
+            newest = self._checkpoints.latest(at_least)
             if newest is not None:
                 check_plan(self._plan, newest, {name: store.url for name, store in self._outputs.items()})
                 if not self._checkpoints.is_published(newest):

@@ -1,63 +1,102 @@
-"""What input a micro-batch covers, read from Spark's own offset log.
+"""What input a micro-batch covers, read from what Spark keeps in its checkpoint.
 
-Facts (Spark 4, ``MicroBatchExecution``): before a batch runs, Spark writes ``<checkpoint>/offsets/<batchId>``: a
-version line,
-a line of metadata (watermark, timestamp, configuration), then the offsets of each source. A replayed batch finds the
-same
-file; a rolled-back or copied checkpoint may have another one under the same id. So the digest of the source lines is
-what makes "the same batch again" provable.
+Facts (Spark 4, ``MicroBatchExecution``):
+
+- Before a batch runs, Spark writes ``<checkpoint>/offsets/<batchId>``: a version line, a line of metadata (watermark,
+  time, configuration), then one line of offsets per source. A replayed batch finds the same file.
+- A rolled-back, copied or edited checkpoint may give the same batch id other offsets. So a digest of the source lines
+  is stored with the record, and the same batch with another digest is an error.
+- The offset of a file source is only a number into a log of its own, ``<checkpoint>/sources/<n>/<number>`` (or
+  ``<number>.compact``, which also holds older entries): the files that the number means are part of the digest.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
 
 from stateline.errors import CorruptDataError, NotFoundError
 
-__all__ = ["digest_of_offsets", "offsets_digest"]
+__all__ = ["ReadFile", "offsets_digest", "read_with_hadoop"]
 
-_HEADER_LINES = 2
+ReadFile = Callable[[str], str | None]
+"""Reads a file of Spark's checkpoint by its relative name; ``None`` if there is none."""
 
-
-def digest_of_offsets(log_entry: str) -> str:
-    """SHA-256 over the source offsets of one entry of the offset log, as 64 hexadecimal digits.
-
-    Raises:
-        CorruptDataError: The text is not an entry of the log.
-    """
-    lines = log_entry.strip("\n").split("\n")
-    if len(lines) <= _HEADER_LINES or not lines[0].startswith("v"):
-        raise CorruptDataError(
-            "it has no source offsets", operation="read offset log", hint="Restore Spark's checkpoint"
-        )
-    return hashlib.sha256("\n".join(lines[_HEADER_LINES:]).encode()).hexdigest()
+_HEADER_LINES: Final = 2
 
 
-def offsets_digest(session: Any, spark_checkpoint: str, batch_id: int) -> str:
-    """The digest of a batch's source offsets, through Hadoop's file system so that any checkpoint location works.
+def offsets_digest(read: ReadFile, spark_checkpoint: str, batch_id: int) -> str:
+    """SHA-256 over what a batch covers, as 64 hexadecimal digits.
 
     Args:
-        session: The ``SparkSession`` that runs the query.
-        spark_checkpoint: ``checkpointLocation`` of the query.
+        read: Reads files of the checkpoint.
+        spark_checkpoint: Its location, for messages.
         batch_id: The micro-batch.
 
     Raises:
         NotFoundError: There is no entry for the batch: another checkpoint location, or no micro-batch query.
+        CorruptDataError: The entry is not one of the offset log.
     """
-    jvm = session.sparkContext._jvm  # noqa: SLF001 - PySpark has no public door to Hadoop's file systems
-    path = jvm.org.apache.hadoop.fs.Path(f"{spark_checkpoint}/offsets/{batch_id}")
-    file_system = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
-    if not file_system.exists(path):
+    name = f"offsets/{batch_id}"
+    entry = read(name)
+    if entry is None:
         raise NotFoundError(
             "the batch has no entry in the offset log",
-            operation="read offset log",
-            subject=path.toString(),
+            operation="read",
+            subject=f"{spark_checkpoint}/{name}",
             hint="Give start() the checkpoint location that Spark uses for this query",
         )
-    stream = file_system.open(path)
+    lines = entry.strip("\n").split("\n")
+    if len(lines) <= _HEADER_LINES or not lines[0].startswith("v"):
+        raise CorruptDataError(
+            "it has no source offsets",
+            operation="read",
+            subject=f"{spark_checkpoint}/{name}",
+            hint="Restore Spark's checkpoint",
+        )
+    digest = hashlib.sha256()
+    for number, line in enumerate(lines[_HEADER_LINES:]):
+        digest.update(f"{line}\n".encode())
+        for file in _files_of(read, number, line):
+            digest.update(f"{file}\n".encode())
+    return digest.hexdigest()
+
+
+def read_with_hadoop(session: Any, spark_checkpoint: str) -> ReadFile:
+    """Reads through Hadoop's file systems, so that any location that Spark can use is read.
+
+    Args:
+        session: The ``SparkSession`` that runs the query.
+        spark_checkpoint: ``checkpointLocation`` of the query.
+    """
+    jvm = session.sparkContext._jvm  # noqa: SLF001 - PySpark has no public door to Hadoop's file systems
+    configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+
+    def read(name: str) -> str | None:
+        path = jvm.org.apache.hadoop.fs.Path(f"{spark_checkpoint}/{name}")
+        file_system = path.getFileSystem(configuration)
+        if not file_system.exists(path):
+            return None
+        stream = file_system.open(path)
+        try:
+            return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    return read
+
+
+def _files_of(read: ReadFile, source: int, offset: str) -> list[str]:
+    """The entries of a file source's log for its offset; none for other sources."""
     try:
-        text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-    finally:
-        stream.close()
-    return digest_of_offsets(text)
+        number = msgspec.json.decode(offset)["logOffset"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return []
+    for name in (f"sources/{source}/{number}", f"sources/{source}/{number}.compact"):
+        entry = read(name)
+        if entry is not None:
+            return sorted(line for line in entry.split("\n") if f'"batchId":{number}}}' in line.replace(" ", ""))
+    return []

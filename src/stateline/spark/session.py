@@ -33,6 +33,7 @@ from pyspark.sql import SparkSession
 
 from stateline.errors import ErrorKind, InvalidInputError, UnavailableError
 from stateline.spark.java import JavaRuntime, find_java
+from stateline.spark.register import register
 
 __all__ = ["get_or_create_session"]
 
@@ -72,7 +73,7 @@ def get_or_create_session(
         given["spark.master"] = master
     builder = SparkSession.builder.appName(app_name)
     if _is_running():
-        return builder.config(map=given).getOrCreate()
+        return _registered(builder.config(map=given).getOrCreate())
     configured = {**_outside_settings(os.environ), **given}
     starts_jvm = _starts_jvm(configured, os.environ)
     settings = {**_default_settings(configured, starts_jvm=starts_jvm, quiet=quiet), **given}
@@ -81,7 +82,7 @@ def get_or_create_session(
         _LOGGER.info("Spark runs on %s", java)
     with _environment(_launch_environment(configured, java, os.environ)):
         try:
-            return builder.config(map=settings).getOrCreate()
+            return _registered(builder.config(map=settings).getOrCreate())
         except PySparkRuntimeError as error:
             if error.getCondition() != "JAVA_GATEWAY_EXITED":
                 raise
@@ -91,6 +92,11 @@ def get_or_create_session(
                 subject=str(java),
                 hint="Its own message stands above; check JAVA_HOME, the memory settings and PYSPARK_SUBMIT_ARGS",
             ) from error
+
+
+def _registered(session: SparkSession) -> SparkSession:
+    register(session)
+    return session
 
 
 def _text(value: object) -> str:

@@ -31,7 +31,7 @@ from stateline.spark.aggregation import AggregateProgram
 from stateline.spark.batch_job import BatchJob
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.ending import finish_open_files
-from stateline.spark.offsets import offsets_digest
+from stateline.spark.offsets import offsets_digest, read_with_hadoop
 from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings
 from stateline.spark.query import PipelineQuery
 from stateline.spark.task import OperatorProgram
@@ -271,7 +271,8 @@ class Pipeline:
             session = rows.sparkSession
             session.conf.set("spark.sql.adaptive.enabled", "false")
             query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-            digest = offsets_digest(session, spark_checkpoint, batch_id)
+            read = read_with_hadoop(session, spark_checkpoint)
+            digest = offsets_digest(read, spark_checkpoint, batch_id)
             coordinator.run_batch(Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows))
 
         writer = self._df.writeStream.foreachBatch(handle).option("checkpointLocation", spark_checkpoint)

@@ -32,6 +32,7 @@ __all__ = [
     "KeyRows",
     "Mask",
     "Rows",
+    "contiguous",
     "equal_at",
     "fixed_words",
     "group_rows",
@@ -179,6 +180,19 @@ def equal_at(left: KeyRows, left_rows: Rows, right: KeyRows, right_rows: Rows) -
     return np.ones(len(left_rows), dtype=np.bool_) if equal is None else equal
 
 
+def contiguous(column: Column) -> pa.Array:
+    """A column as one array. Many chunks are copied, one is not.
+
+    Raises:
+        pa.ArrowInvalid: More than 2 GiB of text.
+    """
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+
+
 def fixed_words(column: pa.Array) -> npt.NDArray[Any] | None:
     """The bit patterns of a column of 1, 2, 4 or 8 bytes a value, without a copy; ``None`` for all other types."""
     dtype = _WORDS.get(column.type.bit_width) if _is_word(column.type) else None
@@ -279,7 +293,7 @@ def _normalised(column: Column, field: pa.Field) -> pa.Array:
             kind=ErrorKind.SCHEMA_MISMATCH,
         )
     try:
-        array = pa.concat_arrays(column.chunks or [pa.array([], column.type)]) if hasattr(column, "chunks") else column
+        array = contiguous(column)
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         if array.type != field.type:

@@ -11,7 +11,8 @@ Bounds, for settings ``runs_max`` and ``space_factor``:
 - **Reads**: after a checkpoint a stack has at most ``runs_max`` runs.
 - **Space**: rows stored are at most ``space_factor`` times the live ones (above a floor of ``small_rows``). Live rows
   are at least those of the oldest runs less all tombstones.
-- **Writes**: a row is rewritten when runs of about its run's size have gathered, so about log(state / changes) times.
+- **Writes**: a row is rewritten when runs of about its run's size have gathered, so about log(state / changes) times:
+  5 times in 1,000 checkpoints of equal size, 8 times in 5,000.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ __all__ = ["MergeSettings", "RunSize", "drops_tombstones", "live_rows_min", "mer
 
 _WINDOW_ROWS: Final = 131_072
 """Rows merged at a time: few enough to stay in the cache, enough to make numpy's overhead vanish."""
+
+_TIER_SLACK: Final = 1.2
+"""How much bigger than all newer runs together the next older one may be to be of their size. Batches vary."""
 
 Expired = Callable[[StateRows], Mask]
 
@@ -107,16 +111,31 @@ def plan_merge(sizes: Sequence[RunSize], settings: MergeSettings | None = None) 
     if sum(rows) > settings.small_rows and sum(rows) > settings.space_factor * live_rows_min(sizes):
         return range(count)
     start, gathered = count - 1, rows[-1]
-    while start > 0 and rows[start - 1] <= gathered:
+    while start > 0 and rows[start - 1] <= _TIER_SLACK * gathered:
         start -= 1
         gathered += rows[start]
     if count - start >= settings.tier_runs:
         return range(start, count)
-    if count > settings.runs_max:
-        width = count - settings.runs_max + 1
-        start = min(range(count - width + 1), key=lambda first: sum(rows[first : first + width]))
-        return range(start, start + width)
-    return None
+    return _best_balanced(rows, count - settings.runs_max) if count > settings.runs_max else None
+
+
+def _best_balanced(rows: Sequence[int], fewer: int) -> range:
+    """The adjacent runs that shorten the stack by ``fewer`` or more with the least futile rewriting.
+
+    Rewriting a big run to take a small one in is futile, so the best window is the one whose biggest run is the
+    smallest
+    part of it. Picking the window with the fewest rows instead rewrites each row fifty times (``docs/decisions``).
+    """
+    best, best_score = range(len(rows)), (float("inf"), 0)
+    for start in range(len(rows)):
+        total = biggest = rows[start]
+        for end in range(start + 1, len(rows)):
+            total += rows[end]
+            biggest = max(biggest, rows[end])
+            score = (biggest / max(total - biggest, 1), total)
+            if end - start >= fewer and score < best_score:
+                best, best_score = range(start, end + 1), score
+    return best
 
 
 def live_rows_min(sizes: Sequence[RunSize]) -> int:
@@ -190,7 +209,7 @@ def _newest(parts: Sequence[StateRows]) -> StateRows:
     # The parts ascend each by itself: a stable sort merges them, and leaves the newest row of a key in front.
     order = np.argsort(rows.keys.hashes, kind="stable")
     groups = group_sorted(rows.keys, order, rows.keys.hashes.take(order))
-    newest = order.take(groups.starts)
+    newest = groups.order.take(groups.starts)  # Not of ``order``: colliding hashes may have changed it.
     indices = pa.array(newest)
     values = tuple(column.take(indices) for column in rows.values)
     deleted = None if rows.deleted is None else rows.deleted.take(newest)

@@ -21,7 +21,7 @@ import msgspec
 from stateline.checkpoint.api import OperatorState, SubtaskState
 from stateline.errors import CorruptDataError
 from stateline.handles import RunHandle
-from stateline.key_groups import KeyGroupRange, range_for_subtask
+from stateline.key_groups import KeyGroupRange, check_parallelism, range_for_subtask
 
 __all__ = ["narrowed", "rescale"]
 
@@ -41,6 +41,7 @@ def rescale(operator: OperatorState, parallelism: int, max_parallelism: int) -> 
         CorruptDataError: The old subtasks do not cover all key groups exactly once.
         InvalidInputError: A parallelism out of bounds.
     """
+    check_parallelism(parallelism, max_parallelism)
     _check_covering(operator, max_parallelism)
     made = []
     for index in range(parallelism):

@@ -231,7 +231,7 @@ def _cut(rows: StateRows, max_parallelism: int, settings: RunSettings) -> Iterat
             end = len(rows)
         else:
             near = int(borders.searchsorted(end, side="right")) - 1
-            if near >= 0 and borders[near] >= start + wanted // 2:
+            if near >= 0 and borders[near] >= start + max(wanted // 2, 1):
                 end = int(borders[near])
             else:
                 end = int(hashes.searchsorted(hashes[end - 1], side="right"))

@@ -30,6 +30,7 @@ __all__ = [
     "apply_evolution",
     "plan_evolution",
     "stored_key_type",
+    "stored_type",
 ]
 
 HASH_COLUMN: Final = "__hash"
@@ -58,7 +59,7 @@ class StateSchema:
 
     def __post_init__(self) -> None:
         keys = [pa.field(field.name, stored_key_type(field.type, field.name)) for field in self.keys]
-        values = [pa.field(field.name, _stored_type(field.type, field.name)) for field in self.values]
+        values = [pa.field(field.name, stored_type(field.type, field.name)) for field in self.values]
         names = [field.name for field in (*keys, *values)]
         if not keys:
             raise InvalidInputError("there is no key column", subject="state schema", hint="Name at least one")
@@ -152,7 +153,7 @@ class StateSchema:
         keys = roles.count(_KEY)
         try:
             return cls(pa.schema(fields[:keys]), pa.schema(fields[keys:]))
-        except InvalidInputError as error:
+        except (ValueError, pa.ArrowException) as error:  # A name that is no text, too.
             raise _corrupt(str(error)) from error
 
     def __str__(self) -> str:
@@ -228,7 +229,7 @@ def stored_key_type(kind: pa.DataType, column: str) -> pa.DataType:
         InvalidInputError: Values of that type cannot be keys.
     """
     check_key_type(kind, column)
-    kind = _stored_type(kind, column)
+    kind = stored_type(kind, column)
     return pa.timestamp("us", tz=kind.tz) if pa.types.is_timestamp(kind) else kind
 
 
@@ -240,19 +241,23 @@ _PLAIN: Final[tuple[tuple[Any, Any], ...]] = (
 )
 
 
-def _stored_type(kind: pa.DataType, column: str) -> pa.DataType:
-    """The type that a column of ``kind`` is kept as."""
+def stored_type(kind: pa.DataType, column: str) -> pa.DataType:
+    """The type that a value column of ``kind`` is kept as.
+
+    Raises:
+        InvalidInputError: Values of that type cannot be stored.
+    """
     if pa.types.is_dictionary(kind):
-        return _stored_type(kind.value_type, column)
+        return stored_type(kind.value_type, column)
     for test, plain in _PLAIN:
         if test(kind):
             return plain
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(pa.field("element", _stored_type(kind.value_type, column)))
+        return pa.list_(pa.field("element", stored_type(kind.value_type, column)))
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _stored_type(field.type, column)) for field in kind.fields])
+        return pa.struct([pa.field(field.name, stored_type(field.type, column)) for field in kind.fields])
     if pa.types.is_map(kind):
-        return pa.map_(_stored_type(kind.key_type, column), _stored_type(kind.item_type, column))
+        return pa.map_(stored_type(kind.key_type, column), stored_type(kind.item_type, column))
     if pa.types.is_nested(kind) or pa.types.is_run_end_encoded(kind) or isinstance(kind, pa.BaseExtensionType):
         raise InvalidInputError(
             f"a value of type {kind} cannot be stored",

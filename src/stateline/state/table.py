@@ -159,7 +159,7 @@ def _search(run: Run, keys: KeyRows, hashes: Hashes, pending: Rows | None) -> It
         A batch of the run, keys found in it as places in ``hashes``, and their rows in the batch.
     """
     edges = hashes.searchsorted(run.first_hashes).tolist()
-    for batch, first, end in zip(run.batches, edges, [*edges[1:], len(hashes)], strict=True):
+    for batch, first, end in zip(run.batches, edges, [*edges, len(hashes)][1:], strict=True):
         stored = batch.keys.hashes
         if first >= end:
             continue

@@ -1,0 +1,58 @@
+"""What must come out, computed by pandas over the source files. No Stateline code, no streaming, no state.
+
+The files are the micro-batches: the k-th file is batch k. So the row that a micro-batch writes for a key is the
+aggregate over all flights of that key up to the end of that file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+
+AIRCRAFT_KEY = ["tailnum"]
+ROUTE_KEY = ["origin", "dest"]
+
+
+def read_source(folder: Path) -> pd.DataFrame:
+    """All flights in order, with the number of their file as ``checkpoint_id``."""
+    frames = [
+        pq.read_table(path).to_pandas().assign(checkpoint_id=number)
+        for number, path in enumerate(sorted(folder.glob("week-*.parquet")))
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def updates(flights: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
+    """One row for each key and micro-batch that touched it: what the output must hold."""
+    groups = flights.groupby(list(key), dropna=False, sort=False)
+    delay = flights["dep_delay"]
+    keys = [flights[column] for column in key]
+    known = delay.notna().groupby(keys, dropna=False).cumsum()
+    total = delay.fillna(0.0).groupby(keys, dropna=False).cumsum()
+    worst = delay.fillna(float("-inf")).groupby(keys, dropna=False).cummax()
+    running = flights[[*key, "checkpoint_id"]].assign(
+        flights=groups.cumcount() + 1,
+        mean_delay=(total / known).where(known > 0),
+        worst_delay=worst.where(known > 0),
+        last_airport=flights["dest"],
+        last_seen=flights["ts"],
+    )
+    return running.drop_duplicates([*key, "checkpoint_id"], keep="last")
+
+
+def aircraft_updates(flights: pd.DataFrame) -> pd.DataFrame:
+    """What the output of the operator ``aircraft`` must hold."""
+    return updates(flights, AIRCRAFT_KEY)
+
+
+def route_updates(flights: pd.DataFrame) -> pd.DataFrame:
+    """What the output of the operator ``routes`` must hold."""
+    return updates(flights, ROUTE_KEY).drop(columns="last_airport")
+
+
+def final_state(all_updates: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
+    """What the state must hold in the end: the last update of each key."""
+    return all_updates.drop_duplicates(list(key), keep="last").drop(columns="checkpoint_id")

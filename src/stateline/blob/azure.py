@@ -1,0 +1,404 @@
+"""A store on Azure Blob Storage.
+
+Owns the requests. Does not own the rule for lost answers (``cloud``).
+
+Facts (Azure Storage REST reference, "Put Block", "Put Block List"):
+- A block is put on the blob it will belong to and stays invisible. All block ids of a blob have equal length.
+- Put Block List makes the blob of exactly the blocks it names, all or nothing, and **drops every other uncommitted
+  block** of that blob. With ``If-None-Match: *`` it is create-if-absent.
+- Uncommitted blocks are dropped a week after the last block was put on the blob, or when the blob is written whole.
+  They cannot be read or listed as objects.
+- A blob has at most 50,000 blocks.
+
+So only the list of a finished file is ever put, once, with the blocks that its parts name. Writers that share a target
+put blocks side by side, under ids that nobody else has, and take nothing from each other before one of them has won.
+
+Layout: a long piece is an uncommitted block of its target. A short one is a blob ``.inprogress/<uuid>`` below the root,
+so that it can be read back and merged into the next piece; ``publish`` puts what is left of them as blocks. The nonce
+and the CRC32C of a blob are kept as its metadata.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+from azure.core import MatchConditions
+from azure.core import exceptions as sdk
+from azure.identity import DefaultAzureCredential
+from azure.storage.blob import BlobBlock, BlobServiceClient, ContainerClient, ExponentialRetry
+
+from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status, scrubbed
+from stateline.blob.api import Buffer, ObjectInfo
+from stateline.blob.checksum import crc32c
+from stateline.blob.cloud import CloudSettings, CloudStore, as_bytes, parse_secret, split_cloud_url
+from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix
+from stateline.blob.outcome import check_range, damaged_part, parts_missing, too_short
+from stateline.environment import Environment
+from stateline.errors import InvalidInputError
+from stateline.handles import Part
+from stateline.options import Secret, parse_bool, parse_size, setting, settings_from_options
+
+__all__ = ["AzureStore", "AzureStoreSettings"]
+
+_NONCE: Final = "stateline_nonce"
+_CHECKSUM: Final = "stateline_crc32c"
+_FOLDER_MARK: Final = "hdi_isfolder"
+_BLOCK: Final = re.compile("[0-9a-f]{32}")
+"""Names of pieces that are blocks: their ids."""
+
+_BLOCKS_MAX: Final = 50_000
+_JOINED_BYTES_MAX: Final = 16 * 1024 * 1024
+_SINGLE_PUT_BYTES_MAX: Final = 5000 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AzureStoreSettings(CloudSettings):
+    """Options of an ``az:`` store.
+
+    Attributes:
+        account: Name or host of the storage account, where the URL does not give it.
+        endpoint: URL of the service; derived from the account by default.
+        checksums: Whether the service is asked to compare MD5 sums of what it receives.
+        block_size_min: Pieces at least so long are blocks of their target and need no further transfer; shorter ones
+            are blobs of their own, which do not expire.
+        connection_string: Account and key in one, where the SDK's own chain is not to be used. A store that holds a
+            secret cannot be sent to another process.
+        account_key: Key of the account.
+        sas_token: Shared access signature.
+    """
+
+    account: str = setting("", lambda value, _: str(value), help="Name or host of the storage account")
+    endpoint: str = setting("", lambda value, _: str(value), help="URL of the service")
+    checksums: bool = setting(True, parse_bool, help="Let the service compare MD5 sums")
+    block_size_min: int = setting("5MiB", parse_size, help="Shorter pieces are blobs of their own")
+    connection_string: Secret | None = setting(None, parse_secret, help="Account and key in one")  # noqa: RUF009
+    account_key: Secret | None = setting(None, parse_secret, help="Key of the account")  # noqa: RUF009
+    sas_token: Secret | None = setting(None, parse_secret, help="Shared access signature")  # noqa: RUF009
+
+
+class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
+    """Blobs in a container, below a prefix. See the module docstring for the facts it is built on."""
+
+    @classmethod
+    def open(cls, url: str, options: Mapping[str, str], environment: Environment | None) -> Self:
+        """Opens ``az://container/prefix`` or ``az://container@account/prefix``; see :func:`open_store`."""
+        authority, prefix = split_cloud_url(url)
+        container, _, account = authority.partition("@")
+        settings = settings_from_options(AzureStoreSettings, options)
+        if account:
+            settings = replace(settings, account=account.replace(".dfs.", ".blob.", 1))
+        return cls(container, prefix, settings, environment)
+
+    @property
+    def url(self) -> str:
+        """See :attr:`BlobStore.url`."""
+        account = f"@{self._settings.account}" if "." in self._settings.account else ""
+        return f"az://{self._container}{account}/{self._prefix}".rstrip("/")
+
+    # -- whole objects --------------------------------------------------------------------------------------------
+
+    def put(self, name: str, data: Buffer) -> ObjectInfo:
+        """See :meth:`BlobStore.put`."""
+        check_name(name)
+        checksum = crc32c(data)
+        with self._telling("put", name):
+            return self._put_settled(name, lambda: self._send(name, data, checksum, "", replacing=True), data, checksum)
+
+    def get(self, name: str) -> bytes:
+        """See :meth:`BlobStore.get`."""
+        key = self._key(name)
+        return self._reading("get", name, lambda: self._download(key))
+
+    def get_range(self, name: str, start: int, end: int) -> bytes:
+        """See :meth:`BlobStore.get_range`."""
+        check_range(name, start, end)
+        if start == end:
+            size = self.head(name).size
+            if end > size:
+                raise too_short(name, end, size)
+            return b""
+        key = self._key(name)
+
+        def read() -> bytes:
+            try:
+                data = self._download(key, offset=start, length=end - start)
+            except sdk.HttpResponseError as error:
+                if error.status_code == 416:
+                    raise too_short(name, end, start) from error
+                raise
+            if len(data) != end - start:
+                raise too_short(name, end, start + len(data))
+            return data
+
+        return self._reading("get_range", name, read)
+
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See :meth:`BlobStore.get_ranges`."""
+        return self._each(lambda bounds: self.get_range(name, *bounds), ranges)
+
+    def head(self, name: str) -> ObjectInfo:
+        """See :meth:`BlobStore.head`."""
+        key = self._key(name)
+        return _info(name, self._reading("head", name, lambda: self._client.get_blob_client(key).get_blob_properties()))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See :meth:`BlobStore.list`."""
+        check_prefix(prefix)
+        root = f"{self._prefix}/" if self._prefix else ""
+        listing = self._client.list_blobs(
+            name_starts_with=root + prefix, include=["metadata"], results_per_page=self._settings.page_size
+        )
+        pages = listing.by_page()
+
+        def following() -> Sequence[Any] | None:
+            page = next(pages, None)
+            return page if page is None else [*page]
+
+        while (blobs := self._reading("list", prefix, following)) is not None:
+            for blob in blobs:
+                name = self._name_of(blob.name)
+                if name is not None and _FOLDER_MARK not in (blob.metadata or {}):
+                    yield _info(name, blob)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """See :meth:`BlobStore.delete`."""
+        keys = [self._key(name) for name in names]
+        with self._telling("delete", ""):
+            self._each(self._delete_one, keys)
+
+    # -- staging --------------------------------------------------------------------------------------------------
+
+    def stage(self, target: str, data: Buffer) -> Part:
+        """See :meth:`BlobStore.stage`."""
+        key, checksum = self._key(target), crc32c(data)
+        if len(data) >= max(self._settings.block_size_min, 1):
+            with self._telling("stage", target):
+                return Part(name=self._put_block(key, data), length=len(data), crc32c=checksum)
+        name = STAGING_PREFIX + self._environment.ids.new_id()
+        with self._telling("stage", name):
+            self._put_settled(name, lambda: self._send(name, data, checksum, "", replacing=True), data, checksum)
+        return Part(name=name, length=len(data), crc32c=checksum)
+
+    def read_staged(self, part: Part) -> bytes | None:
+        """See :meth:`BlobStore.read_staged`. Blocks cannot be read before they are published."""
+        if _is_block(part):
+            return None
+        key = self._staged_key(part)
+        return self._reading("read_staged", part.name, lambda: self._download(key))
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """See :meth:`BlobStore.discard`. Blocks that no blob names vanish by themselves."""
+        keys = [self._staged_key(part) for part in parts if not _is_block(part)]
+        with self._telling("discard", ""):
+            self._each(self._delete_one, keys)
+
+    def _create(self, name: str, data: Buffer, checksum: int, nonce: str) -> ObjectInfo:
+        return self._send(name, data, checksum, nonce, replacing=False)
+
+    def _assemble(self, target: str, parts: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
+        pieces = [part for part in parts if part.length]
+        if length <= _JOINED_BYTES_MAX and not any(_is_block(part) for part in pieces):
+            data = b"".join(self._each(lambda part: self._piece(target, part), pieces))
+            return self._create(target, data, checksum, nonce)
+        key = self._key(target)
+        self._check_blocks(target, key, [part for part in pieces if _is_block(part)])
+        runs = _runs(pieces)
+        if len(runs) > _BLOCKS_MAX:
+            raise InvalidInputError(
+                f"it has {len(runs)} blocks, more than {_BLOCKS_MAX}",
+                operation="publish",
+                subject=target,
+                hint="Write smaller files, or give the writer a larger chunk_size",
+            )
+        blocks = self._each(lambda run: self._block_of(target, key, run), runs)
+        return self._commit(target, key, pieces, blocks, length, checksum, nonce)
+
+    # -- blocks ---------------------------------------------------------------------------------------------------
+
+    def _commit(
+        self,
+        target: str,
+        key: str,
+        pieces: Sequence[Part],
+        blocks: Sequence[str],
+        length: int,
+        checksum: int,
+        nonce: str,
+    ) -> ObjectInfo:
+        try:
+            with self._asking():
+                made = self._client.get_blob_client(key).commit_block_list(
+                    [BlobBlock(block_id=block) for block in blocks],
+                    metadata=_metadata(checksum, nonce),
+                    match_condition=MatchConditions.IfMissing,
+                )
+        except Refusal as refusal:
+            if getattr(refusal.error, "error_code", None) == "InvalidBlockList":
+                gone = next((part.name for part in pieces if _is_block(part)), pieces[0].name)
+                raise PieceError(parts_missing(target, gone)) from refusal
+            raise
+        return self._made(target, length, checksum, made["etag"], nonce)
+
+    def _check_blocks(self, target: str, key: str, blocks: Sequence[Part]) -> None:
+        """Every block must be there, as long as it was. Their bytes cannot be read, but nobody else has their ids."""
+        if not blocks:
+            return
+        with self._meeting(target, blocks[0]), self._asking():
+            _, uncommitted = self._client.get_blob_client(key).get_block_list("uncommitted")
+        sizes = {block.id: block.size for block in uncommitted}
+        for part in blocks:
+            if part.name not in sizes:
+                raise PieceError(parts_missing(target, part.name))
+            if sizes[part.name] != part.length:
+                raise PieceError(damaged_part(target, part))
+
+    def _block_of(self, target: str, key: str, run: Sequence[Part]) -> str:
+        """The id of the block that holds a run: a block already, or short pieces that become one."""
+        if _is_block(run[0]):
+            return run[0].name
+        return self._put_block(key, b"".join(self._piece(target, part) for part in run))
+
+    def _put_block(self, key: str, data: Buffer) -> str:
+        block = self._environment.ids.new_id()
+        body = as_bytes(data)
+        with self._asking():
+            self._client.get_blob_client(key).stage_block(
+                block, bytes(body), length=len(body), validate_content=self._settings.checksums
+            )
+        return block
+
+    def _piece(self, target: str, part: Part) -> bytes:
+        key = self._staged_key(part)
+        with self._meeting(target, part):
+            data = self._read_whole(lambda: self._download(key))
+        return self._check_piece(target, part, data)
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def _send(self, name: str, data: Buffer, checksum: int, nonce: str, *, replacing: bool) -> ObjectInfo:
+        body = as_bytes(data)
+        with self._asking():
+            made = self._client.get_blob_client(self._key(name)).upload_blob(
+                bytes(body),
+                length=len(body),
+                overwrite=replacing,
+                metadata=_metadata(checksum, nonce),
+                validate_content=self._settings.checksums,
+            )
+        return self._made(name, len(data), checksum, made["etag"], nonce)
+
+    def _download(self, key: str, **extent: int) -> bytes:
+        data: bytes = self._client.get_blob_client(key).download_blob(**extent).readall()
+        return data
+
+    def _delete_one(self, key: str) -> None:
+        try:
+            with self._asking():
+                self._client.get_blob_client(key).delete_blob(delete_snapshots="include")
+        except Refusal as refusal:
+            if refusal.answer is not Answer.ABSENT:
+                raise
+
+    def _made(self, name: str, size: int, checksum: int, version: str, nonce: str) -> ObjectInfo:
+        now = self._environment.clock.now()
+        return ObjectInfo(name=name, size=size, modified_at=now, crc32c=checksum, version=version, nonce=nonce)
+
+    # -- the SDK --------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> ContainerClient:
+        settings = self._settings
+        patience: dict[str, Any] = {
+            "retry_policy": ExponentialRetry(
+                initial_backoff=0.2, increment_base=2, random_jitter_range=0.2, retry_total=settings.attempts - 1
+            ),
+            "connection_timeout": settings.connect_timeout,
+            "read_timeout": settings.read_timeout,
+            "max_single_put_size": _SINGLE_PUT_BYTES_MAX,
+        }
+        text = settings.connection_string and settings.connection_string.reveal()
+        if text is None and not (settings.account or settings.endpoint):
+            text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
+        try:
+            if text is not None:
+                service = BlobServiceClient.from_connection_string(text, **patience)
+            else:
+                service = BlobServiceClient(self._account_url(), credential=self._credential(), **patience)
+        except ValueError as error:
+            raise InvalidInputError(
+                scrubbed(str(error)), operation="connect", subject=self.url, hint="Check account, endpoint and key"
+            ) from None
+        return service.get_container_client(self._container)
+
+    def _account_url(self) -> str:
+        if self._settings.endpoint:
+            return self._settings.endpoint
+        account = self._settings.account or os.environ.get("AZURE_STORAGE_ACCOUNT", "")
+        if not account:
+            raise InvalidInputError(
+                "no storage account is given",
+                operation="connect",
+                subject=self.url,
+                hint="Write az://container@account/folder, or set the option account",
+            )
+        return f"https://{account}" if "." in account else f"https://{account}.blob.core.windows.net"
+
+    def _credential(self) -> Any:
+        given = self._settings.account_key or self._settings.sas_token
+        if given is not None:
+            return given.reveal()
+        return (
+            os.environ.get("AZURE_STORAGE_KEY") or os.environ.get("AZURE_STORAGE_SAS_TOKEN") or DefaultAzureCredential()
+        )
+
+    def _disconnect(self, client: ContainerClient) -> None:
+        client.close()
+
+    def _answer(self, error: BaseException) -> Answer | None:
+        if isinstance(error, sdk.ClientAuthenticationError):
+            return Answer.DENIED
+        if isinstance(error, sdk.HttpResponseError) and error.status_code is not None:
+            if getattr(error, "error_code", None) in ("ContainerNotFound", "ContainerBeingDeleted"):
+                return Answer.REFUSED
+            return answer_of_status(error.status_code)
+        if isinstance(error, sdk.IncompleteReadError | sdk.HttpResponseError):
+            return Answer.CUT
+        if isinstance(error, sdk.AzureError):
+            return Answer.SILENT
+        return None
+
+
+def _is_block(part: Part) -> bool:
+    return _BLOCK.fullmatch(part.name) is not None
+
+
+def _runs(pieces: Sequence[Part]) -> list[list[Part]]:
+    """The pieces in order: each block by itself, and short pieces together as long as they stay short."""
+    runs: list[list[Part]] = []
+    size = 0
+    for part in pieces:
+        size += part.length
+        if not runs or _is_block(part) or _is_block(runs[-1][-1]) or size > _JOINED_BYTES_MAX:
+            runs.append([])
+            size = part.length
+        runs[-1].append(part)
+    return runs
+
+
+def _info(name: str, found: Any) -> ObjectInfo:
+    metadata = found.metadata or {}
+    return ObjectInfo(
+        name=name,
+        size=found.size,
+        modified_at=found.last_modified.timestamp(),
+        crc32c=int(metadata[_CHECKSUM], 16) if _CHECKSUM in metadata else None,
+        version=found.etag,
+        nonce=metadata.get(_NONCE, ""),
+    )
+
+
+def _metadata(checksum: int, nonce: str) -> dict[str, str]:
+    return {_CHECKSUM: f"{checksum:08x}", **({_NONCE: nonce} if nonce else {})}

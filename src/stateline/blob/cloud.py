@@ -1,0 +1,430 @@
+"""What the three cloud stores share: names, clients, and the rule for a creation whose answer is lost.
+
+Owns that rule, the retry budget and the per-process clients. Does not own any SDK: each backend translates its own
+exceptions into an :class:`~stateline.blob.answers.Answer`.
+
+Facts:
+- Every SDK retries by itself, also a conditional creation whose first try succeeded without an answer. Its last
+  error is then "already there" for one's own success. So after any failure but a clear refusal the store is asked what
+  is there (:meth:`CloudStore._created`), and ``judge`` decides by length, CRC32C and nonce.
+- A request without an answer may still be under way and land later. If nothing is there yet, the outcome stays unknown.
+- SDK clients hold sockets and locks that do not survive ``fork`` or pickling: each process builds its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from stateline.blob.answers import Answer, PieceError, Refusal, safe_cause, scrubbed, typed_error
+from stateline.blob.api import BlobStore, Buffer, ObjectInfo
+from stateline.blob.checksum import crc32c, crc32c_of_parts
+from stateline.blob.names import STAGING_PREFIX, check_name
+from stateline.blob.outcome import Verdict, already_exists, conflict, damaged_part, judge, parts_missing
+from stateline.environment import Environment, Executor, system_environment
+from stateline.errors import (
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StatelineError,
+)
+from stateline.handles import Part
+from stateline.options import Secret, normalise_settings, parse_duration, parse_int, setting
+
+__all__ = [
+    "CloudSettings",
+    "CloudStore",
+    "as_bytes",
+    "parse_secret",
+    "split_cloud_url",
+]
+
+C = TypeVar("C")
+T = TypeVar("T")
+R = TypeVar("R")
+S = TypeVar("S", bound="CloudSettings")
+
+CREATION_ROUNDS: Final = 6
+"""How often a creation that met another one in progress is tried again."""
+
+_FIRST_DELAY_SECONDS: Final = 0.05
+
+
+def parse_secret(value: Secret | str | None, name: str) -> Secret | None:
+    """A credential, wrapped so that it never shows; nothing for nothing."""
+    if value is None or isinstance(value, Secret):
+        return value
+    if not isinstance(value, str) or not value:
+        raise InvalidInputError("it is empty", subject=name, hint="Leave it out to use the SDK's own chain")
+    return Secret(value)
+
+
+def split_cloud_url(url: str) -> tuple[str, str]:
+    """Container and prefix of ``scheme://container/prefix``. Nothing is percent-decoded: object names are not URLs.
+
+    Raises:
+        InvalidInputError: There is no container.
+    """
+    container, _, prefix = url.split("://", 1)[1].partition("/")
+    if not container:
+        raise InvalidInputError(
+            "the URL names no bucket",
+            operation="open_store",
+            subject=scrubbed(url),
+            hint="Write scheme://bucket/folder",
+        )
+    return container, prefix.strip("/")
+
+
+def as_bytes(data: Buffer) -> bytes | bytearray:
+    """What every SDK takes as a body; only a ``memoryview`` is copied."""
+    return bytes(data) if isinstance(data, memoryview) else data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudSettings:
+    """The retry budget, the same for every cloud store. The SDKs spend it, with their own exponential delays.
+
+    Attributes:
+        attempts: Tries of one request, the first included.
+        connect_timeout: Seconds until a connection stands.
+        read_timeout: Seconds without a byte until an answer counts as lost.
+        parallelism: Requests of one call under way at a time.
+        page_size: Names asked for at a time when listing.
+    """
+
+    attempts: int = setting(
+        6, lambda value, name: parse_int(value, name, minimum=1, maximum=100), help="Tries of one request"
+    )
+    connect_timeout: float = setting("10s", parse_duration, help="Until a connection stands")
+    read_timeout: float = setting("60s", parse_duration, help="Without a byte, until an answer counts as lost")
+    parallelism: int = setting(
+        8, lambda value, name: parse_int(value, name, minimum=1, maximum=64), help="Requests of one call at a time"
+    )
+    page_size: int = setting(
+        1000, lambda value, name: parse_int(value, name, minimum=1, maximum=1000), help="Names per page of a listing"
+    )
+
+    def __post_init__(self) -> None:
+        normalise_settings(self)
+
+
+class CloudStore(BlobStore, Generic[C, S]):
+    """A store over an SDK client of type ``C`` with settings of type ``S``.
+
+    Args:
+        container: The bucket or container.
+        prefix: Folder inside it that is the root, without slashes at its ends; empty for the whole container.
+        settings: Options of the store.
+        environment: Clock, ids and threads.
+    """
+
+    def __init__(self, container: str, prefix: str, settings: S, environment: Environment | None = None) -> None:
+        self._container = container
+        self._prefix = check_name(prefix) if prefix else ""
+        self._settings = settings
+        self._environment = environment or system_environment()
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._held: tuple[C, Executor] | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._container, self._prefix, self._settings, self._environment)
+
+    def close(self) -> None:
+        """See :meth:`BlobStore.close`."""
+        with self._lock:
+            held, self._held = self._held, None
+            owner, self._owner = self._owner, 0
+        if held is not None and owner == os.getpid():
+            client, executor = held
+            executor.close()
+            self._disconnect(client)
+
+    # -- what a backend provides ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _connect(self) -> C:
+        """A new client. Must not do I/O beyond finding credentials."""
+
+    @abstractmethod
+    def _disconnect(self, client: C) -> None:
+        """Gives the sockets of a client back."""
+
+    @abstractmethod
+    def _answer(self, error: BaseException) -> Answer | None:
+        """What an exception of the SDK means; ``None`` for one that is not the SDK's."""
+
+    @abstractmethod
+    def _create(self, name: str, data: Buffer, checksum: int, nonce: str) -> ObjectInfo:
+        """One conditional request that creates an object from bytes; raises :class:`Refusal`."""
+
+    @abstractmethod
+    def _assemble(self, target: str, parts: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
+        """Creates ``target`` from pieces, if absent; raises :class:`Refusal` or :class:`PieceError`."""
+
+    # -- what they share ------------------------------------------------------------------------------------------
+
+    def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
+        """See :meth:`BlobStore.put_if_absent`."""
+        check_name(name)
+        checksum = crc32c(data)
+        with self._telling("put_if_absent", name):
+            return self._created(
+                lambda: self._create(name, data, checksum, ""),
+                lambda: self.head(name),
+                lambda _: already_exists(name),
+                length=len(data),
+                checksum=checksum,
+            )
+
+    def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
+        """See :meth:`BlobStore.publish`."""
+        check_name(target)
+        length, checksum = sum(part.length for part in parts), crc32c_of_parts(parts)
+
+        def taken(found: ObjectInfo) -> StatelineError:
+            return conflict(target, found, length=length, crc32c=checksum)
+
+        with self._telling("publish", target):
+            try:
+                return self._created(
+                    lambda: self._assemble(target, parts, length, checksum, nonce),
+                    lambda: self.head(target),
+                    taken,
+                    length=length,
+                    checksum=checksum,
+                    nonce=nonce,
+                )
+            except PieceError as error:
+                found = self._present(lambda: self.head(target), Refusal(Answer.ABSENT, error))
+                if found is None:
+                    raise error.meaning from error
+                if not _is_ours(found, length, checksum, nonce):
+                    raise taken(found) from error
+                return found
+
+    # -- clients and threads --------------------------------------------------------------------------------------
+
+    @property
+    def _client(self) -> C:
+        return self._connected()[0]
+
+    def _connected(self) -> tuple[C, Executor]:
+        with self._lock:
+            if self._held is None or self._owner != os.getpid():
+                with self._asking():
+                    client = self._connect()
+                executor = self._environment.executors.executor("stateline-blob", self._settings.parallelism)
+                self._held, self._owner = (client, executor), os.getpid()
+            return self._held
+
+    def _each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """``function`` of every item, several at a time; the results in order.
+
+        Every call has ended when this returns or raises; of several errors the first in order is raised.
+        """
+        work = list(items)
+        if len(work) < 2:
+            return [function(item) for item in work]
+        _, executor = self._connected()
+        results: list[R] = []
+        first_error: BaseException | None = None
+        for future in [executor.submit(function, item) for item in work]:
+            error = future.exception()
+            if error is None:
+                results.append(future.result())
+            first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+        return results
+
+    # -- names ----------------------------------------------------------------------------------------------------
+
+    def _key(self, name: str) -> str:
+        """The object's key in the container."""
+        check_name(name)
+        return f"{self._prefix}/{name}" if self._prefix else name
+
+    def _name_of(self, key: str) -> str | None:
+        """The name of a key, or ``None`` for a key that no name leads to (somebody else's folder marker)."""
+        name = key.removeprefix(f"{self._prefix}/") if self._prefix else key
+        try:
+            return check_name(name)
+        except InvalidInputError:
+            return None
+
+    def _staged_key(self, part: Part) -> str:
+        """The key of a piece in the store's own container; refuses what staging did not make."""
+        if not part.name.startswith(STAGING_PREFIX):
+            raise InvalidInputError(
+                "it is not the name of a staged piece",
+                operation="staged piece",
+                subject=part.name,
+                hint=f"Pieces are named {STAGING_PREFIX}...; the point was damaged or belongs to another store",
+            )
+        return self._key(part.name)
+
+    # -- answers --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Around one use of the SDK: its exceptions leave as :class:`Refusal`."""
+        try:
+            yield
+        except (StatelineError, Refusal):
+            raise
+        except Exception as error:
+            answer = self._answer(error)
+            if answer is None:
+                raise
+            raise Refusal(answer, error) from error
+
+    @contextlib.contextmanager
+    def _telling(self, operation: str, name: str) -> Iterator[None]:
+        """Around one public call: a :class:`Refusal` leaves as a typed error."""
+        try:
+            yield
+        except Refusal as refusal:
+            subject = f"{self.url}/{name}" if name else self.url
+            raise typed_error(refusal, operation, subject) from safe_cause(refusal.error)
+
+    def _reading(self, operation: str, name: str, read: Callable[[], R]) -> R:
+        """Runs one public read; see :meth:`_read_whole`."""
+        with self._telling(operation, name):
+            return self._read_whole(read)
+
+    def _read_whole(self, read: Callable[[], R]) -> R:
+        """Runs a read, again if its body was cut short: SDKs retry a request, but not a body that has begun.
+
+        Raises:
+            Refusal: :attr:`Answer.BUSY` where no answer came: a read has no effect, so none can be unknown.
+        """
+        attempt = 1
+        while True:
+            try:
+                with self._asking():
+                    return read()
+            except Refusal as refusal:
+                if refusal.answer is Answer.SILENT or (
+                    refusal.answer is Answer.CUT and attempt == self._settings.attempts
+                ):
+                    raise Refusal(Answer.BUSY, refusal.error) from refusal
+                if refusal.answer is not Answer.CUT:
+                    raise
+            self._pause(attempt)
+            attempt += 1
+
+    @contextlib.contextmanager
+    def _meeting(self, target: str, part: Part) -> Iterator[None]:
+        """Around one use of a piece: one that is gone or changed leaves as :class:`PieceError`."""
+        try:
+            yield
+        except Refusal as refusal:
+            if refusal.answer is Answer.ABSENT:
+                raise PieceError(parts_missing(target, part.name)) from refusal
+            if refusal.answer is Answer.TAKEN:
+                raise PieceError(damaged_part(target, part)) from refusal
+            raise
+
+    def _check_piece(self, target: str, part: Part, data: bytes) -> bytes:
+        """``data`` if it is what the piece should be."""
+        if len(data) != part.length or crc32c(data) != part.crc32c:
+            raise PieceError(damaged_part(target, part))
+        return data
+
+    def _pause(self, attempt: int) -> None:
+        """Waits before try ``attempt + 1``: 50 ms, doubled each time."""
+        self._environment.clock.sleep(_FIRST_DELAY_SECONDS * 2 ** (attempt - 1))
+
+    # -- creations ------------------------------------------------------------------------------------------------
+
+    def _created(
+        self,
+        create: Callable[[], ObjectInfo],
+        look: Callable[[], ObjectInfo],
+        taken: Callable[[ObjectInfo], StatelineError],
+        *,
+        length: int,
+        checksum: int,
+        nonce: str = "",
+    ) -> ObjectInfo:
+        """Runs a conditional creation and decides what its answer means.
+
+        Args:
+            create: The request; raises :class:`Refusal`.
+            look: Tells what is under the name now; raises :class:`NotFoundError` and other typed errors.
+            taken: The error for a name that holds something else.
+            length: Bytes that we create.
+            checksum: CRC32C of them.
+            nonce: Our nonce; empty where equal bytes are as good as ours.
+        """
+        for attempt in range(1, CREATION_ROUNDS + 1):
+            try:
+                return create()
+            except Refusal as refusal:
+                if refusal.answer in (Answer.DENIED, Answer.REFUSED, Answer.ABSENT):
+                    raise
+                last = refusal
+            found = self._present(look, last)
+            if found is not None and found.crc32c is None and not nonce and found.size == length:
+                found = self._with_checksum(found)
+            if found is not None:
+                if _is_ours(found, length, checksum, nonce):
+                    return found
+                raise taken(found)
+            if last.answer is not Answer.TAKEN:
+                raise last
+            self._pause(attempt)
+        raise Refusal(Answer.BUSY, last.error)
+
+    def _present(self, look: Callable[[], ObjectInfo], after: Refusal) -> ObjectInfo | None:
+        """What is under a name, asked to resolve a lost answer; ``None`` for nothing."""
+        try:
+            return look()
+        except NotFoundError:
+            return None
+        except StatelineError as error:
+            raise OutcomeUnknownError(
+                f"the answer was lost ({after}), and reading back failed ({error.message})",
+                operation="read back",
+                subject=error.subject,
+                hint="It may or may not have happened: repeat the call",
+            ) from error
+
+    def _with_checksum(self, found: ObjectInfo) -> ObjectInfo:
+        """An object of somebody else's making, with the checksum of its bytes."""
+        data = self.get(found.name)
+        return ObjectInfo(
+            name=found.name,
+            size=len(data),
+            modified_at=found.modified_at,
+            crc32c=crc32c(data),
+            version=found.version,
+            nonce=found.nonce,
+        )
+
+    def _put_settled(self, name: str, put: Callable[[], ObjectInfo], data: Buffer, checksum: int) -> ObjectInfo:
+        """Runs an unconditional put and, if it failed without a clear refusal, finds out whether it took effect."""
+        try:
+            return put()
+        except Refusal as refusal:
+            if refusal.answer not in (Answer.BUSY, Answer.SILENT, Answer.CUT):
+                raise
+            found = self._present(lambda: self.head(name), refusal)
+            if found is None or judge(found, length=len(data), crc32c=checksum) is not Verdict.OURS:
+                raise
+            return found
+
+
+def _is_ours(found: ObjectInfo, length: int, checksum: int, nonce: str) -> bool:
+    """As ``judge``, but where a nonce is given it must be there: every cloud keeps one."""
+    return judge(found, length=length, crc32c=checksum) is Verdict.OURS and (not nonce or found.nonce == nonce)

@@ -1,0 +1,494 @@
+"""A store on Google Cloud Storage.
+
+Owns the requests. Does not own the rule for lost answers (``cloud``) or the shape of the tree (``gcs_compose``).
+
+Facts (Cloud Storage documentation):
+- ``ifGenerationMatch=0`` makes any write create-if-absent: 412 if the object exists. With it a write may be retried.
+- Compose joins at most 32 objects of one bucket by reference, all or nothing. A source can be pinned to a generation;
+  one that is gone is 404. A composite object has a CRC32C, and no MD5.
+- Rewrite copies an object to another bucket by itself, in as many calls as it asks for.
+- One object name takes about one write a second. So no name is ever written twice here.
+
+Layout: a piece of ``gs://bucket/root/name`` is ``.inprogress/bucket/root/name/<uuid>`` at the root of the bucket, or of
+the temporary bucket, as other writers of recoverable files on Cloud Storage name it. With ``entropy`` two hexadecimal
+digits follow the first segment, which spreads names over the servers and still lets a listing of ``.inprogress/`` find
+them. The metadata of a piece says which root staged it. A part carries its bucket, name and generation, so options may
+change at any time.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any, Final, Self
+
+import requests
+import urllib3
+from google.api_core import exceptions as api
+from google.api_core.client_options import ClientOptions
+from google.api_core.retry import Retry
+from google.auth import exceptions as auth
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import storage
+from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+from google.cloud.storage.retry import DEFAULT_RETRY
+
+from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status
+from stateline.blob.api import Buffer, ObjectInfo
+from stateline.blob.checksum import crc32c, crc32c_of_parts
+from stateline.blob.cloud import CloudSettings, CloudStore, as_bytes, split_cloud_url
+from stateline.blob.gcs_compose import Step, compose_steps
+from stateline.blob.names import STAGING_PREFIX, check_prefix
+from stateline.blob.outcome import check_range, parts_missing, too_short
+from stateline.environment import Environment
+from stateline.errors import CorruptDataError, InternalError, InvalidInputError, StatelineError
+from stateline.handles import Part
+from stateline.options import parse_bool, parse_duration, parse_size, setting, settings_from_options
+
+__all__ = ["GcsStore", "GcsStoreSettings"]
+
+_NONCE: Final = "stateline-nonce"
+_ROOT: Final = "stateline-root"
+_KEY_BYTES_MAX: Final = 1024
+_CHUNK_STEP: Final = 256 * 1024
+_STAGED: Final = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})?" + re.escape(STAGING_PREFIX))
+"""Staged names; a leading UUID is how other writers add entropy."""
+
+_ENTROPY: Final = re.compile(re.escape(STAGING_PREFIX) + "[0-9a-f]{2}/")
+
+
+def _parse_chunk_size(value: int | str, name: str) -> int:
+    size = parse_size(value, name)
+    if size % _CHUNK_STEP:
+        raise InvalidInputError(f"{value!r} is not valid", subject=name, hint="Give a multiple of 256KiB, or 0")
+    return size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcsStoreSettings(CloudSettings):
+    """Options of a ``gs:`` store.
+
+    Attributes:
+        endpoint: URL of the service; Google's own by default.
+        project: Project to bill; from the SDK's chain by default.
+        anonymous: Whether to send no credentials, as for emulators and public buckets.
+        credentials_file: Key file of a service account, where the SDK's own chain is not to be used.
+        temporary_bucket: Bucket for pieces, in the location and storage class of the target's; the target's by default.
+        entropy: Whether names of pieces begin with random digits after the first segment.
+        upload_chunk_size: Bytes per request of an upload over 8 MiB; 0 leaves it to the SDK.
+        retry_deadline: Seconds after which a request is not tried again, whatever ``attempts`` says.
+    """
+
+    endpoint: str = setting("", lambda value, _: str(value), help="URL of the service")
+    project: str = setting("", lambda value, _: str(value), help="Project to bill")
+    anonymous: bool = setting(False, parse_bool, help="Send no credentials")
+    credentials_file: str = setting("", lambda value, _: str(value), help="Key file of a service account")
+    temporary_bucket: str = setting("", lambda value, _: str(value), help="Bucket for pieces")
+    entropy: bool = setting(False, parse_bool, help="Spread the names of pieces")
+    upload_chunk_size: int = setting(0, _parse_chunk_size, help="Bytes per request of a long upload; 0: the SDK's")
+    retry_deadline: float = setting("2min", parse_duration, help="No more tries after this")
+
+
+class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
+    """Objects in a bucket, below a prefix. See the module docstring for the facts it is built on."""
+
+    @classmethod
+    def open(cls, url: str, options: Mapping[str, str], environment: Environment | None) -> Self:
+        """Opens ``gs://bucket/prefix``; see :func:`stateline.blob.open_store`."""
+        bucket, prefix = split_cloud_url(url)
+        return cls(bucket, prefix, settings_from_options(GcsStoreSettings, options), environment)
+
+    @property
+    def url(self) -> str:
+        """See :attr:`BlobStore.url`."""
+        return f"gs://{self._container}/{self._prefix}".rstrip("/")
+
+    # -- whole objects --------------------------------------------------------------------------------------------
+
+    def put(self, name: str, data: Buffer) -> ObjectInfo:
+        """See :meth:`BlobStore.put`."""
+        key, checksum = self._key(name), crc32c(data)
+
+        def put() -> ObjectInfo:
+            return self._named(self._send(self._container, key, data, checksum, {}), name)
+
+        with self._telling("put", name):
+            return self._put_settled(name, put, data, checksum)
+
+    def get(self, name: str) -> bytes:
+        """See :meth:`BlobStore.get`."""
+        key = self._key(name)
+        return self._reading("get", name, lambda: self._download(self._container, key))
+
+    def get_range(self, name: str, start: int, end: int) -> bytes:
+        """See :meth:`BlobStore.get_range`."""
+        check_range(name, start, end)
+        if start == end:
+            size = self.head(name).size
+            if end > size:
+                raise too_short(name, end, size)
+            return b""
+        key = self._key(name)
+
+        def read() -> bytes:
+            try:
+                data: bytes = self._blob(self._container, key).download_as_bytes(
+                    start=start, end=end - 1, raw_download=True, checksum=None, **self._patience()
+                )
+            except api.RequestRangeNotSatisfiable as error:
+                raise too_short(name, end, start) from error
+            if len(data) != end - start:
+                raise too_short(name, end, start + len(data))
+            return data
+
+        return self._reading("get_range", name, read)
+
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See :meth:`BlobStore.get_ranges`."""
+        return self._each(lambda bounds: self.get_range(name, *bounds), ranges)
+
+    def head(self, name: str) -> ObjectInfo:
+        """See :meth:`BlobStore.head`."""
+        return self._named(self._head_key(self._container, self._key(name)), name)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See :meth:`BlobStore.list`."""
+        check_prefix(prefix)
+        root = f"{self._prefix}/" if self._prefix else ""
+        for found in self._list_keys(self._container, root + prefix):
+            name = self._name_of(found.name)
+            if name is not None:
+                yield self._named(found, name)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """See :meth:`BlobStore.delete`."""
+        self._delete([(self._container, self._key(name), "") for name in names])
+
+    # -- staging --------------------------------------------------------------------------------------------------
+
+    def stage(self, target: str, data: Buffer) -> Part:
+        """See :meth:`BlobStore.stage`."""
+        container = self._settings.temporary_bucket or self._container
+        key = self._staging_key(self._key(target), str(self._environment.ids.new_uuid()))
+        checksum = crc32c(data)
+        with self._telling("stage", key):
+            wanted = Part(name=key, length=len(data), crc32c=checksum, container=container)
+            return self._make(wanted, lambda: self._send(container, key, data, checksum, self._mark(), 0))
+
+    def read_staged(self, part: Part) -> bytes:
+        """See :meth:`BlobStore.read_staged`."""
+        self._check_staged(part)
+        return self._reading("read_staged", part.name, lambda: self._download(part.container, part.name, part.version))
+
+    def list_staged(self) -> Iterator[ObjectInfo]:
+        """See :meth:`BlobStore.list_staged`. Names are those in :attr:`ObjectInfo.container`, not below the root."""
+        own = f"{self._container}/{self._prefix}/" if self._prefix else f"{self._container}/"
+        for container in sorted({self._container, self._settings.temporary_bucket} - {""}):
+            for folder in (STAGING_PREFIX, *self._entropy_folders(container)):
+                yield from self._list_keys(container, folder + own, marked=True)
+
+    def staged_part(self, container: str, name: str) -> Part:
+        """The part for a staged object that another program made, with its length, checksum and generation.
+
+        Raises:
+            NotFoundError: There is no such object.
+        """
+        return _part(self._head_key(container, name))
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """See :meth:`BlobStore.discard`."""
+        staged = list(parts)
+        for part in staged:
+            self._check_staged(part)
+        self._delete([(part.container, part.name, part.version) for part in staged])
+
+    def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
+        """See :meth:`BlobStore.publish`."""
+        for part in parts:
+            self._check_staged(part)
+        made = super().publish(target, parts, nonce)
+        leftovers = [part for part in self._intermediates(target, parts, nonce) if part not in parts]
+        self._delete([(part.container, part.name, "") for part in leftovers])
+        return made
+
+    def _create(self, name: str, data: Buffer, checksum: int, nonce: str) -> ObjectInfo:
+        metadata = {_NONCE: nonce} if nonce else {}
+        return self._named(self._send(self._container, self._key(name), data, checksum, metadata, 0), name)
+
+    def _assemble(self, target: str, parts: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
+        sources = [part for part in parts if part.length]
+        if not sources:
+            return self._create(target, b"", checksum, nonce)
+        made: dict[str, Part] = {}
+        for step in self._steps(target, sources, nonce):
+            wanted = [made.get(source.name, source) for source in step.sources]
+            if step.result is None:
+                return self._published(target, wanted, length, checksum, nonce)
+            made[step.result.name] = self._make(
+                step.result, partial(self._join, target, wanted, step.result, self._mark())
+            )
+        raise InternalError("a publication has no last step", operation="publish", subject=target)
+
+    # -- composing ------------------------------------------------------------------------------------------------
+
+    def _steps(self, target: str, sources: Sequence[Part], nonce: str) -> Iterator[Step]:
+        return compose_steps(sources, self._container, lambda *made: self._result(target, nonce, *made))
+
+    def _result(self, target: str, nonce: str, place: str, sources: Sequence[Part], container: str) -> Part:
+        """The intermediate object of some sources. Its name follows from them, so that every attempt makes the same."""
+        length, checksum = sum(source.length for source in sources), crc32c_of_parts(sources)
+        name = self._staging_key(self._key(target), f"{nonce}-{place}-{length:x}-{checksum:08x}")
+        return Part(name=name, length=length, crc32c=checksum, container=container)
+
+    def _intermediates(self, target: str, parts: Sequence[Part], nonce: str) -> Sequence[Part]:
+        sources = [part for part in parts if part.length]
+        return [step.result for step in self._steps(target, sources, nonce) if step.result] if sources else []
+
+    def _published(self, target: str, sources: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
+        key = self._key(target)
+        wanted = Part(name=key, length=length, crc32c=checksum, container=self._container)
+        made = self._join(target, sources, wanted, {_NONCE: nonce})
+        if (made.size, made.crc32c) != (length, checksum):
+            with contextlib.suppress(StatelineError):
+                self._delete([(self._container, key, made.version)])
+            raise _wrong_result(target)
+        return self._named(made, target)
+
+    def _join(self, target: str, sources: Sequence[Part], result: Part, metadata: Mapping[str, str]) -> ObjectInfo:
+        """Creates one object from sources of one bucket, if it is absent."""
+        blob = self._blob(result.container, result.name)
+        blob.metadata, blob.content_type = dict(metadata), "application/octet-stream"
+        pinned = [self._blob(source.container, source.name, source.version) for source in sources]
+        try:
+            with self._asking():
+                if sources[0].container == result.container:
+                    blob.compose(pinned, if_generation_match=0, **self._patience())
+                else:
+                    self._rewrite(blob, pinned[0])
+                return _info(blob)
+        except Refusal as refusal:
+            if refusal.answer is Answer.ABSENT:
+                raise PieceError(parts_missing(target, self._first_missing(sources))) from refusal
+            raise
+
+    def _rewrite(self, blob: Any, source: Any) -> None:
+        token = None
+        while True:
+            token, _, _ = blob.rewrite(source, token=token, if_generation_match=0, **self._patience())
+            if token is None:
+                return
+
+    def _first_missing(self, sources: Sequence[Part]) -> str:
+        for source in sources:
+            try:
+                with self._asking():
+                    self._blob(source.container, source.name, source.version).reload(**self._patience())
+            except Refusal as refusal:
+                if refusal.answer is Answer.ABSENT:
+                    return source.name
+        return sources[0].name
+
+    def _make(self, wanted: Part, create: Callable[[], ObjectInfo]) -> Part:
+        """Creates a staged object whose name only its bytes can have, and compares what the service made of it."""
+        made = self._created(
+            create,
+            lambda: self._head_key(wanted.container, wanted.name),
+            lambda _: _wrong_result(wanted.name),
+            length=wanted.length,
+            checksum=wanted.crc32c,
+        )
+        if (made.size, made.crc32c) != (wanted.length, wanted.crc32c):
+            raise _wrong_result(wanted.name)
+        return _part(made)
+
+    # -- names of pieces ------------------------------------------------------------------------------------------
+
+    def _staging_key(self, key: str, leaf: str) -> str:
+        entropy = f"{crc32c(leaf.encode()) & 0xFF:02x}/" if self._settings.entropy else ""
+        name = f"{STAGING_PREFIX}{entropy}{self._container}/{key}/{leaf}"
+        if len(name.encode()) <= _KEY_BYTES_MAX:
+            return name
+        digest = hashlib.sha256(key.encode()).hexdigest()[:32]
+        root = f"{self._prefix}/" if self._prefix else ""
+        return f"{STAGING_PREFIX}{entropy}{self._container}/{root}{digest}/{leaf}"
+
+    def _mark(self) -> dict[str, str]:
+        """Metadata that tells our pieces from those of a store with another root."""
+        return {_ROOT: f"/{self._prefix}"}
+
+    def _check_staged(self, part: Part) -> None:
+        if not part.container or _STAGED.match(part.name) is None:
+            raise InvalidInputError(
+                "it is not the name of a staged piece",
+                operation="staged piece",
+                subject=part.name,
+                hint="The point was damaged or belongs to another store",
+            )
+
+    def _entropy_folders(self, container: str) -> Sequence[str]:
+        folders: set[str] = set()
+        listing = self._client.list_blobs(container, prefix=STAGING_PREFIX, delimiter="/", **self._patience())
+        pages = iter(listing.pages)
+        while (page := self._reading("list", STAGING_PREFIX, lambda: next(pages, None))) is not None:
+            folders.update(page.prefixes)
+        return sorted(folder for folder in folders if _ENTROPY.fullmatch(folder))
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def _send(
+        self,
+        container: str,
+        key: str,
+        data: Buffer,
+        checksum: int,
+        metadata: Mapping[str, str],
+        if_generation_match: int | None = None,
+    ) -> ObjectInfo:
+        blob = self._blob(container, key)
+        blob.metadata, blob.crc32c = dict(metadata), _encoded(checksum)
+        with self._asking():
+            blob.upload_from_string(
+                bytes(as_bytes(data)),
+                content_type="application/octet-stream",
+                if_generation_match=if_generation_match,
+                checksum="crc32c",
+                **self._patience(),
+            )
+        return _info(blob)
+
+    def _download(self, container: str, key: str, version: str = "") -> bytes:
+        data: bytes = self._blob(container, key, version).download_as_bytes(
+            raw_download=True, checksum="crc32c", **self._patience()
+        )
+        return data
+
+    def _head_key(self, container: str, key: str) -> ObjectInfo:
+        blob = self._blob(container, key)
+        self._reading("head", key, lambda: blob.reload(**self._patience()))
+        return _info(blob)
+
+    def _list_keys(self, container: str, prefix: str, *, marked: bool = False) -> Iterator[ObjectInfo]:
+        """Objects of a bucket by key; with ``marked`` only pieces that this root staged."""
+        listing = self._client.list_blobs(
+            container, prefix=prefix, page_size=self._settings.page_size, **self._patience()
+        )
+        pages = iter(listing.pages)
+        while (page := self._reading("list", prefix, lambda: next(pages, None))) is not None:
+            for blob in page:
+                if not marked or (blob.metadata or {}).get(_ROOT) == f"/{self._prefix}":
+                    yield _info(blob)
+
+    def _delete(self, objects: Sequence[tuple[str, str, str]]) -> None:
+        with self._telling("delete", ""):
+            self._each(lambda place: self._delete_one(*place), objects)
+
+    def _delete_one(self, container: str, key: str, version: str) -> None:
+        try:
+            with self._asking():
+                pin = {"if_generation_match": int(version)} if version else {}
+                self._blob(container, key).delete(**pin, **self._patience())
+        except Refusal as refusal:
+            # Gone, or replaced by something that is not ours to delete.
+            if refusal.answer not in (Answer.ABSENT, Answer.TAKEN):
+                raise
+
+    def _blob(self, container: str, key: str, version: str = "") -> Any:
+        bucket = self._client.bucket(container)
+        chunk = self._settings.upload_chunk_size or None
+        return bucket.blob(key, chunk_size=chunk, generation=int(version) if version else None)
+
+    def _patience(self) -> dict[str, Any]:
+        """The retry budget of one call. Every request here is idempotent or conditional, so each may be retried."""
+        settings, tries = self._settings, count(1)
+        retryable = DEFAULT_RETRY._predicate  # noqa: SLF001 - the SDK's own judgement, which it offers no name for
+
+        def again(error: Exception) -> bool:
+            return next(tries) < settings.attempts and retryable(error)
+
+        retry = Retry(predicate=again, initial=0.2, maximum=8.0, multiplier=2.0, timeout=settings.retry_deadline)
+        return {"retry": retry, "timeout": (settings.connect_timeout, settings.read_timeout)}
+
+    def _named(self, info: ObjectInfo, name: str) -> ObjectInfo:
+        """``info`` of an object below the root."""
+        return ObjectInfo(
+            name=name,
+            size=info.size,
+            modified_at=info.modified_at,
+            crc32c=info.crc32c,
+            version=info.version,
+            nonce=info.nonce,
+        )
+
+    # -- the SDK --------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> storage.Client:
+        settings = self._settings
+        options: dict[str, Any] = {"project": settings.project or None}
+        if settings.endpoint:
+            options["client_options"] = ClientOptions(api_endpoint=settings.endpoint)
+        if settings.anonymous:
+            return storage.Client(
+                **{**options, "project": settings.project or "none"}, credentials=AnonymousCredentials()
+            )
+        if settings.credentials_file:
+            return storage.Client.from_service_account_json(settings.credentials_file, **options)
+        return storage.Client(**options)
+
+    def _disconnect(self, client: storage.Client) -> None:
+        client.close()
+
+    def _answer(self, error: BaseException) -> Answer | None:
+        if isinstance(error, api.RetryError) and error.cause is not None:
+            return self._answer(error.cause)
+        if isinstance(error, api.GoogleAPICallError):
+            if error.code == 404 and "bucket does not exist" in str(error):
+                return Answer.REFUSED
+            return answer_of_status(int(error.code or 500))
+        if isinstance(error, InvalidResponse):
+            return answer_of_status(error.response.status_code)
+        if isinstance(error, auth.TransportError):
+            return Answer.SILENT
+        if isinstance(error, auth.GoogleAuthError):
+            return Answer.DENIED
+        if isinstance(error, requests.exceptions.ChunkedEncodingError | DataCorruption | urllib3.exceptions.HTTPError):
+            return Answer.CUT
+        if isinstance(error, requests.RequestException | ConnectionError | TimeoutError):
+            return Answer.SILENT
+        return None
+
+
+def _info(blob: Any) -> ObjectInfo:
+    return ObjectInfo(
+        name=blob.name,
+        size=int(blob.size),
+        modified_at=blob.updated.timestamp(),
+        crc32c=int.from_bytes(base64.b64decode(blob.crc32c), "big"),
+        version=str(blob.generation),
+        nonce=(blob.metadata or {}).get(_NONCE, ""),
+        container=blob.bucket.name,
+    )
+
+
+def _part(made: ObjectInfo) -> Part:
+    return Part(
+        name=made.name, length=made.size, crc32c=made.crc32c or 0, version=made.version, container=made.container
+    )
+
+
+def _wrong_result(name: str) -> CorruptDataError:
+    return CorruptDataError(
+        "the service made another object than it was told to",
+        operation="publish",
+        subject=name,
+        hint="A piece was damaged. Nothing was published: go back to a checkpoint whose pieces are intact",
+    )
+
+
+def _encoded(checksum: int) -> str:
+    return base64.b64encode(checksum.to_bytes(4, "big")).decode("ascii")

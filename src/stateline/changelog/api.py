@@ -1,0 +1,266 @@
+"""What a state changelog is: values, and the protocols between its parts. No I/O, no threads.
+
+Owns the vocabulary. Does not own any behaviour: ``writer``, ``scheduler``, ``retry``, ``uploader``, ``registry`` and
+``reader`` keep what is promised here.
+
+The life of a change::
+
+    writer.append(5, b"...")                  # active: part of no change set yet
+    a = writer.next_sequence_number()         # the active changes become change set a - 1; a is the next one
+    future = writer.persist(first, 17)        # every set from `first` on is uploaded, or already was
+    handle = future.result().remote           # durable; goes into the record of checkpoint 17
+    writer.confirm(first, a, 17)              # the record exists: whoever keeps records owns the objects now
+    writer.reset(first, a, 17)                # or: it was aborted; the next checkpoint reuses the same uploads
+    writer.truncate(a)                        # nothing before `a` will be asked for again
+
+Bounds: ``from_`` is inclusive, ``to`` is exclusive, a key-group range is inclusive at both ends.
+
+Threads: a writer belongs to one thread, its owner. Schedulers, uploaders, registries, stores and readers may be used
+from any thread. Callbacks of an upload are run by the owner of the writer, never under a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self, TypeAlias
+
+import msgspec
+
+from stateline.changelog.handle import ChangelogHandle, SegmentHandle
+from stateline.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from stateline.changelog.upload_task import UploadTask
+
+__all__ = [
+    "AvailabilityProvider",
+    "FailureCallback",
+    "RetriableAction",
+    "SequenceNumber",
+    "SequenceNumberRange",
+    "SnapshotResult",
+    "StateChange",
+    "StateChangeUploadScheduler",
+    "StateChangeUploader",
+    "SuccessCallback",
+    "UploadResult",
+    "UploadTasksResult",
+]
+
+_MAX_SEQUENCE_NUMBER: Final = 2**63 - 1
+
+
+class SequenceNumber(msgspec.Struct, frozen=True, order=True):
+    """The number of one change set of one writer; 0 is the first. Totally ordered.
+
+    Raises:
+        InvalidInputError: Negative, or above 2**63 - 1.
+    """
+
+    value: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.value <= _MAX_SEQUENCE_NUMBER:
+            raise InvalidInputError(
+                f"{self.value} is no sequence number", subject="SequenceNumber", hint="Give 0 to 2**63 - 1"
+            )
+
+    @classmethod
+    def of(cls, value: int) -> Self:
+        """The sequence number ``value``."""
+        return cls(value)
+
+    def next(self) -> SequenceNumber:
+        """The one that follows.
+
+        Raises:
+            InvalidInputError: There is none above 2**63 - 1.
+        """
+        return SequenceNumber(self.value + 1)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class SequenceNumberRange(msgspec.Struct, frozen=True):
+    """The half-open range ``[start, end)`` of sequence numbers; may be empty.
+
+    Raises:
+        InvalidInputError: ``end < start``.
+    """
+
+    start: SequenceNumber
+    end: SequenceNumber
+
+    def __post_init__(self) -> None:
+        if self.end < self.start:
+            raise InvalidInputError(f"[{self.start}, {self.end}) is no range", subject="SequenceNumberRange")
+
+    def __len__(self) -> int:
+        return self.end.value - self.start.value
+
+    def __contains__(self, sequence_number: object) -> bool:
+        return isinstance(sequence_number, SequenceNumber) and self.start <= sequence_number < self.end
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.end})"
+
+
+class StateChange(msgspec.Struct, frozen=True, gc=False):
+    """One logged change of keyed state, or metadata.
+
+    Attributes:
+        key_group: The key group, or :attr:`META` for metadata, which every reader gets whatever key groups it asks for.
+        value: The bytes as they were appended.
+    """
+
+    key_group: int
+    value: bytes
+
+    META: ClassVar[int] = -1
+
+
+class UploadResult(msgspec.Struct, frozen=True):
+    """Where one change set is, after its upload.
+
+    Attributes:
+        sequence_number: The change set.
+        handle: Where it is in the store.
+        local_handle: The same bytes on this host's disk, if there is a copy.
+        offset: First byte of the set in its object.
+        size: Bytes of the changes, without any framing.
+    """
+
+    sequence_number: SequenceNumber
+    handle: SegmentHandle
+    local_handle: SegmentHandle | None = None
+    offset: int = 0
+    size: int = 0
+
+
+class SnapshotResult(msgspec.Struct, frozen=True):
+    """What :meth:`ChangelogWriter.persist` gives.
+
+    Attributes:
+        remote: Durable; belongs into the checkpoint's record.
+        local: The same change sets on this host's disk, only if every one of them has a copy there. A reader of
+            ``remote`` on this host finds these copies by itself.
+    """
+
+    remote: ChangelogHandle
+    local: ChangelogHandle | None = None
+
+
+SuccessCallback: TypeAlias = Callable[[list[UploadResult]], None]
+FailureCallback: TypeAlias = Callable[[list[SequenceNumber], BaseException], None]
+
+
+class UploadTasksResult:
+    """What one call of an uploader gives: each task is in exactly one of the two mappings.
+
+    Args:
+        successful: The results of each task that is durable, one per change set.
+        failed: The error of each task that can never succeed. An error that another attempt may cure is raised instead.
+    """
+
+    __slots__ = ("failed", "successful")
+
+    def __init__(
+        self,
+        successful: Mapping[UploadTask, list[UploadResult]] | None = None,
+        failed: Mapping[UploadTask, BaseException] | None = None,
+    ) -> None:
+        self.successful = dict(successful or {})
+        self.failed = dict(failed or {})
+
+    def complete(self) -> None:
+        """Completes and fails the tasks. A task that is finished already stays as it is."""
+        for task, results in self.successful.items():
+            task.complete(results)
+        for task, error in self.failed.items():
+            task.fail(error)
+
+    def handles(self) -> Iterator[SegmentHandle]:
+        """Every segment that this result made durable."""
+        for results in self.successful.values():
+            for result in results:
+                yield result.handle
+
+
+class StateChangeUploader(Protocol):
+    """Makes change sets durable."""
+
+    def upload(self, tasks: Collection[UploadTask]) -> UploadTasksResult:
+        """Uploads the change sets of all tasks into as few objects as possible, under names never used before.
+
+        Returns only when everything is durable. It neither completes nor fails the tasks: whoever retries does.
+
+        Raises:
+            OSError: Nothing is durable, or nobody can tell. Another attempt may succeed.
+        """
+        ...
+
+    def discard(self, result: UploadTasksResult) -> None:
+        """Gives up what a late :meth:`upload` made, because another attempt had won. A failed delete is no error."""
+        ...
+
+    def close(self) -> None:
+        """Gives connections back. Idempotent."""
+        ...
+
+
+class AvailabilityProvider(Protocol):
+    """Tells a producer when to pause, so that it need not block inside a call."""
+
+    @property
+    def available(self) -> bool:
+        """Whether there is room for another upload right now."""
+        ...
+
+    def availability_future(self) -> Future[None]:
+        """Done when there is room: at once, or as soon as an upload ends or the scheduler is closed."""
+        ...
+
+
+class StateChangeUploadScheduler(Protocol):
+    """Decides when upload tasks run, and with which others."""
+
+    @property
+    def availability(self) -> AvailabilityProvider:
+        """Whether :meth:`upload` would return without waiting."""
+        ...
+
+    def upload(self, task: UploadTask) -> None:
+        """Takes a task over: it will be completed or failed exactly once, on any thread.
+
+        May wait for room, and may be interrupted then: the task is failed before the interruption passes on.
+        """
+        ...
+
+    def close(self) -> None:
+        """Fails every unfinished task and wakes every waiting caller. Idempotent."""
+        ...
+
+
+class RetriableAction(Protocol):
+    """One piece of work that may be attempted several times, also at the same time."""
+
+    def try_execute(self) -> object:
+        """One attempt. Attempts share nothing, so that a slow one can be raced by another."""
+        ...
+
+    def discard(self, result: object) -> None:
+        """Takes back what a late attempt made. Called once per superfluous success."""
+        ...
+
+    def complete(self, result: object) -> None:
+        """The first success. Called at most once, and never after :meth:`fail`."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """No attempt is left. Called at most once, and never after :meth:`complete`."""
+        ...
+
+
+SequenceNumbers: TypeAlias = Sequence[SequenceNumber]

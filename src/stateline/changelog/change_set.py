@@ -1,0 +1,92 @@
+"""One change set: what a writer collected between two sequence numbers.
+
+Owns the life of its bytes in memory: columns first, the encoded frame once somebody asked for it, never both. Does
+not own the frame's format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+from stateline.changelog.api import SequenceNumber, StateChange
+from stateline.changelog.block import Compression, decode_block
+from stateline.changelog.columns import ChangeColumns
+from stateline.changelog.frame import EncodedFrame, encode_frame
+
+__all__ = ["StateChangeSet"]
+
+
+class StateChangeSet:
+    """An immutable list of changes with a number.
+
+    Args:
+        log_id: The writer.
+        sequence_number: The number of the set within its writer.
+        changes: In the order in which they were appended.
+    """
+
+    __slots__ = ("_columns", "_count", "_frame", "log_id", "sequence_number", "size")
+
+    def __init__(self, log_id: UUID, sequence_number: SequenceNumber, changes: Iterable[StateChange]) -> None:
+        self._fill(log_id, sequence_number, (ChangeColumns.of(changes),))
+
+    @classmethod
+    def of_columns(
+        cls, log_id: UUID, sequence_number: SequenceNumber, columns: Sequence[ChangeColumns]
+    ) -> StateChangeSet:
+        """A set from columns, without a copy."""
+        made = cls.__new__(cls)
+        made._fill(log_id, sequence_number, tuple(columns))  # noqa: SLF001 - a second constructor
+        return made
+
+    def _fill(self, log_id: UUID, sequence_number: SequenceNumber, columns: tuple[ChangeColumns, ...]) -> None:
+        self.log_id = log_id
+        self.sequence_number = sequence_number
+        self.size = sum(part.size for part in columns)
+        self._count = sum(len(part) for part in columns)
+        self._columns: tuple[ChangeColumns, ...] | None = columns
+        self._frame: EncodedFrame | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"StateChangeSet({self.log_id}, {self.sequence_number}, {self._count} changes, {self.size} bytes)"
+
+    @property
+    def changes(self) -> tuple[StateChange, ...]:
+        """The changes: as appended, or sorted by key group once the set has been encoded."""
+        columns = self._columns
+        if columns is not None:
+            return tuple(change for part in columns for change in part.changes())
+        frame = self._frame
+        return () if frame is None else tuple(_changes_of(frame))
+
+    def encode(self, compression: Compression) -> EncodedFrame:
+        """The frame of this set. Encoded once: every attempt of an upload sends the same bytes.
+
+        The columns are given up, so that waiting for a slow store costs the memory of one of the two forms. Two threads
+        that come at once both encode, which gives the same bytes.
+        """
+        columns = self._columns
+        if columns is None and self._frame is not None:
+            return self._frame
+        frame = encode_frame(self.log_id, self.sequence_number.value, columns or (), compression)
+        self._frame = frame
+        self._columns = None
+        return frame
+
+
+def _changes_of(frame: EncodedFrame) -> Iterable[StateChange]:
+    data = memoryview(b"".join(frame.pieces))
+    for block in frame.head.blocks:
+        key_groups, values = decode_block(
+            data[block.offset : block.offset + block.length],
+            rows=block.rows,
+            change_bytes=block.change_bytes,
+            raw_crc32c=block.raw_crc32c,
+            compression=frame.head.compression,
+            subject="a frame in memory",
+        )
+        yield from map(StateChange, key_groups.tolist(), values.to_pylist())

@@ -1,0 +1,414 @@
+"""From a handle back to its changes.
+
+Owns which bytes are fetched, from where, and in which order changes come out. Does not own the format (``frame``,
+``block``).
+
+Guarantees:
+- Segments come in the order of the handle; within one, metadata first, then key group by key group, and within a key
+  group the order of appending.
+- Only the key groups that were asked for come out, and only the blocks that may hold them are fetched. Metadata
+  always is.
+- Every byte is proved by a checksum before any of it comes out. A damaged or missing local copy is replaced by a remote
+  read; a damaged object is an error that names it and the offset.
+- A few segments are fetched ahead, in parallel; what is held at a time is bounded by their number times
+  :data:`RUN_BYTES`, or one block that is larger.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stateline.blob.api import BlobStore
+from stateline.blob.checksum import crc32c
+from stateline.changelog.api import StateChange
+from stateline.changelog.block import SCHEMA, decode_block
+from stateline.changelog.cache import HostCache
+from stateline.changelog.frame import BlockEntry, FrameHead, decode_head
+from stateline.changelog.handle import ChangelogHandle, SegmentHandle
+from stateline.changelog.metrics import ChangelogMetrics
+from stateline.environment import Environment, Executor, Monitor, system_environment
+from stateline.errors import CorruptDataError, DataLossError, InternalError, NotFoundError
+from stateline.key_groups import KeyGroupRange
+
+__all__ = ["ChangelogReader", "decode_blocks", "runs_of"]
+
+RUN_BYTES: Final = 8 * 1024 * 1024
+"""Blocks are fetched in runs of at most this many bytes."""
+
+SMALL_SEGMENT_BYTES: Final = 64 * 1024
+"""A segment up to this size is fetched whole, in one request."""
+
+Columns: TypeAlias = tuple[npt.NDArray[np.int16], pa.Array]
+"""Key groups and changes of one block."""
+
+Fetch: TypeAlias = Callable[[int, int], bytes]
+"""Gives the bytes of a half-open range of one object."""
+
+T = TypeVar("T")
+
+
+class ChangelogReader:
+    """Reads changelog handles. Safe from any thread. Made by a storage.
+
+    Args:
+        store: The objects.
+        local: Copies of them on this host, which are tried first.
+        cache: Downloads shared on this host, tried next.
+        num_threads: Segments that are fetched ahead.
+        metrics: Where to count.
+        environment: The world; the real one by default.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        *,
+        local: BlobStore | None = None,
+        cache: HostCache | None = None,
+        num_threads: int = 4,
+        metrics: ChangelogMetrics | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        environment = environment or system_environment()
+        self._sources: list[_Source] = []
+        if local is not None:
+            self._sources.append(_StoreSource(local, optional=True))
+        if cache is not None:
+            self._sources.append(_CacheSource(cache))
+        self._sources.append(_StoreSource(store, optional=False))
+        self._num_threads = num_threads
+        self._metrics = metrics or ChangelogMetrics()
+        self._executors = environment.executors
+        self._monitor = environment.executors.monitor()
+        self._executor: Executor | None = None
+
+    def read(self, handle: ChangelogHandle, key_groups: KeyGroupRange | None = None) -> Iterator[StateChange]:
+        """The changes of a handle, in the order of the module docstring.
+
+        Args:
+            handle: What to read.
+            key_groups: Only these (inclusive), and only those of the handle's own range; ``None``: its whole range.
+
+        Raises:
+            DataLossError: An object that the handle names is gone.
+            CorruptDataError: An object is damaged, or is not the one that the handle names.
+        """
+        for groups, values in self._read(handle, key_groups):
+            yield from map(StateChange, groups.tolist(), values.to_pylist())
+
+    def read_batches(
+        self, handle: ChangelogHandle, key_groups: KeyGroupRange | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """As :meth:`read`, as Arrow record batches with the columns ``key_group`` and ``change``."""
+        for groups, values in self._read(handle, key_groups):
+            yield pa.RecordBatch.from_arrays([pa.array(groups), values], schema=SCHEMA)
+
+    def close(self) -> None:
+        """Ends the threads that fetch ahead. Idempotent; the reader may be used again."""
+        with self._monitor:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.close(wait=False)
+
+    def _read(self, handle: ChangelogHandle, key_groups: KeyGroupRange | None) -> Iterator[Columns]:
+        wanted = handle.key_group_range if key_groups is None else handle.key_group_range.intersection(key_groups)
+        if len(wanted) == 0:
+            return
+        for loaded in self._ahead(handle.segments, wanted):
+            for columns in itertools.chain(loaded.first, *(self._run(loaded, run) for run in loaded.rest)):
+                kept = _within(columns, wanted)
+                if len(kept[0]):
+                    yield kept
+
+    # -- fetching ahead -------------------------------------------------------------------------------------------
+
+    def _ahead(self, segments: Sequence[SegmentHandle], wanted: KeyGroupRange) -> Iterator[_Loaded]:
+        """Loads segments in parallel, hands them out in order."""
+        if len(segments) == 1:
+            yield self._load(segments[0], wanted)
+            return
+        pending: deque[_Slot] = deque()
+        coming = iter(segments)
+        try:
+            while True:
+                for segment in itertools.islice(coming, self._num_threads - len(pending)):
+                    slot = _Slot(self._monitor, functools.partial(self._load, segment, wanted))
+                    self._submit(slot.run)
+                    pending.append(slot)
+                if not pending:
+                    return
+                slot = pending.popleft()
+                with self._monitor:
+                    self._monitor.wait_for(lambda: slot.done)  # noqa: B023 - called before the next round
+                yield slot.result()
+        finally:
+            for slot in pending:
+                slot.cancelled = True
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        with self._monitor:
+            if self._executor is None:
+                self._executor = self._executors.executor("changelog-download", self._num_threads)
+            executor = self._executor
+        executor.submit(work)
+
+    # -- one segment ----------------------------------------------------------------------------------------------
+
+    def _load(self, segment: SegmentHandle, wanted: KeyGroupRange) -> _Loaded:
+        """The head of a segment and its first run of blocks."""
+        return self._from_sources(segment, lambda fetch: _load(segment, wanted, fetch))
+
+    def _run(self, loaded: _Loaded, run: Sequence[BlockEntry]) -> list[Columns]:
+        """One more run of blocks."""
+        return self._from_sources(loaded.segment, lambda fetch: _fetch_run(loaded.segment, loaded.head, run, fetch))
+
+    def _from_sources(self, segment: SegmentHandle, read: Callable[[Fetch], T]) -> T:
+        """What ``read`` makes of the first source that has its bytes undamaged."""
+        for source in self._sources:
+            try:
+                with source.opened(segment.name) as fetch:
+                    result = read(self._counted(fetch))
+            except NotFoundError as error:
+                if not source.is_optional:
+                    raise _gone(segment) from error
+            except OSError as error:
+                if not source.is_optional:
+                    raise
+                self._metrics.counter("local_read_fallbacks").increment()
+                if isinstance(error, CorruptDataError):
+                    source.drop(segment.name)
+            else:
+                self._metrics.counter("local_reads").increment(int(source.is_optional))
+                return result
+        raise _gone(segment)
+
+    def _counted(self, fetch: Fetch) -> Fetch:
+        def counted(start: int, end: int) -> bytes:
+            data = fetch(start, end)
+            self._metrics.counter("read_bytes").increment(len(data))
+            return data
+
+        return counted
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A segment of which the first run of blocks is decoded."""
+
+    segment: SegmentHandle
+    head: FrameHead
+    first: list[Columns]
+    rest: list[list[BlockEntry]]
+
+
+class _Slot:
+    """A segment that is being fetched ahead. The monitor guards ``done``."""
+
+    def __init__(self, monitor: Monitor, load: Callable[[], _Loaded]) -> None:
+        self.done = False
+        self.cancelled = False
+        self._monitor = monitor
+        self._load = load
+        self._loaded: _Loaded | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Loads, on a thread of the reader."""
+        try:
+            if not self.cancelled:
+                self._loaded = self._load()
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
+            self._error = error
+        finally:
+            with self._monitor:
+                self.done = True
+                self._monitor.notify_all()
+
+    def result(self) -> _Loaded:
+        """What was loaded, or its error."""
+        if self._error is not None:
+            raise self._error
+        if self._loaded is None:
+            raise InternalError("a segment that was given up is asked for", operation="read")
+        return self._loaded
+
+
+class _Source(Protocol):
+    """A place where the bytes of an object may be."""
+
+    is_optional: bool
+    """Whether another source has the same bytes."""
+
+    def opened(self, name: str) -> AbstractContextManager[Fetch]:
+        """A function that fetches half-open ranges of the object; ``NotFoundError`` if it is not here."""
+        ...
+
+    def drop(self, name: str) -> None:
+        """Deletes a damaged copy."""
+        ...
+
+
+class _StoreSource:
+    """Ranged reads from a store."""
+
+    def __init__(self, store: BlobStore, *, optional: bool) -> None:
+        self.is_optional = optional
+        self._store = store
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[Fetch]:
+        yield lambda start, end: self._store.get_range(name, start, end)
+
+    def drop(self, name: str) -> None:
+        with suppress(OSError):
+            self._store.delete([name])
+
+
+class _CacheSource:
+    """Reads from downloads."""
+
+    is_optional = True
+
+    def __init__(self, cache: HostCache) -> None:
+        self._cache = cache
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[Fetch]:
+        cached = self._cache.acquire(name)
+        if cached is None:
+            raise NotFoundError("it cannot be cached", operation="read", subject=name)
+        try:
+            yield cached.read
+        finally:
+            self._cache.release(cached)
+
+    def drop(self, name: str) -> None:
+        self._cache.drop(name)
+
+
+def _load(segment: SegmentHandle, wanted: KeyGroupRange, fetch: Fetch) -> _Loaded:
+    """Fetches the head and the first run of wanted blocks, in one request where that fetches nothing in vain."""
+    covered = wanted.start <= max(segment.first_key_group, 0) and segment.last_key_group <= wanted.end
+    if segment.length <= SMALL_SEGMENT_BYTES or (covered and segment.length <= RUN_BYTES):
+        whole = fetch(segment.offset, segment.offset + segment.length)
+        head = _checked_head(segment, whole)
+        blocks = [block for block in head.blocks if block.overlaps(wanted)]
+        return _Loaded(
+            segment, head, decode_blocks(memoryview(whole), 0, head, blocks, segment.name, segment.offset), []
+        )
+    head = _checked_head(segment, fetch(segment.offset, segment.offset + segment.head_length))
+    runs = list(runs_of(block for block in head.blocks if block.overlaps(wanted)))
+    first = _fetch_run(segment, head, runs[0], fetch) if runs else []
+    return _Loaded(segment, head, first, runs[1:])
+
+
+def _checked_head(segment: SegmentHandle, data: bytes) -> FrameHead:
+    """The head of exactly the frame that the handle names."""
+    subject = f"{segment.name} at byte {segment.offset}"
+    head = decode_head(data, subject)
+    found = (head.crc32c, head.log_id.hex, head.sequence_number, head.length, head.head_length, head.size)
+    named = (
+        segment.crc32c,
+        segment.log_id,
+        segment.sequence_number,
+        segment.length,
+        segment.head_length,
+        segment.size,
+    )
+    if found != named:
+        raise CorruptDataError(
+            f"the frame is set {head.sequence_number} of log {head.log_id.hex}, not the one that the handle names",
+            operation="read",
+            subject=subject,
+            hint="The object was exchanged, or the handle belongs to another store",
+        )
+    return head
+
+
+def runs_of(blocks: Iterable[BlockEntry]) -> Iterator[list[BlockEntry]]:
+    """Neighbouring blocks together, up to :data:`RUN_BYTES`."""
+    run: list[BlockEntry] = []
+    for block in blocks:
+        adjacent = run and run[-1].offset + run[-1].length == block.offset
+        if run and (not adjacent or block.offset + block.length - run[0].offset > RUN_BYTES):
+            yield run
+            run = []
+        run.append(block)
+    if run:
+        yield run
+
+
+def _fetch_run(segment: SegmentHandle, head: FrameHead, run: Sequence[BlockEntry], fetch: Fetch) -> list[Columns]:
+    start, end = run[0].offset, run[-1].offset + run[-1].length
+    data = fetch(segment.offset + start, segment.offset + end)
+    return decode_blocks(memoryview(data), start, head, run, segment.name, segment.offset)
+
+
+def decode_blocks(
+    data: memoryview, base: int, head: FrameHead, blocks: Iterable[BlockEntry], name: str, frame_offset: int
+) -> list[Columns]:
+    """Checks and decodes blocks.
+
+    Args:
+        data: Bytes of the frame from ``base`` on.
+        base: Where ``data`` starts, counted from the first byte of the frame.
+        head: Of the frame.
+        blocks: Which ones; all within ``data``.
+        name: The object, for errors.
+        frame_offset: The first byte of the frame in it, for errors.
+
+    Raises:
+        CorruptDataError: A block is not what the table says.
+    """
+    decoded = []
+    for block in blocks:
+        subject = f"{name} at byte {frame_offset + block.offset}"
+        stored = data[block.offset - base : block.offset - base + block.length]
+        if len(stored) != block.length or crc32c(stored) != block.crc32c:
+            raise CorruptDataError(
+                "the checksum of the block does not match",
+                operation="read",
+                subject=subject,
+                hint="The object is damaged: restore it, or go back to an older checkpoint",
+            )
+        groups, values = decode_block(
+            stored,
+            rows=block.rows,
+            change_bytes=block.change_bytes,
+            raw_crc32c=block.raw_crc32c,
+            compression=head.compression,
+            subject=subject,
+        )
+        if (int(groups[0]), int(groups[-1])) != block.key_groups:
+            raise CorruptDataError("the block holds other key groups than the table", operation="read", subject=subject)
+        decoded.append((groups, values))
+    return decoded
+
+
+def _within(columns: Columns, wanted: KeyGroupRange) -> Columns:
+    """The part of a block that was asked for; all of it if it is metadata."""
+    groups, values = columns
+    if groups[-1] < 0:
+        return columns
+    start = int(np.searchsorted(groups, wanted.start, side="left"))
+    end = int(np.searchsorted(groups, wanted.end, side="right"))
+    return groups[start:end], values[start:end]
+
+
+def _gone(segment: SegmentHandle) -> DataLossError:
+    return DataLossError(
+        "the object that a changelog handle names is gone",
+        operation="read",
+        subject=segment.name,
+        hint="Restore it, or go back to an older checkpoint; find out who deletes objects below the changelog's root",
+    )

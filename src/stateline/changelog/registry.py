@@ -1,0 +1,199 @@
+"""Who may delete which object, and when.
+
+Owns reference counts and deletions of changelog objects. Does not own records of checkpoints: whoever keeps them owns
+an object from its first ``stop_tracking`` on.
+
+Rules:
+- An object is counted once per change set in it, over all writers. Each writer releases each of its sets once.
+- A snapshot that is being built retains the objects that it will name, so that truncation cannot delete them.
+- What nobody counts any more is deleted by its exact name, by threads of its own. A delete that fails leaves garbage
+  for the sweep, never an error: nothing depends on it.
+- Releasing what is not tracked does nothing. It is the normal case after a confirmed checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, Protocol
+
+from stateline.blob.api import BlobStore
+from stateline.changelog.handle import SegmentHandle
+from stateline.changelog.metrics import ChangelogMetrics
+from stateline.environment import Environment, Executor, system_environment
+from stateline.errors import InvalidInputError
+
+__all__ = ["LocalChangelogRegistry", "TaskChangelogRegistry"]
+
+_LOG = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_SECONDS: Final = 10.0
+"""How long a close waits for deletes that have begun; what is left then is garbage for the sweep."""
+
+
+class _Named(Protocol):
+    """Any handle: objects are known by their names."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class _Deleter:
+    """Deletes objects by exact name, on threads of its own."""
+
+    def __init__(
+        self, store: BlobStore, executor: Executor, metrics: ChangelogMetrics, environment: Environment
+    ) -> None:
+        self._store = store
+        self._executor = executor
+        self._metrics = metrics
+        self._monitor = environment.executors.monitor()
+        self._pending = 0
+
+    def delete(self, name: str) -> None:
+        """Deletes soon; at once, in the caller's thread, if the executor takes no more work."""
+        with self._monitor:
+            self._pending += 1
+        try:
+            self._executor.submit(self._run, name)
+        except RuntimeError:
+            self._run(name)
+
+    def close(self) -> None:
+        """Waits for the deletes that were asked for, within reason, then ends the threads."""
+        with self._monitor:
+            self._monitor.wait_for(lambda: self._pending == 0, _CLOSE_TIMEOUT_SECONDS)
+        self._executor.close(wait=False)
+
+    def _run(self, name: str) -> None:
+        try:
+            self._store.delete([name])
+        except OSError as error:
+            _LOG.debug("%s stays for the sweep: %s", name, error)
+            self._metrics.counter("discard_failures").increment()
+            self._metrics.counter("orphaned_objects").increment()
+        else:
+            self._metrics.counter("discarded_objects").increment()
+        finally:
+            with self._monitor:
+                self._pending -= 1
+                self._monitor.notify_all()
+
+
+class TaskChangelogRegistry:
+    """Reference counts of the objects that this process owns. Safe from any thread.
+
+    Args:
+        store: Where the objects are.
+        num_discard_threads: Deletes at the same time.
+        executor: Where deletes run; by default a new pool of ``environment``. Closed with the registry.
+        metrics: Where to count.
+        environment: The world; the real one by default.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        *,
+        num_discard_threads: int = 1,
+        executor: Executor | None = None,
+        metrics: ChangelogMetrics | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        environment = environment or system_environment()
+        executor = executor or environment.executors.executor("changelog-discard", num_discard_threads)
+        self._metrics = metrics or ChangelogMetrics()
+        self._deleter = _Deleter(store, executor, self._metrics, environment)
+        self._monitor = environment.executors.monitor()
+        self._counts: dict[str, int] = {}
+
+    def start_tracking(self, handle: _Named, reference_count: int) -> None:
+        """Takes an object over that is used ``reference_count`` times, 1 or more."""
+        if reference_count < 1:
+            raise InvalidInputError(f"{reference_count} is no reference count", operation="start_tracking")
+        with self._monitor:
+            self._counts[handle.name] = reference_count
+
+    def stop_tracking(self, handle: _Named) -> None:
+        """Gives the object away: somebody else deletes it from now on. It stays where it is."""
+        with self._monitor:
+            self._counts.pop(handle.name, None)
+
+    def retain(self, handle: _Named) -> None:
+        """One use more. Does nothing for an object that is not tracked, which nobody here can delete anyway."""
+        with self._monitor:
+            if handle.name in self._counts:
+                self._counts[handle.name] += 1
+
+    def release(self, handle: _Named) -> None:
+        """One use less; the last one deletes the object. Does nothing for an object that is not tracked."""
+        with self._monitor:
+            left = self._counts.get(handle.name, 0) - 1
+            if left > 0:
+                self._counts[handle.name] = left
+            last = left == 0
+            if last:
+                del self._counts[handle.name]
+        if last:
+            self._deleter.delete(handle.name)
+
+    def discard(self, handle: _Named) -> None:
+        """Deletes an object that no handle can name, tracked or not."""
+        self.stop_tracking(handle)
+        self._deleter.delete(handle.name)
+
+    def is_tracked(self, handle: _Named) -> bool:
+        """Whether this process still owns the object."""
+        with self._monitor:
+            return handle.name in self._counts
+
+    def close(self) -> None:
+        """Ends the deletes. Tracked objects stay: a checkpoint may name them, or the sweep finds them."""
+        with self._monitor:
+            left, self._counts = len(self._counts), {}
+        self._metrics.counter("orphaned_objects").increment(left)
+        self._deleter.close()
+
+
+class LocalChangelogRegistry:
+    """Which checkpoint used a local copy last. Safe from any thread.
+
+    Args:
+        store: The local copies.
+        executor: Where deletes run; by default a new pool of ``environment``. Closed with the registry.
+        metrics: Where to count.
+        environment: The world; the real one by default.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        *,
+        executor: Executor | None = None,
+        metrics: ChangelogMetrics | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        environment = environment or system_environment()
+        executor = executor or environment.executors.executor("changelog-local-discard", 1)
+        self._deleter = _Deleter(store, executor, metrics or ChangelogMetrics(), environment)
+        self._monitor = environment.executors.monitor()
+        self._last_used: dict[str, int] = {}
+
+    def register(self, handle: SegmentHandle | _Named, checkpoint_id: int) -> None:
+        """Notes that the checkpoint uses the copy. The highest checkpoint counts."""
+        with self._monitor:
+            self._last_used[handle.name] = max(checkpoint_id, self._last_used.get(handle.name, checkpoint_id))
+
+    def discard_up_to(self, checkpoint_id: int) -> None:
+        """Deletes every copy whose last checkpoint is **before** ``checkpoint_id``."""
+        with self._monitor:
+            names = [name for name, last in self._last_used.items() if last < checkpoint_id]
+            for name in names:
+                del self._last_used[name]
+        for name in names:
+            self._deleter.delete(name)
+
+    def close(self) -> None:
+        """Forgets the copies, which stay for the recovery of the next process, and ends the deletes."""
+        with self._monitor:
+            self._last_used.clear()
+        self._deleter.close()

@@ -1,0 +1,421 @@
+"""When uploads run, and together with which others.
+
+Owns the queue, the batches, the limit of bytes in flight and the waiting of writers. Does not own attempts
+(``retry``) or objects (``uploader``).
+
+Invariants:
+- Every task that was given to :meth:`upload` is completed or failed exactly once, whatever happens.
+- Bytes in flight (queued or being uploaded) never exceed the limit; a single task above it goes alone. Writers that
+  wait for room are served in the order of their arrival, so a large task is not overtaken for ever.
+- A batch becomes one object. It has at most ``persist_size_threshold`` bytes, unless a single task has more.
+- The delay counts from the first task of a batch; later tasks do not extend it.
+- No callback, no availability future and no upload is started while the monitor is held.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+from stateline.changelog.api import (
+    AvailabilityProvider,
+    SequenceNumber,
+    StateChangeUploader,
+    StateChangeUploadScheduler,
+    UploadResult,
+    UploadTasksResult,
+)
+from stateline.changelog.metrics import ChangelogMetrics
+from stateline.changelog.retry import RetryingExecutor, RetryPolicy
+from stateline.changelog.settings import ChangelogSettings
+from stateline.changelog.throttle import UploadThrottle
+from stateline.changelog.upload_task import UploadTask
+from stateline.environment import Cancellable, Clock, Environment, Executor, system_environment
+from stateline.errors import ClosedError, InternalError
+
+__all__ = ["batching_scheduler", "direct_scheduler", "scheduler_from_options"]
+
+_LOG = logging.getLogger(__name__)
+
+MAX_BATCH_CHANGE_SETS: Final = 16_384
+"""Change sets in one batch, however small they are: each is a frame of the object."""
+
+
+def direct_scheduler(uploader: StateChangeUploader) -> StateChangeUploadScheduler:
+    """Uploads each task at once, in the caller's thread, without a limit and without retries."""
+    return _DirectScheduler(uploader)
+
+
+def batching_scheduler(
+    uploader: StateChangeUploader,
+    settings: ChangelogSettings | None = None,
+    *,
+    executor: Executor | None = None,
+    clock: Clock | None = None,
+    metrics: ChangelogMetrics | None = None,
+    environment: Environment | None = None,
+) -> StateChangeUploadScheduler:
+    """Collects the tasks of many writers into few objects, and retries.
+
+    Args:
+        uploader: Closed together with the scheduler.
+        settings: Delay, thresholds, limit, retries and number of threads.
+        executor: Where uploads and timers run; by default a pool of ``environment``, closed with the scheduler.
+        clock: For waiting times; by default that of ``environment``.
+        metrics: Where to count.
+        environment: The world; the real one by default.
+    """
+    return _BatchingScheduler(
+        uploader,
+        settings or ChangelogSettings(),
+        executor=executor,
+        clock=clock,
+        metrics=metrics or ChangelogMetrics(),
+        environment=environment or system_environment(),
+    )
+
+
+def scheduler_from_options(
+    uploader: StateChangeUploader,
+    options: ChangelogSettings | Mapping[str, str] | None = None,
+    *,
+    executor: Executor | None = None,
+    clock: Clock | None = None,
+    metrics: ChangelogMetrics | None = None,
+    environment: Environment | None = None,
+) -> StateChangeUploadScheduler:
+    """The scheduler that the option ``scheduler`` names: ``batching`` (the default) or ``direct``.
+
+    Raises:
+        InvalidInputError: An unknown option or a bad value.
+    """
+    if not isinstance(options, ChangelogSettings):
+        options = ChangelogSettings.from_options(options or {})
+    if options.scheduler == "direct":
+        return direct_scheduler(uploader)
+    return batching_scheduler(
+        uploader, options, executor=executor, clock=clock, metrics=metrics, environment=environment
+    )
+
+
+class _AlwaysAvailable:
+    """The availability of a scheduler without a limit."""
+
+    @property
+    def available(self) -> bool:
+        return True
+
+    def availability_future(self) -> Future[None]:
+        return _done()
+
+
+class _DirectScheduler:
+    """See :func:`direct_scheduler`."""
+
+    def __init__(self, uploader: StateChangeUploader) -> None:
+        self._uploader = uploader
+        self._closed = False
+        self.availability: AvailabilityProvider = _AlwaysAvailable()
+
+    def upload(self, task: UploadTask) -> None:
+        """See :meth:`StateChangeUploadScheduler.upload`."""
+        if self._closed:
+            task.fail(_closed())
+            return
+        try:
+            result = self._uploader.upload([task])
+        except BaseException as error:
+            task.fail(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            result.complete()
+
+    def close(self) -> None:
+        """See :meth:`StateChangeUploadScheduler.close`."""
+        self._closed = True
+        self._uploader.close()
+
+
+@dataclass(eq=False, slots=True)
+class _Queued:
+    """A task in the scheduler. ``task`` wraps the writer's own, so that its end gives the room back first."""
+
+    task: UploadTask
+    arrived_at: float
+
+
+class _BatchingScheduler:
+    """See :func:`batching_scheduler`."""
+
+    def __init__(
+        self,
+        uploader: StateChangeUploader,
+        settings: ChangelogSettings,
+        *,
+        executor: Executor | None,
+        clock: Clock | None,
+        metrics: ChangelogMetrics,
+        environment: Environment,
+    ) -> None:
+        self._uploader = uploader
+        self._settings = settings
+        self._policy = RetryPolicy.of(settings)
+        self._metrics = metrics
+        self._clock = clock or environment.clock
+        self._owns_executor = executor is None
+        self._executor = executor or environment.executors.executor("changelog-upload", settings.num_upload_threads)
+        self._retrying = RetryingExecutor(
+            executor=self._executor, clock=self._clock, metrics=metrics, environment=environment
+        )
+        self._monitor = environment.executors.monitor()
+        self._throttle = UploadThrottle(settings.max_in_flight)
+        self._waiting: deque[object] = deque()
+        self._queue: deque[_Queued] = deque()
+        self._queued_bytes = 0
+        self._unfinished: dict[UploadTask, None] = {}
+        self._timer: Cancellable | None = None
+        self._broken: BaseException | None = None
+        self._closed = False
+        self._room: Future[None] = _done()
+        self.availability: AvailabilityProvider = self
+
+    # -- availability ---------------------------------------------------------------------------------------------
+
+    @property
+    def available(self) -> bool:
+        """See :attr:`AvailabilityProvider.available`."""
+        with self._monitor:
+            return self._throttle.has_capacity or self._closed
+
+    def availability_future(self) -> Future[None]:
+        """See :meth:`AvailabilityProvider.availability_future`."""
+        with self._monitor:
+            return self._room
+
+    # -- taking tasks ---------------------------------------------------------------------------------------------
+
+    def upload(self, task: UploadTask) -> None:
+        """See :meth:`StateChangeUploadScheduler.upload`."""
+        try:
+            refusal = self._enqueue(task)
+        except BaseException as error:  # The caller was interrupted while it waited for room.
+            task.fail(error)
+            raise
+        if refusal is not None:
+            task.fail(refusal)
+        else:
+            self._run_if_due()
+
+    def _enqueue(self, task: UploadTask) -> BaseException | None:
+        """Queues the task as soon as there is room; returns the reason if it never will be."""
+        arrived = self._clock.monotonic()
+        with self._monitor:
+            blocked = bool(self._waiting) or not self._throttle.fits(task.size)
+        if blocked:
+            self._drain()  # What waits for its batch would only hold the room that we need.
+        with self._monitor:
+            if not self._wait_for_room(task.size):
+                return self._broken or _closed()
+            self._throttle.seize(task.size)
+            if not self._throttle.has_capacity and self._room.done():
+                self._room = Future()
+            wrapped = self._wrap(task)
+            self._unfinished[wrapped] = None
+            self._queue.append(_Queued(wrapped, self._clock.monotonic()))
+            self._queued_bytes += task.size
+            self._show_gauges()
+        self._metrics.histogram("capacity_wait_seconds").record(self._clock.monotonic() - arrived)
+        return None
+
+    def _wait_for_room(self, size: int) -> bool:
+        """Waits, in the order of arrival; ``False`` if the scheduler is closed or broken."""
+        ticket = object()
+        self._waiting.append(ticket)
+        try:
+            self._monitor.wait_for(lambda: self._refuses or (self._waiting[0] is ticket and self._throttle.fits(size)))
+        finally:
+            self._waiting.remove(ticket)
+            self._monitor.notify_all()
+        return not self._refuses
+
+    @property
+    def _refuses(self) -> bool:
+        return self._closed or self._broken is not None
+
+    def _wrap(self, task: UploadTask) -> UploadTask:
+        def succeed(results: list[UploadResult]) -> None:
+            self._finished(wrapped)
+            task.complete(results)
+
+        def fail(_: list[SequenceNumber], error: BaseException) -> None:
+            self._finished(wrapped)
+            task.fail(error)
+
+        wrapped = UploadTask(task.change_sets, succeed, fail)
+        return wrapped
+
+    def _finished(self, task: UploadTask) -> None:
+        """Gives the room of a task back, once, and tells whoever waits for it."""
+        with self._monitor:
+            self._unfinished.pop(task, None)
+            self._throttle.release(task.size)
+            room = self._take_room() if self._throttle.has_capacity else None
+            self._show_gauges()
+            self._monitor.notify_all()
+        if room is not None:
+            room.set_result(None)
+
+    def _take_room(self) -> Future[None] | None:
+        """The future that somebody may wait for, to be completed by the caller alone; ``None`` if it is done."""
+        if self._room.done():
+            return None
+        room, self._room = self._room, _done()
+        return room
+
+    # -- starting batches -----------------------------------------------------------------------------------------
+
+    def _run_if_due(self) -> None:
+        """Starts batches now if the queue is long enough, else makes sure that a timer will."""
+        settings = self._settings
+        with self._monitor:
+            full = settings.persist_delay == 0 or self._queued_bytes >= settings.persist_size_threshold
+            wait = not full and not self._waiting and not self._refuses
+            if wait and self._timer is None and self._queue:
+                wait = self._start_timer()
+        if not wait:
+            self._drain()
+
+    def _start_timer(self) -> bool:
+        """Lets the queue wait for more tasks; ``False`` if the executor was closed, as the next batch will say."""
+        try:
+            self._timer = self._executor.call_later(self._settings.persist_delay, self._timer_fired)
+        except RuntimeError:
+            return False
+        return True
+
+    def _timer_fired(self) -> None:
+        with self._monitor:
+            self._timer = None
+        self._drain()
+
+    def _drain(self) -> None:
+        """Starts everything that is queued. Empty queues start nothing, so no object is ever empty."""
+        with self._monitor:
+            queued, self._queue = list(self._queue), deque()
+            self._queued_bytes = 0
+            timer, self._timer = self._timer, None
+            self._show_gauges()
+        if timer is not None:
+            timer.cancel()
+        for batch in _batches(queued, self._settings.persist_size_threshold):
+            self._start(batch)
+
+    def _start(self, batch: Sequence[_Queued]) -> None:
+        self._metrics.histogram("upload_batch_tasks").record(len(batch))
+        action = _BatchUpload(batch, self._uploader, self._clock, self._metrics)
+        try:
+            self._retrying.execute(self._policy, action)
+        except Exception as error:  # noqa: BLE001 - a defect: every task and every later upload gets it
+            with self._monitor:
+                self._broken = error
+                self._monitor.notify_all()
+            for item in batch:
+                item.task.fail(error)
+
+    def _show_gauges(self) -> None:
+        self._metrics.gauge("upload_queue_tasks").set(len(self._queue))
+        self._metrics.gauge("upload_queue_bytes").set(self._queued_bytes)
+        self._metrics.gauge("in_flight_bytes").set(self._throttle.in_flight)
+
+    def close(self) -> None:
+        """See :meth:`StateChangeUploadScheduler.close`."""
+        with self._monitor:
+            if self._closed:
+                return
+            self._closed = True
+            room = self._take_room()
+            timer, self._timer = self._timer, None
+            self._queue.clear()
+            self._queued_bytes = 0
+            unfinished = list(self._unfinished)
+            self._monitor.notify_all()
+        if timer is not None:
+            timer.cancel()
+        if room is not None:
+            room.set_result(None)
+        self._retrying.close()
+        for task in unfinished:
+            task.fail(_closed())
+        if self._owns_executor:
+            self._executor.close(wait=False)
+        self._uploader.close()
+
+
+class _BatchUpload:
+    """The action of one batch: all tasks go into one object, all share its fate."""
+
+    def __init__(
+        self, batch: Sequence[_Queued], uploader: StateChangeUploader, clock: Clock, metrics: ChangelogMetrics
+    ) -> None:
+        self._batch = batch
+        self._uploader = uploader
+        self._clock = clock
+        self._metrics = metrics
+        self._waited = False
+
+    def try_execute(self) -> object:
+        """See :meth:`RetriableAction.try_execute`."""
+        if not self._waited:
+            self._waited = True
+            now = self._clock.monotonic()
+            for item in self._batch:
+                self._metrics.histogram("queue_wait_seconds").record(now - item.arrived_at)
+        return self._uploader.upload([item.task for item in self._batch])
+
+    def discard(self, result: object) -> None:
+        """See :meth:`RetriableAction.discard`."""
+        if isinstance(result, UploadTasksResult):
+            self._uploader.discard(result)
+
+    def complete(self, result: object) -> None:
+        """See :meth:`RetriableAction.complete`."""
+        if isinstance(result, UploadTasksResult):
+            result.complete()
+        for item in self._batch:  # An uploader that forgets a task must not leave its writer waiting for ever.
+            if not item.task.finished:
+                item.task.fail(InternalError("the uploader gave no result for this task", operation="upload"))
+
+    def fail(self, error: BaseException) -> None:
+        """See :meth:`RetriableAction.fail`."""
+        self._metrics.counter("upload_failures").increment()
+        for item in self._batch:
+            item.task.fail(error)
+
+
+def _batches(queued: Sequence[_Queued], max_bytes: int) -> list[list[_Queued]]:
+    """Cuts the queue, in order, into batches within both bounds; a single task may exceed the first."""
+    batches: list[list[_Queued]] = []
+    size = sets = 0
+    for item in queued:
+        size += item.task.size
+        sets += len(item.task.change_sets)
+        if not batches or size > max_bytes or sets > MAX_BATCH_CHANGE_SETS:
+            batches.append([])
+            size, sets = item.task.size, len(item.task.change_sets)
+        batches[-1].append(item)
+    return batches
+
+
+def _done() -> Future[None]:
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future
+
+
+def _closed() -> ClosedError:
+    return ClosedError("the scheduler was closed before the upload ended", operation="upload", subject="changelog")

@@ -1,0 +1,158 @@
+"""The persists of one writer that wait, and what finished ones keep alive.
+
+Owns listeners (which sets a persist still needs) and pins (which objects a checkpoint that is being built names).
+Does not own the sets (``writer``) or the counts (``registry``). Used by the owner of the writer only.
+
+Invariants:
+- A listener is completed or failed exactly once, and is gone then.
+- What a snapshot names is retained before its future is done, and until its checkpoint is confirmed or reset. So no
+  truncation between the two can delete it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from stateline.changelog.api import SnapshotResult, UploadResult
+from stateline.changelog.handle import ChangelogHandle, SegmentHandle
+from stateline.changelog.mailbox import PersistFuture
+from stateline.changelog.ownership import Ownership
+from stateline.errors import StatelineError, UnavailableError
+from stateline.key_groups import KeyGroupRange
+
+__all__ = ["Listener", "Snapshots"]
+
+
+class Listener:
+    """A persist that waits for uploads: of the sets ``[start, end)``, for one checkpoint."""
+
+    __slots__ = ("aborted", "checkpoint_id", "end", "future", "missing_bytes", "results", "start")
+
+    def __init__(self, start: int, end: int, checkpoint_id: int, future: PersistFuture) -> None:
+        self.start = start
+        self.end = end
+        self.checkpoint_id = checkpoint_id
+        self.future = future
+        self.results: dict[int, UploadResult] = {}
+        self.missing_bytes = 0
+        self.aborted = False
+
+    def __contains__(self, number: int) -> bool:
+        return self.start <= number < self.end
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every set of the range is durable."""
+        return len(self.results) == self.end - self.start
+
+
+class Snapshots:
+    """See the module docstring.
+
+    Args:
+        operator_id: Of the writer; for errors.
+        key_group_range: Of the writer; goes into every handle.
+        ownership: Whom to tell what is named.
+    """
+
+    def __init__(self, operator_id: str, key_group_range: KeyGroupRange, ownership: Ownership) -> None:
+        self._operator_id = operator_id
+        self._key_group_range = key_group_range
+        self._ownership = ownership
+        self._listeners: list[Listener] = []
+        self._pins: dict[int, dict[int, UploadResult]] = {}
+
+    def begin(self, listener: Listener, ready: Mapping[int, UploadResult]) -> bool:
+        """Starts a persist with what is uploaded already. Returns whether that was all; then it is completed."""
+        listener.results = {number: result for number, result in ready.items() if number in listener}
+        self._ownership.use_locally(listener.results.values(), listener.checkpoint_id)
+        if listener.is_complete:
+            self._complete(listener)
+            return True
+        self._listeners.append(listener)
+        return False
+
+    def forget(self, listener: Listener) -> None:
+        """The persist was interrupted before its future reached anybody."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    def offer(self, results: Iterable[UploadResult]) -> None:
+        """Sets became durable."""
+        results = list(results)
+        for listener in list(self._listeners):
+            for result in results:
+                number = result.sequence_number.value
+                if number in listener:
+                    listener.results[number] = result
+                    listener.missing_bytes += result.size
+            if listener.is_complete:
+                self._listeners.remove(listener)
+                self._complete(listener)
+
+    def fail(self, numbers: Collection[int], error: BaseException) -> None:
+        """Sets failed for good: every persist that needs one of them fails."""
+        for listener in list(self._listeners):
+            if any(number in listener for number in numbers):
+                self._listeners.remove(listener)
+                listener.future.set_exception(_as_io_error(error, self._operator_id))
+
+    def confirm(self, start: int, end: int, checkpoint_id: int, uploaded: Mapping[int, UploadResult]) -> None:
+        """The checkpoint exists: what it names of ``[start, end)`` is its own now, truncated meanwhile or not."""
+        named = self._pins.pop(checkpoint_id, {})
+        given = {number: result for number, result in {**named, **uploaded}.items() if start <= number < end}
+        self._ownership.give_away(given.values())
+        self._ownership.unpin(result for number, result in named.items() if number not in given)
+        for older in [known for known in self._pins if known < checkpoint_id]:
+            self._ownership.unpin(self._pins.pop(older).values())
+        self._ownership.discard_local_before(checkpoint_id)
+
+    def reset(self, checkpoint_id: int) -> None:
+        """The checkpoint was aborted: nothing is kept for it any more, also not by a persist that ends later."""
+        self._ownership.unpin(self._pins.pop(checkpoint_id, {}).values())
+        for listener in self._listeners:
+            listener.aborted = listener.aborted or listener.checkpoint_id == checkpoint_id
+
+    def close(self, error: BaseException) -> None:
+        """Fails every persist that waits. Pins stay: their checkpoints may yet exist."""
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.future.set_exception(error)
+
+    def _complete(self, listener: Listener) -> None:
+        results = [listener.results[number] for number in sorted(listener.results)]
+        if not listener.aborted:
+            pins = self._pins.setdefault(listener.checkpoint_id, {})
+            fresh = [result for result in results if result.sequence_number.value not in pins]
+            self._ownership.retain(fresh)
+            pins.update((result.sequence_number.value, result) for result in fresh)
+        self._ownership.use_locally(results, listener.checkpoint_id)
+        remote = self._handle([result.handle for result in results], results, listener.missing_bytes)
+        copies = [result.local_handle for result in results if result.local_handle is not None]
+        all_local = bool(copies) and len(copies) == len(results)
+        local = self._handle(copies, results, listener.missing_bytes) if all_local else None
+        listener.future.set_result(SnapshotResult(remote, local))
+
+    def _handle(
+        self, segments: Iterable[SegmentHandle], results: Iterable[UploadResult], missing_bytes: int
+    ) -> ChangelogHandle:
+        return ChangelogHandle(
+            key_group_range=self._key_group_range,
+            segments=tuple(segments),
+            state_size=sum(result.size for result in results),
+            checkpointed_size=missing_bytes,
+        )
+
+
+def _as_io_error(error: BaseException, operator_id: str) -> BaseException:
+    """The error of a failed persist: ours and I/O errors as they are, anything else as the cause of one."""
+    if isinstance(error, OSError | StatelineError):
+        return error
+    wrapped = UnavailableError(
+        f"the upload failed: {error!r}",
+        operation="persist",
+        subject=operator_id,
+        hint="The changes are kept; the next persist sends them again",
+    )
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,244 @@
+"""The changelog of one job on one host: makes writers and readers, and owns what they share.
+
+Owns the wiring: store, uploader, scheduler, registries, local copies, cache, metrics. Does not own any of their
+behaviour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final, Self
+
+from stateline.blob.api import BlobStore
+from stateline.blob.local import LocalStore, LocalStoreSettings
+from stateline.blob.names import check_name
+from stateline.blob.urls import open_store
+from stateline.changelog.api import AvailabilityProvider, StateChangeUploader, StateChangeUploadScheduler
+from stateline.changelog.cache import HostCache
+from stateline.changelog.local_recovery import LocalCopies
+from stateline.changelog.metrics import ChangelogMetrics
+from stateline.changelog.ownership import Ownership
+from stateline.changelog.reader import ChangelogReader
+from stateline.changelog.registry import LocalChangelogRegistry, TaskChangelogRegistry
+from stateline.changelog.scheduler import scheduler_from_options
+from stateline.changelog.settings import ChangelogSettings
+from stateline.changelog.uploader import BlobUploader, DuplicatingUploader
+from stateline.changelog.writer import ChangelogWriter
+from stateline.environment import Environment, system_environment
+from stateline.errors import ClosedError, InvalidInputError
+from stateline.key_groups import KeyGroupRange
+
+__all__ = ["ChangelogStorage"]
+
+_STORAGES: Final = ("blob", "memory")
+
+
+class ChangelogStorage:
+    """Open one per job and process, and close it; it is a context manager. Safe from any thread.
+
+    Objects are called ``<job id>/changelog/<uuid>`` below the root of the store.
+
+    Attributes:
+        store: Where the objects are.
+        settings: As given.
+        job_id: The first segment of every name.
+        metrics: What happened so far.
+        registry: The objects that this process owns.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        settings: ChangelogSettings,
+        *,
+        job_id: str | None = None,
+        uploader: StateChangeUploader | None = None,
+        scheduler: StateChangeUploadScheduler | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        self._environment = environment or system_environment()
+        self.store = store
+        self.settings = settings
+        self.job_id = job_id or self._environment.ids.new_id()
+        if "/" in check_name(self.job_id):
+            raise InvalidInputError("it is more than one segment", subject=f"job id {self.job_id!r}")
+        self.metrics = ChangelogMetrics()
+        self.registry = TaskChangelogRegistry(
+            store,
+            num_discard_threads=settings.num_discard_threads,
+            metrics=self.metrics,
+            environment=self._environment,
+        )
+        self._copies = self._open_copies()
+        self._checkpoints = None
+        if self._copies is not None:
+            self._checkpoints = LocalChangelogRegistry(self._copies.store, environment=self._environment)
+        self._ownership = Ownership(
+            self.registry, None if self._copies is None else self._copies.registry, self._checkpoints
+        )
+        self._scheduler = scheduler or scheduler_from_options(
+            uploader or self._make_uploader(), settings, metrics=self.metrics, environment=self._environment
+        )
+        self._cache = self._open_cache()
+        self._readers: list[ChangelogReader] = []
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        url_or_store: str | BlobStore,
+        settings: ChangelogSettings | None = None,
+        *,
+        job_id: str | None = None,
+        uploader: StateChangeUploader | None = None,
+        scheduler: StateChangeUploadScheduler | None = None,
+        environment: Environment | None = None,
+    ) -> Self:
+        """Opens a changelog. No request is made before the first upload or read.
+
+        Args:
+            url_or_store: The root: a URL for :func:`stateline.blob.open_store`, or a store.
+            settings: The defaults if not given.
+            job_id: One segment of a name. A fresh id by default; a restarted job may use its old one.
+            uploader: Another way to make change sets durable.
+            scheduler: Another way to run uploads; ``uploader`` is not used then.
+            environment: Clock, ids and threads; the real ones by default.
+        """
+        store = open_store(url_or_store, {}, environment) if isinstance(url_or_store, str) else url_or_store
+        return cls(
+            store,
+            settings or ChangelogSettings(),
+            job_id=job_id,
+            uploader=uploader,
+            scheduler=scheduler,
+            environment=environment,
+        )
+
+    @classmethod
+    def from_options(
+        cls, options: Mapping[str, str], *, job_id: str | None = None, environment: Environment | None = None
+    ) -> Self:
+        """Opens a changelog from strings: the keys of :class:`ChangelogSettings`, and two more.
+
+        ``storage`` is ``blob`` (the default) or ``memory``, which keeps the objects in this process; ``base_path`` is
+        the URL of the root, required for ``blob``.
+
+        Raises:
+            InvalidInputError: An unknown key or name, a bad value, or no ``base_path``.
+        """
+        rest = dict(options)
+        name = rest.pop("storage", "blob").strip().lower()
+        url = rest.pop("base_path", None)
+        if name not in _STORAGES:
+            raise InvalidInputError(
+                f"unknown storage {name!r}", subject="storage", hint=f"Known: {', '.join(_STORAGES)}"
+            )
+        if name == "memory":
+            url = url or f"memory://changelog-{(environment or system_environment()).ids.new_id()}"
+        if not url:
+            raise InvalidInputError("it is required", subject="base_path", hint="Give the URL of the root folder")
+        return cls.open(url, ChangelogSettings.from_options(rest), job_id=job_id, environment=environment)
+
+    @property
+    def availability(self) -> AvailabilityProvider:
+        """Whether an append that starts an upload would return without waiting."""
+        return self._scheduler.availability
+
+    def create_writer(self, operator_id: str, key_group_range: KeyGroupRange) -> ChangelogWriter:
+        """A writer for one subtask, starting at sequence number 0 of a numbering of its own.
+
+        Args:
+            operator_id: For people; shown in errors.
+            key_group_range: What may be appended (inclusive).
+        """
+        self._check_open("create_writer")
+        return ChangelogWriter(
+            operator_id,
+            self._environment.ids.new_uuid(),
+            key_group_range,
+            self._scheduler,
+            self._ownership,
+            self.settings,
+            self._environment,
+        )
+
+    def create_reader(self) -> ChangelogReader:
+        """A reader of any handle of this store, whoever wrote it. Closed with the storage."""
+        self._check_open("create_reader")
+        reader = ChangelogReader(
+            self.store,
+            local=None if self._copies is None else self._copies.store,
+            cache=self._cache,
+            num_threads=self.settings.num_download_threads,
+            metrics=self.metrics,
+            environment=self._environment,
+        )
+        self._readers.append(reader)
+        return reader
+
+    def close(self) -> None:
+        """Fails what is not uploaded, ends deletes and threads. Objects and local copies stay. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._scheduler.close()
+        for reader in self._readers:
+            reader.close()
+        self._ownership.close()
+        if self._copies is not None:
+            self._copies.close()
+        if self._cache is not None:
+            self._cache.close()
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _make_uploader(self) -> StateChangeUploader:
+        remote = BlobUploader(
+            self.store,
+            self.settings,
+            job_id=self.job_id,
+            registry=self.registry,
+            metrics=self.metrics,
+            environment=self._environment,
+        )
+        return remote if self._copies is None else DuplicatingUploader(remote, self._copies)
+
+    def _open_copies(self) -> LocalCopies | None:
+        if self.settings.local_recovery_dir is None:
+            return None
+        store = LocalStore(self.settings.local_recovery_dir, LocalStoreSettings(fsync=False), self._environment)
+        return LocalCopies(
+            store,
+            self.settings.local_recovery_max_bytes,
+            self.settings.local_copy_timeout,
+            metrics=self.metrics,
+            environment=self._environment,
+        )
+
+    def _open_cache(self) -> HostCache | None:
+        """A cache pays only where reading means a request: not for files of this host."""
+        if self.settings.cache_dir is None or self.store.local_path("x") is not None:
+            return None
+        return HostCache(
+            self.settings.cache_dir,
+            self.store,
+            self.settings.cache_max_bytes,
+            self.settings.cache_idle_timeout,
+            metrics=self.metrics,
+            environment=self._environment,
+        )
+
+    def _check_open(self, operation: str) -> None:
+        if self._closed:
+            raise ClosedError("the storage is closed", operation=operation, subject=self.store.url)

@@ -1,0 +1,67 @@
+"""One request of a writer: upload these change sets, then tell me.
+
+Owns that a task ends exactly once. Does not own when it runs (``scheduler``) or how (``uploader``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from stateline.changelog.api import FailureCallback, SequenceNumber, SuccessCallback, UploadResult
+from stateline.changelog.change_set import StateChangeSet
+
+__all__ = ["UploadTask"]
+
+
+class UploadTask:
+    """Change sets and two callbacks, of which exactly one is called, once, whatever happens.
+
+    :meth:`complete` and :meth:`fail` may be called from any thread and any number of times; the first call wins, and
+    the others do nothing. Two tasks are equal only if they are the same one.
+
+    Args:
+        change_sets: Of one or several writers.
+        on_success: Gets one result per change set.
+        on_failure: Gets the numbers of all change sets, and the error.
+    """
+
+    __slots__ = ("_finished", "_lock", "_on_failure", "_on_success", "change_sets", "size")
+
+    def __init__(
+        self, change_sets: Iterable[StateChangeSet], on_success: SuccessCallback, on_failure: FailureCallback
+    ) -> None:
+        self.change_sets = tuple(change_sets)
+        self.size = sum(change_set.size for change_set in self.change_sets)
+        self._on_success = on_success
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._finished = False
+
+    def __repr__(self) -> str:
+        return f"UploadTask({len(self.change_sets)} change sets, {self.size} bytes)"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the task was completed or failed."""
+        return self._finished
+
+    @property
+    def sequence_numbers(self) -> list[SequenceNumber]:
+        """The numbers of its change sets."""
+        return [change_set.sequence_number for change_set in self.change_sets]
+
+    def complete(self, results: list[UploadResult]) -> None:
+        """Every change set is durable."""
+        if self._finish():
+            self._on_success(results)
+
+    def fail(self, error: BaseException) -> None:
+        """No change set of this task will become durable through it."""
+        if self._finish():
+            self._on_failure(self.sequence_numbers, error)
+
+    def _finish(self) -> bool:
+        with self._lock:
+            first, self._finished = not self._finished, True
+        return first

@@ -1,0 +1,240 @@
+"""From upload tasks to one durable object.
+
+Owns the layout of an object, its name and its one write. Does not own retries (``retry``), batches (``scheduler``) or
+who deletes it (``registry``).
+
+Rules:
+- A name is never used twice: every call, so every attempt, makes a fresh one. The write is create-if-absent, and
+  there is no other request on the way: no LIST, no HEAD, no mkdir.
+- The order is write, then (the store) durable, then tracked, then reported. So nothing that is reported can be missing,
+  and nothing that failed is tracked.
+- An error fails no task: only the last failed attempt does, in ``retry``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stateline.blob.api import BlobStore, Buffer
+from stateline.changelog.api import UploadResult, UploadTasksResult
+from stateline.changelog.block import Compression
+from stateline.changelog.change_set import StateChangeSet
+from stateline.changelog.frame import FrameHead, encode_index
+from stateline.changelog.handle import SegmentHandle
+from stateline.changelog.local_recovery import LocalCopies
+from stateline.changelog.metrics import ChangelogMetrics
+from stateline.changelog.registry import TaskChangelogRegistry
+from stateline.changelog.settings import ChangelogSettings
+from stateline.changelog.upload_task import UploadTask
+from stateline.environment import Environment, system_environment
+from stateline.errors import OutcomeUnknownError
+
+__all__ = ["BlobUploader", "ChangelogObject", "DuplicatingUploader", "gather"]
+
+_LARGE_PIECE_BYTES: Final = 64 * 1024
+"""Pieces of this size are never copied into a buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangelogObject:
+    """One object before its upload.
+
+    Attributes:
+        name: Fresh.
+        pieces: Its bytes, to be written one after the other.
+        size: Their number.
+        results: What to report once it is durable.
+    """
+
+    name: str
+    pieces: tuple[Buffer, ...]
+    size: int
+    results: dict[UploadTask, list[UploadResult]]
+
+    @property
+    def change_sets(self) -> int:
+        """Number of change sets in the object."""
+        return sum(map(len, self.results.values()))
+
+
+class BlobUploader:
+    """Writes all tasks of a call into one object of a store. Safe from any thread.
+
+    Args:
+        store: Where to write.
+        settings: Compression and buffer size.
+        job_id: The first segment of every name; a fresh id by default.
+        registry: Tracks what was written; by default one of its own, which is closed with the uploader.
+        metrics: Where to count.
+        environment: Ids; the real world by default.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        settings: ChangelogSettings | None = None,
+        *,
+        job_id: str | None = None,
+        registry: TaskChangelogRegistry | None = None,
+        metrics: ChangelogMetrics | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        environment = environment or system_environment()
+        settings = settings or ChangelogSettings()
+        self._store = store
+        self._compression = Compression[settings.compression.upper()]
+        self._buffer_size = settings.buffer_size
+        self._ids = environment.ids
+        self._prefix = f"{job_id or environment.ids.new_id()}/changelog/"
+        self._metrics = metrics or ChangelogMetrics()
+        self._owns_registry = registry is None
+        self._registry = registry or TaskChangelogRegistry(store, metrics=metrics, environment=environment)
+
+    def upload(self, tasks: Collection[UploadTask]) -> UploadTasksResult:
+        """See :meth:`StateChangeUploader.upload`. No task, no object."""
+        if not tasks:
+            return UploadTasksResult()
+        made = self.build(tasks)
+        self.write(made)
+        return UploadTasksResult(made.results)
+
+    def build(self, tasks: Iterable[UploadTask]) -> ChangelogObject:
+        """Encodes the change sets, by writer and number within a task, and lays them out under a fresh name."""
+        name = self._prefix + self._ids.new_id()
+        pieces: list[Buffer] = []
+        frames: list[tuple[int, FrameHead]] = []
+        results: dict[UploadTask, list[UploadResult]] = {}
+        position = 0
+        for task in tasks:
+            results[task] = []
+            for change_set in sorted(task.change_sets, key=_order):
+                frame = change_set.encode(self._compression)
+                results[task].append(_result(name, position, frame.head, change_set))
+                frames.append((position, frame.head))
+                pieces += frame.pieces
+                position += frame.head.length
+        index = encode_index(frames)
+        gathered = tuple(gather((*pieces, index), self._buffer_size))
+        return ChangelogObject(name, gathered, position + len(index), results)
+
+    def write(self, made: ChangelogObject) -> None:
+        """Makes the object durable, then tracks it.
+
+        Raises:
+            OSError: See :meth:`StateChangeUploader.upload`. If nobody can tell whether it was written, it is deleted.
+        """
+        try:
+            self._store.put_all_if_absent(made.name, made.pieces)
+        except OutcomeUnknownError:
+            self._registry.discard(_AnyHandle(made.name))
+            raise
+        self._registry.start_tracking(_AnyHandle(made.name), made.change_sets)
+        self._metrics.histogram("upload_object_bytes").record(made.size)
+
+    def discard(self, result: UploadTasksResult) -> None:
+        """See :meth:`StateChangeUploader.discard`."""
+        for name in dict.fromkeys(handle.name for handle in result.handles()):
+            self._registry.discard(_AnyHandle(name))
+
+    def close(self) -> None:
+        """See :meth:`StateChangeUploader.close`."""
+        if self._owns_registry:
+            self._registry.close()
+
+
+class DuplicatingUploader:
+    """Writes to a remote store, and the same bytes under the same name to this host's disk, if that works.
+
+    Whatever happens to the local copy, the upload succeeds exactly when the remote one does. A result has a local
+    handle only if its copy was complete when the upload ended, or within the copies' own short timeout after it.
+
+    Args:
+        remote: The uploader that counts.
+        local: The copies; a store gets the default bound and timeout.
+    """
+
+    def __init__(self, remote: BlobUploader, local: LocalCopies | BlobStore) -> None:
+        if isinstance(local, BlobStore):
+            defaults = ChangelogSettings()
+            local = LocalCopies(local, defaults.local_recovery_max_bytes, defaults.local_copy_timeout)
+        self._remote = remote
+        self._local = local
+
+    def upload(self, tasks: Collection[UploadTask]) -> UploadTasksResult:
+        """See :meth:`StateChangeUploader.upload`."""
+        if not tasks:
+            return UploadTasksResult()
+        made = self._remote.build(tasks)
+        copy = self._local.start(made.name, made.pieces, made.size)
+        try:
+            self._remote.write(made)
+        except BaseException:
+            copy.abandon()
+            raise
+        if not copy.wait(made.change_sets):
+            return UploadTasksResult(made.results)
+        return UploadTasksResult({task: [_with_local(one) for one in many] for task, many in made.results.items()})
+
+    def discard(self, result: UploadTasksResult) -> None:
+        """See :meth:`StateChangeUploader.discard`. The local copy goes too."""
+        self._remote.discard(result)
+        for name in dict.fromkeys(handle.name for handle in result.handles()):
+            self._local.registry.discard(_AnyHandle(name))
+
+    def close(self) -> None:
+        """See :meth:`StateChangeUploader.close`."""
+        self._remote.close()
+        self._local.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _AnyHandle:
+    """A whole object, by name."""
+
+    name: str
+
+
+def gather(pieces: Sequence[Buffer], buffer_size: int) -> Iterable[Buffer]:
+    """Copies runs of small pieces together, up to ``buffer_size`` bytes each; large pieces pass as they are."""
+    limit = max(buffer_size, 1)
+    run: list[Buffer] = []
+    size = 0
+    for piece in pieces:
+        length = len(piece)
+        large = length >= min(_LARGE_PIECE_BYTES, limit)
+        if run and (large or size + length > limit):
+            yield b"".join(run)
+            run, size = [], 0
+        if large:
+            yield piece
+        else:
+            run.append(piece)
+            size += length
+    if run:
+        yield b"".join(run)
+
+
+def _order(change_set: StateChangeSet) -> tuple[int, int]:
+    return change_set.log_id.int, change_set.sequence_number.value
+
+
+def _result(name: str, offset: int, head: FrameHead, change_set: StateChangeSet) -> UploadResult:
+    handle = SegmentHandle(
+        name=name,
+        offset=offset,
+        length=head.length,
+        head_length=head.head_length,
+        crc32c=head.crc32c,
+        log_id=head.log_id.hex,
+        sequence_number=head.sequence_number,
+        size=head.size,
+        first_key_group=head.key_groups[0],
+        last_key_group=head.key_groups[1],
+    )
+    return UploadResult(change_set.sequence_number, handle, None, offset, head.size)
+
+
+def _with_local(result: UploadResult) -> UploadResult:
+    return UploadResult(result.sequence_number, result.handle, result.handle, result.offset, result.size)

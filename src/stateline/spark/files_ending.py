@@ -1,0 +1,96 @@
+"""Finishes the open files of ``stateline_files`` when its stream has ended.
+
+Spark tells a Python sink nothing of the end of its query, so a listener in the driver watches for it. What it misses
+(the process dies, or exits before the listener has run) costs nothing but time: the files stay open, and the next
+start of the query, or :func:`finish_files`, goes on with them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from stateline.errors import StatelineError
+from stateline.spark.files_options import FilesSinkOptions
+from stateline.spark.files_sink import FilesSink, finish_sink
+
+__all__ = ["EndOfStreamListener", "finish_files"]
+
+_LOGGER: Final = logging.getLogger(__name__)
+_TRIGGERS_THAT_END: Final = ("AvailableNowTrigger", "OneTimeTrigger")
+
+
+def finish_files(path: str, **options: str) -> None:
+    """Finishes the files that streams into ``path`` left open, in one more record. Idempotent.
+
+    Call it when no query writes there: a query that still runs is fenced, and stops with ``FencedError``.
+
+    Args:
+        path: Root URL of the output, as given to ``start()``.
+        options: The sink's other options that say where things are, such as ``checkpoint``.
+
+    Raises:
+        FencedError: A query went on with the files meanwhile.
+    """
+    finish_sink(FilesSinkOptions.from_spark({"path": path, **options}))
+
+
+class EndOfStreamListener(StreamingQueryListener):
+    """Watches the queries of one session. Added by :func:`stateline.spark.register`."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._lock = threading.Lock()
+        self._ending: dict[str, tuple[FilesSinkOptions, bool]] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        """Remembers the options of a query that writes here. Runs before ``start()`` returns."""
+        query = self._spark.streams.get(str(event.id))
+        execution = None if query is None else query._jsq.streamingQuery()  # noqa: SLF001 - PySpark does not show the sink
+        if execution is None or str(execution.sink().name()) != FilesSink.name():
+            return
+        options = FilesSinkOptions.from_spark(_options_of(execution))
+        ends = any(name in str(execution.trigger().toString()) for name in _TRIGGERS_THAT_END)
+        with self._lock:
+            self._ending[str(event.id)] = options, ends
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Nothing."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """Nothing."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Finishes the files, if the stream ended by itself, or if the user wants it at each stop."""
+        with self._lock:
+            options, ends = self._ending.pop(str(event.id), (None, False))
+        if options is None or event.exception is not None or options.finish == "never":
+            return
+        if ends or options.finish == "stop":
+            try:
+                finish_sink(options)
+            except StatelineError:
+                _LOGGER.exception("the open files of %s could not be finished; call finish_files()", options.path)
+
+
+def _options_of(execution: Any) -> Mapping[str, str]:
+    """The options of a query: a private field of ``MicroBatchExecution``, for Spark shows them nowhere."""
+    options = execution.getClass().getDeclaredField("extraOptions")
+    options.setAccessible(True)
+    entries = options.get(execution).iterator()
+    found = {}
+    while entries.hasNext():
+        entry = entries.next()
+        found[str(entry._1())] = str(entry._2())  # noqa: SLF001 - the names of a Scala pair
+    return found

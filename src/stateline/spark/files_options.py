@@ -1,0 +1,128 @@
+"""Options of ``format("stateline_files")``.
+
+Spark hands options over as strings, its own among them, and forgets the case of their names. So a name may be written
+in Spark's way or in Python's: ``partitionBy`` and ``partition_by`` are one option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Self
+
+from stateline.errors import InvalidInputError
+from stateline.files import FileOutput, RollingPolicy
+from stateline.options import check_known, normalise_settings, parse_bool, parse_int, setting
+
+__all__ = ["FilesSinkOptions"]
+
+_ROOT_PREFIX: Final = "root."
+_STORE_PREFIX: Final = "store."
+
+
+def _text(value: Any, _: str) -> Any:
+    return value
+
+
+def _names(value: str | tuple[str, ...], _: str) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    return tuple(name.strip() for name in names if name.strip())
+
+
+def _retained(value: int | str, name: str) -> int:
+    return parse_int(value, name, minimum=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesSinkOptions:
+    """What a user can say about the sink.
+
+    Attributes:
+        path: Root URL of the output; ``start(path)`` and ``save(path)`` set it.
+        format: ``parquet``, ``arrow``, ``csv``, ``jsonl`` or ``text``. (Spark's ``format()`` is taken by the sink
+            itself.)
+        partition_by: Columns that become folders, separated by commas.
+        compression: A codec of the format.
+        roll_bytes: Size at which a file is finished.
+        roll_seconds: Age at which a file is finished.
+        idle_seconds: Time without rows after which a file is finished.
+        every_checkpoint: Finish every file with its micro-batch.
+        finish: When files that are still open are finished: ``available_now`` (when a stream that ends by itself has
+            ended), ``stop`` (also when the query is stopped) or ``never``.
+        checkpoint: Root URL of the sink's records; by default ``<path>/.stateline``, which readers skip.
+        retained_checkpoints: How many of the newest records are kept.
+        checkpoint_location: Spark's ``checkpointLocation``, as Spark passes it on.
+        root_options: Options of the records' store, given as ``root.<option>``.
+        store_options: Options of the output's store, given as ``store.<option>``.
+    """
+
+    path: str = setting("", _text, help="root URL of the output")
+    format: str = setting("parquet", _text, help="parquet, arrow, csv, jsonl or text")
+    partition_by: tuple[str, ...] = setting("", _names, help="columns that become folders, separated by commas")
+    compression: str | None = setting(None, _text, help="a codec of the format")
+    roll_bytes: str = setting("128MB", _text, help="size at which a file is finished")
+    roll_seconds: str | None = setting(None, _text, help="age at which a file is finished")
+    idle_seconds: str | None = setting(None, _text, help="time without rows after which a file is finished")
+    every_checkpoint: bool = setting(False, parse_bool, help="finish every file with its micro-batch")
+    finish: str = setting("available_now", _text, help="available_now, stop or never")
+    checkpoint: str = setting("", _text, help="root URL of the sink's records")
+    retained_checkpoints: int = setting(3, _retained, help="newest records that are kept")
+    checkpoint_location: str = setting("", _text, help="Spark's checkpointLocation")
+    root_options: Mapping[str, str] = field(default_factory=dict)
+    store_options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        normalise_settings(self)
+        if not self.path:
+            raise InvalidInputError(
+                "it is missing", operation="stateline_files", subject="path", hint='Call start("file:///folder")'
+            )
+        check_known([self.finish], ("available_now", "stop", "never"), "value of finish")
+
+    @classmethod
+    def from_spark(cls, options: Mapping[str, str]) -> Self:
+        """Options as Spark hands them over.
+
+        Raises:
+            InvalidInputError: An unknown option, or a bad value.
+        """
+        known = {_plain(spec.name): spec.name for spec in fields(cls) if spec.metadata}
+        given: dict[str, Any] = {"root_options": {}, "store_options": {}}
+        for key, value in options.items():
+            if key.lower().startswith(_ROOT_PREFIX):
+                given["root_options"][key[len(_ROOT_PREFIX) :]] = value
+            elif key.lower().startswith(_STORE_PREFIX):
+                given["store_options"][key[len(_STORE_PREFIX) :]] = value
+            else:
+                check_known([_plain(key)], known)
+                given[known[_plain(key)]] = value
+        return cls(**given)
+
+    @property
+    def root_url(self) -> str:
+        """Root of the records of streams into this output."""
+        return f"{self.checkpoint or self.path.rstrip('/') + '/.stateline'}/stream"
+
+    def output(self) -> FileOutput:
+        """The output that these options describe.
+
+        Raises:
+            InvalidInputError: An unknown format or codec, or a bad limit.
+        """
+        return FileOutput(
+            url=self.path,
+            format=self.format,
+            partition_by=self.partition_by,
+            compression=self.compression,
+            rolling=RollingPolicy(
+                roll_bytes=self.roll_bytes,  # type: ignore[arg-type]
+                roll_seconds=self.roll_seconds,  # type: ignore[arg-type]
+                idle_seconds=self.idle_seconds,  # type: ignore[arg-type]
+                every_checkpoint=self.every_checkpoint,
+            ),
+            store_options=dict(self.store_options),
+        )
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()

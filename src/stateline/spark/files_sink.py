@@ -1,0 +1,265 @@
+"""``format("stateline_files")``: the exactly-once file sink for any stream, and for batch writes, without state.
+
+Owns the translation between Spark's Python data source API and the micro-batch protocol. Does not own the protocol: the
+coordinator of keyed pipelines decides here too, with one operator that has files and no state.
+
+Facts (Spark 4, Python data sources):
+
+- ``write`` runs in tasks. Each attempt of a task calls it; the message of one attempt that ended reaches ``commit``.
+- ``commit`` runs in a Python process of its own beside the driver. The writer object is made anew for each batch, so
+  all that ``commit`` knows is in the messages and in the store. It is called again for a batch that is replayed.
+- ``abort`` is also called after a commit that took effect, so it does nothing.
+- A task learns its query from ``TaskContext``'s local properties; ``commit`` learns it from the messages.
+
+So tasks make rows durable under fresh names and hand over handles; ``commit`` joins them to the open files, encodes
+what is complete, and decides: one object per task and one record per micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from stateline.blob import BlobStore, open_store
+from stateline.checkpoint import CheckpointStore
+from stateline.environment import system_environment
+from stateline.errors import InvalidInputError, NotFoundError, NotInstalledError
+from stateline.files import FileOutput, FileWriter, RollingPolicy
+from stateline.handles import FinishedFile, OpenFile
+from stateline.spark.coordinator import Batch, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.spark.ending import finish_open_files
+from stateline.spark.files_options import FilesSinkOptions
+from stateline.spark.offsets import offsets_digest
+from stateline.spark.plan import OperatorPlan, PipelinePlan
+
+__all__ = ["FilesSink", "finish_sink"]
+
+_OPERATOR: Final = "files"
+_ENVIRONMENT: Final = system_environment()
+_NEWEST_IDS: Final[dict[str, int]] = {}
+"""The newest checkpoint seen by this process, by root: where the next commit looks first, so that it needs no LIST."""
+
+
+@dataclass(frozen=True)
+class _Staged(WriterCommitMessage):
+    """What one task hands to ``commit``, as plain values: it crosses a process in Spark's own serialisation.
+
+    Attributes:
+        query_id: The streaming query; empty for a batch write.
+        files: The task's rows, as JSON of :class:`_TaskFiles`.
+    """
+
+    query_id: str
+    files: bytes
+
+
+class _TaskFiles(msgspec.Struct, frozen=True):
+    """What one task made: files that are complete already, and rows for files that go on."""
+
+    finished: tuple[FinishedFile, ...]
+    open: tuple[OpenFile, ...]
+
+
+class FilesSink(DataSource):
+    """The data source behind ``format("stateline_files")``; see :class:`FilesSinkOptions` for its options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name that ``format()`` takes."""
+        return "stateline_files"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        """A writer for one micro-batch; called by Spark.
+
+        Raises:
+            InvalidInputError: An unknown option, a column that the format cannot hold, or another output mode than
+            append.
+        """
+        return _StreamWriter(_Sink.make(self.options, schema, overwrite=overwrite))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """A writer for one batch job; called by Spark.
+
+        Raises:
+            InvalidInputError: As :meth:`streamWriter`.
+        """
+        return _BatchWriter(_Sink.make(self.options, schema, overwrite=overwrite))
+
+
+def finish_sink(options: FilesSinkOptions) -> None:
+    """Finishes the open files of a stream's sink; see :func:`stateline.spark.finish_files`."""
+    _Sink(options, options.root_url, b"").finish()
+
+
+@dataclass(frozen=True)
+class _Sink:
+    """The sink of one query or job, in whatever process it is at the moment.
+
+    Attributes:
+        options: What the user said.
+        root_url: Root of the records.
+        schema: Arrow schema of the rows, serialised.
+        job: Whether it is a batch job, which has no next batch.
+    """
+
+    options: FilesSinkOptions
+    root_url: str
+    schema: bytes
+    job: bool = False
+
+    @classmethod
+    def make(cls, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> _Sink:
+        if overwrite:
+            raise InvalidInputError(
+                "it only appends",
+                operation="write",
+                subject="stateline_files",
+                hint='Use outputMode("append"), or mode("append") for a batch',
+            )
+        parsed = FilesSinkOptions.from_spark(options)
+        rows = to_arrow_schema(schema)
+        parsed.output().file_schema(rows)
+        return cls(parsed, parsed.root_url, rows.serialize().to_pybytes())
+
+    def for_job(self, job_id: str) -> _Sink:
+        """The sink of one batch job: its record has a root of its own."""
+        return replace(self, root_url=f"{self.root_url.removesuffix('stream')}jobs/{job_id}", job=True)
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> _Staged:
+        """A task's work: makes its rows durable. What is a whole file by itself is encoded here, in parallel."""
+        context = TaskContext.get()
+        query_id = (context.getLocalProperty("sql.streaming.queryId") if context else None) or ""
+        writer = self._writer((), _ENVIRONMENT.clock.now())
+        for batch in batches:
+            writer.write(pa.Table.from_batches([batch]))
+        made = writer.finish()
+        return _Staged(query_id, msgspec.json.encode(_TaskFiles(made.finished, made.open)))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+        """The driver's work: decides a batch, exactly once however often it is called."""
+        staged = [message for message in messages if isinstance(message, _Staged)]
+        made = [msgspec.json.decode(message.files, type=_TaskFiles) for message in staged]
+        coordinator = self._coordinator()
+        newest = coordinator.start(_NEWEST_IDS.get(self.root_url))
+        named = [message.query_id for message in staged if message.query_id]
+        query_id = named[0] if named else self._query_id() or (newest.query_id if newest else self.root_url)
+        report = coordinator.run_batch(
+            Batch(query_id=query_id, batch_id=batch_id, offsets_digest=self._digest(batch_id), data=made)
+        )
+        _NEWEST_IDS[self.root_url] = report.checkpoint.checkpoint_id
+
+    def finish(self) -> None:
+        """Finishes the files that are open, in one more record."""
+        finish_open_files(self._plan(), self._coordinator(), _ENVIRONMENT)
+        _NEWEST_IDS.pop(self.root_url, None)
+
+    def remove_job(self) -> None:
+        """Removes what only the decision of a batch job needed, after its files are visible."""
+        root = self._root()
+        root.delete([info.name for info in root.list("")])
+
+    # -- wiring ---------------------------------------------------------------------------------------------------
+
+    @property
+    def output(self) -> FileOutput:
+        """The output; the files of a batch job end with it."""
+        output = self.options.output()
+        return replace(output, rolling=RollingPolicy(every_checkpoint=True)) if self.job else output
+
+    def _coordinator(self) -> MicroBatchCoordinator[Sequence[_TaskFiles]]:
+        def join(batch: Batch[Sequence[_TaskFiles]], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
+            (task,) = tasks
+            grown = (*task.open_files, *(file for made in batch.data for file in made.open))
+            result = self._writer(grown, task.now).finish()
+            finished = (*(file for made in batch.data for file in made.finished), *result.finished)
+            return [SubtaskResult(operator=_OPERATOR, subtask=0, states={}, finished=finished, open=result.open)]
+
+        stores = {_OPERATOR: open_store(self.output.url, self.output.store_options, _ENVIRONMENT)}
+        checkpoints = CheckpointStore(self._root(), environment=_ENVIRONMENT)
+        return MicroBatchCoordinator(self._plan(), checkpoints, stores, join, _ENVIRONMENT)
+
+    def _plan(self) -> PipelinePlan:
+        return PipelinePlan(
+            root_url=self.root_url,
+            parallelism=1,
+            max_parallelism=1,
+            operators=(OperatorPlan(name=_OPERATOR, tables={}, definition="", output=self.output),),
+            retained_checkpoints=self.options.retained_checkpoints,
+            root_options=self.options.root_options,
+        )
+
+    def _writer(self, open_files: Iterable[OpenFile], now: float) -> FileWriter:
+        output = self.output
+        store = open_store(output.url, output.store_options, _ENVIRONMENT)
+        schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
+        return FileWriter(
+            output, self._root(), store, schema, open_files=open_files, subtask=0, now=now, environment=_ENVIRONMENT
+        )
+
+    def _root(self) -> BlobStore:
+        return open_store(self.root_url, self.options.root_options, _ENVIRONMENT)
+
+    # -- what Spark keeps beside the query --------------------------------------------------------------------------
+
+    def _digest(self, batch_id: int) -> str:
+        """Digest of the source offsets; empty where Spark's checkpoint lies in a store that we cannot read."""
+        if self._spark_file(f"offsets/{batch_id}") is None:
+            return ""
+        return offsets_digest(self._spark_file, self.options.checkpoint_location, batch_id)
+
+    def _query_id(self) -> str:
+        entry = self._spark_file("metadata")
+        return "" if entry is None else str(msgspec.json.decode(entry)["id"])
+
+    def _spark_file(self, name: str) -> str | None:
+        if not self.options.checkpoint_location:
+            return None
+        try:
+            return open_store(self.options.checkpoint_location, {}, _ENVIRONMENT).get(name).decode()
+        except (InvalidInputError, NotFoundError, NotInstalledError):
+            return None  # HDFS and the like: rows are safe all the same, only a rolled-back Spark goes unnoticed.
+
+
+class _StreamWriter(DataSourceStreamArrowWriter):
+    """Spark's view of a stream's sink."""
+
+    def __init__(self, sink: _Sink) -> None:
+        self._sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Runs in a task."""
+        return self._sink.stage(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Runs beside the driver."""
+        self._sink.commit(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nothing: the commit may have taken effect, and what did not is swept later."""
+
+
+class _BatchWriter(DataSourceArrowWriter):
+    """Spark's view of a batch job's sink."""
+
+    def __init__(self, sink: _Sink) -> None:
+        self._sink = sink.for_job(_ENVIRONMENT.ids.new_id())
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Runs in a task."""
+        return self._sink.stage(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Runs beside the driver: one record decides all files of the job."""
+        self._sink.commit(messages, 0)
+        self._sink.remove_job()
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing: see :meth:`_StreamWriter.abort`."""

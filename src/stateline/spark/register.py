@@ -1,0 +1,46 @@
+"""Makes Stateline's data sources known to a Spark session."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import weakref
+from typing import Final
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from stateline.spark.files_ending import EndOfStreamListener
+from stateline.spark.files_sink import FilesSink
+
+__all__ = ["register"]
+
+_WATCHED: Final[weakref.WeakKeyDictionary[SparkSession, EndOfStreamListener]] = weakref.WeakKeyDictionary()
+"""Sessions that have their listener."""
+
+_DRAIN_MILLISECONDS: Final = 60_000
+
+
+def register(spark: SparkSession) -> None:
+    """Registers ``stateline_files`` with a session. Idempotent.
+
+    :func:`stateline.spark.get_or_create_session` does so by itself.
+    """
+    spark.dataSource.register(FilesSink)
+    if spark not in _WATCHED:
+        if not _WATCHED:
+            atexit.register(_drain)
+        _WATCHED[spark] = EndOfStreamListener(spark)
+        spark.streams.addListener(_WATCHED[spark])
+
+
+def _drain() -> None:
+    """Before the interpreter goes: lets the ends of streams be handled, and then asks for no more of them.
+
+    Without it, a script that ends right after its stream would leave files open, and Spark would print that nobody
+    answers its listener.
+    """
+    for spark, listener in list(_WATCHED.items()):
+        with contextlib.suppress(Py4JError, OSError, AttributeError):  # The session may be stopped, the JVM gone.
+            spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(_DRAIN_MILLISECONDS)  # noqa: SLF001
+            spark.streams.removeListener(listener)

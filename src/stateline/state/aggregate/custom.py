@@ -1,0 +1,154 @@
+"""An aggregation of the user's own, over Arrow tables.
+
+Owns the class that users extend and the checks of what it returns. Does not own its meaning: it must keep the rules of
+:mod:`stateline.state.aggregate.api`, above all that merging is exact.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from stateline.errors import ErrorKind, InvalidInputError, StatelineError, UserCodeError
+from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows, field_of
+from stateline.state.keys import contiguous
+
+__all__ = ["Aggregator"]
+
+
+class Aggregator(Aggregation):
+    """What users extend to keep something of their own per key. The spread of a column::
+
+        class Range(Aggregator):
+            state_schema = pa.schema([("low", pa.int64()), ("high", pa.int64())])
+            output_type = pa.int64()
+
+            def reduce(self, rows, group, num_groups):
+                made = rows.append_column("g", group).group_by("g").aggregate([("x", "min"), ("x", "max")])
+                made = made.sort_by("g")
+                return pa.table([made["x_min"], made["x_max"]], schema=self.state_schema)
+
+            def merge(self, older, newer):
+                return pa.table([pc.min_element_wise(older["low"], newer["low"]),
+                                 pc.max_element_wise(older["high"], newer["high"])], schema=self.state_schema)
+
+            def result(self, state):
+                return pc.subtract(state["high"], state["low"])
+
+        stream.aggregate(spread=Range("x"))
+
+    Attributes:
+        state_schema: Columns kept per key. They are nullable; all null means absent.
+        output_type: Type of the result.
+
+    Args:
+        columns: Input columns.
+    """
+
+    state_schema: pa.Schema
+    output_type: pa.DataType
+
+    def __init__(self, *columns: str) -> None:
+        self.columns = columns
+
+    @abstractmethod
+    def reduce(self, rows: pa.Table, group: pa.Array, num_groups: int) -> pa.Table:
+        """States of one batch.
+
+        Args:
+            rows: The input columns, group after group, in order of arrival within a group.
+            group: For each row its group, ascending from 0; each group has a row.
+            num_groups: How many.
+
+        Returns:
+            One row of ``state_schema`` per group, in order.
+        """
+
+    @abstractmethod
+    def merge(self, older: pa.Table, newer: pa.Table) -> pa.Table:
+        """The states of ``older`` and ``newer``, row by row. A row of ``older`` that is all null is absent."""
+
+    @abstractmethod
+    def result(self, state: pa.Table) -> pa.Array:
+        """The value that users see, row by row, of ``output_type``."""
+
+    @property
+    def definition(self) -> str:
+        """Class and columns; override it to put parameters in: a change of the text is a change of the state."""
+        return f"{type(self).__qualname__}({', '.join(self.columns)})"
+
+    def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
+        """See :meth:`Aggregation.bind`."""
+        for column in self.columns:
+            field_of(schema, column, self.definition)
+        return _BoundAggregator(self, name)
+
+
+class _BoundAggregator(BoundAggregation):
+    def __init__(self, aggregator: Aggregator, name: str) -> None:
+        self._aggregator = aggregator
+        self._subject = f"{name}={aggregator.definition}"
+        self._schema: pa.Schema = aggregator.state_schema
+        self.state = tuple((f".{field.name}", field.type) for field in self._schema)
+        self.output = aggregator.output_type
+
+    def partial(self, rows: GroupedRows) -> list[pa.Array]:
+        """See :meth:`BoundAggregation.partial`."""
+        names = self._aggregator.columns
+        table = pa.table([rows.column(name) for name in names], names=list(names))
+        return self._state(self._call(self._aggregator.reduce, table, pa.array(rows.index), len(rows)), len(rows))
+
+    def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
+        """See :meth:`BoundAggregation.merge`."""
+        merged = self._call(self._aggregator.merge, self._table(older), self._table(newer))
+        return self._state(merged, len(newer[0]))
+
+    def result(self, state: Sequence[pa.Array]) -> pa.Array:
+        """See :meth:`BoundAggregation.result`."""
+        return self._column(
+            self._call(self._aggregator.result, self._table(state)), self.output, len(state[0]), "result"
+        )
+
+    def _table(self, state: Sequence[pa.Array]) -> pa.Table:
+        return pa.table(list(state), schema=self._schema)
+
+    def _state(self, made: Any, rows: int) -> list[pa.Array]:
+        if not isinstance(made, pa.Table) or made.schema.names != self._schema.names:
+            names = made.schema.names if isinstance(made, pa.Table) else type(made).__name__
+            raise self._wrong(f"a state table with columns {self._schema.names} was expected, {names} came")
+        return [
+            self._column(column, field.type, rows, field.name)
+            for column, field in zip(made.columns, self._schema, strict=True)
+        ]
+
+    def _column(self, made: Any, kind: pa.DataType, rows: int, what: str) -> pa.Array:
+        if not isinstance(made, pa.Array | pa.ChunkedArray):
+            raise self._wrong(f"{what}: an Arrow array was expected, {type(made).__name__} came")
+        if made.type != kind or len(made) != rows:
+            raise self._wrong(f"{what}: {rows} rows of {kind} were expected, {len(made)} of {made.type} came")
+        return contiguous(made)
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return function(*args)
+        except StatelineError:
+            raise
+        except Exception as error:
+            raise UserCodeError(
+                f"{function.__name__} raised {type(error).__name__}: {error}",
+                operation="aggregate",
+                subject=self._subject,
+                hint="Nothing was committed; see the chained error",
+            ) from error
+
+    def _wrong(self, reason: str) -> InvalidInputError:
+        return InvalidInputError(
+            reason,
+            operation="aggregate",
+            subject=self._subject,
+            hint="Return what the docstring of Aggregator says",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        )

@@ -1,0 +1,378 @@
+"""Counts, sums, means and variances.
+
+Facts:
+- Result types are Spark's: the sum of integers is ``int64``, of floats ``float64``, of ``decimal(p, s)`` is
+  ``decimal(p + 10, s)``; the mean is ``float64``, of decimals ``decimal(p + 4, s + 4)``, both capped at 38 digits.
+- The sum of integers is exact; one that does not fit is an error, as in Spark's ANSI mode, and never wraps.
+- Variance is kept as count, mean and sum of squared differences, and merged by the formula of Chan, Golub and LeVeque
+  (1979), which does not cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateline.errors import InvalidInputError
+from stateline.state.aggregate.api import (
+    Aggregation,
+    BoundAggregation,
+    GroupedRows,
+    arithmetic,
+    field_of,
+    merge_nullable,
+    overflow,
+)
+from stateline.state.gather import from_words, valid_mask
+from stateline.state.keys import Mask
+
+__all__ = ["Count", "Mean", "Sum", "Variance"]
+
+Doubles = npt.NDArray[np.float64]
+Longs = npt.NDArray[np.int64]
+
+_DECIMAL_DIGITS_MAX: Final = 38
+_HALF_BITS: Final = 32
+_HALF_MASK: Final = np.int64(0xFFFFFFFF)
+_INT_LIMIT: Final = 1 << 31
+_LONG_LIMIT: Final = 1 << 63
+
+
+class Count(Aggregation):
+    """Rows, or values that are not null."""
+
+    def __init__(self, column: str | None = None) -> None:
+        self.columns = () if column is None else (column,)
+
+    @property
+    def definition(self) -> str:
+        """See :attr:`Aggregation.definition`."""
+        return f"count({self.columns[0] if self.columns else '*'})"
+
+    def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:  # noqa: ARG002 - the protocol, not its use
+        """See :meth:`Aggregation.bind`."""
+        for column in self.columns:
+            field_of(schema, column, self.definition)
+        return _BoundCount(self.columns)
+
+
+class _BoundCount(BoundAggregation):
+    state = (("", pa.int64()),)
+    output = pa.int64()
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self._columns = columns
+
+    def partial(self, rows: GroupedRows) -> list[pa.Array]:
+        """See :meth:`BoundAggregation.partial`."""
+        valid = valid_mask(rows.column(self._columns[0])) if self._columns else None
+        return [pa.array(rows.counts(valid))]
+
+    def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
+        """See :meth:`BoundAggregation.merge`."""
+        return [merge_nullable(older[0], newer[0], pc.add)]
+
+    def result(self, state: Sequence[pa.Array]) -> pa.Array:
+        """See :meth:`BoundAggregation.result`."""
+        return state[0]
+
+
+class Sum(Aggregation):
+    """The sum of a numeric column."""
+
+    def __init__(self, column: str) -> None:
+        self.columns = (column,)
+
+    @property
+    def definition(self) -> str:
+        """See :attr:`Aggregation.definition`."""
+        return f"sum({self.columns[0]})"
+
+    def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
+        """See :meth:`Aggregation.bind`."""
+        kind = _numeric(schema, self.columns[0], self.definition, name)
+        return _BoundSum(self.columns[0], kind, self.definition)
+
+
+class _BoundSum(BoundAggregation):
+    def __init__(self, column: str, kind: pa.DataType, definition: str) -> None:
+        self._column = column
+        self._definition = definition
+        self.output = _sum_type(kind)
+        self.state = (("", self.output),)
+
+    def partial(self, rows: GroupedRows) -> list[pa.Array]:
+        """See :meth:`BoundAggregation.partial`."""
+        return [_sums(rows, self._column, self.output, self._definition)]
+
+    def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
+        """See :meth:`BoundAggregation.merge`."""
+        return [_add(older[0], newer[0], self._definition)]
+
+    def result(self, state: Sequence[pa.Array]) -> pa.Array:
+        """See :meth:`BoundAggregation.result`."""
+        return state[0]
+
+
+class Mean(Aggregation):
+    """The arithmetic mean of a numeric column."""
+
+    def __init__(self, column: str) -> None:
+        self.columns = (column,)
+
+    @property
+    def definition(self) -> str:
+        """See :attr:`Aggregation.definition`."""
+        return f"mean({self.columns[0]})"
+
+    def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
+        """See :meth:`Aggregation.bind`."""
+        kind = _numeric(schema, self.columns[0], self.definition, name)
+        return _BoundMean(self.columns[0], kind, self.definition)
+
+
+class _BoundMean(BoundAggregation):
+    def __init__(self, column: str, kind: pa.DataType, definition: str) -> None:
+        self._column = column
+        self._definition = definition
+        self._sum_type = _sum_type(kind) if pa.types.is_decimal(kind) else pa.float64()
+        self.output = _mean_type(kind)
+        self.state = ((".sum", self._sum_type), (".count", pa.int64()))
+
+    def partial(self, rows: GroupedRows) -> list[pa.Array]:
+        """See :meth:`BoundAggregation.partial`."""
+        valid = valid_mask(rows.column(self._column))
+        return [_sums(rows, self._column, self._sum_type, self._definition), pa.array(rows.counts(valid))]
+
+    def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
+        """See :meth:`BoundAggregation.merge`."""
+        return [_add(older[0], newer[0], self._definition), merge_nullable(older[1], newer[1], pc.add)]
+
+    def result(self, state: Sequence[pa.Array]) -> pa.Array:
+        """See :meth:`BoundAggregation.result`."""
+        total, count = state
+        if pa.types.is_float64(self.output):
+            return pc.divide(total, count.cast(pa.float64(), safe=False))
+        return _decimal_mean(total, count, self.output, self._definition)
+
+
+class Variance(Aggregation):
+    """Sample or population variance or standard deviation of a numeric column.
+
+    Args:
+        column: The column.
+        sample: Whether the divisor is ``n - 1``; a single value then has no variance: null.
+        root: Whether the standard deviation is wanted.
+    """
+
+    def __init__(self, column: str, *, sample: bool, root: bool) -> None:
+        self.columns = (column,)
+        self._sample = sample
+        self._root = root
+
+    @property
+    def definition(self) -> str:
+        """See :attr:`Aggregation.definition`."""
+        return f"{'stddev' if self._root else 'var'}_{'samp' if self._sample else 'pop'}({self.columns[0]})"
+
+    def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
+        """See :meth:`Aggregation.bind`."""
+        _numeric(schema, self.columns[0], self.definition, name)
+        return _BoundVariance(self.columns[0], sample=self._sample, root=self._root)
+
+
+class _BoundVariance(BoundAggregation):
+    state = ((".count", pa.int64()), (".mean", pa.float64()), (".squares", pa.float64()))
+    output = pa.float64()
+
+    def __init__(self, column: str, *, sample: bool, root: bool) -> None:
+        self._column = column
+        self._sample = sample
+        self._root = root
+
+    def partial(self, rows: GroupedRows) -> list[pa.Array]:
+        """See :meth:`BoundAggregation.partial`."""
+        column = rows.column(self._column)
+        valid = valid_mask(column)
+        values = _doubles(column)
+        count = rows.counts(valid)
+        divisor = np.maximum(count, 1)
+        average = np.add.reduceat(values, rows.starts) / divisor
+        difference = values - average.take(rows.index)
+        if valid is not None:
+            difference = np.where(valid, difference, 0.0)
+        squares = np.add.reduceat(difference * difference, rows.starts)
+        return [pa.array(count), pa.array(average, from_pandas=False), pa.array(squares, from_pandas=False)]
+
+    def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
+        """See :meth:`BoundAggregation.merge`."""
+        n, mean, squares = (_filled(column) for column in older)
+        m, other_mean, other_squares = (_filled(column) for column in newer)
+        total = n + m
+        share = np.divide(m, total, out=np.zeros(len(total)), where=total > 0)
+        difference = other_mean - mean
+        merged_mean = np.where(n == 0, other_mean, np.where(m == 0, mean, mean + difference * share))
+        cross = np.where((n == 0) | (m == 0), 0.0, difference * difference * n * share)
+        merged = squares + other_squares + cross
+        return [
+            pa.array(total.astype(np.int64)),
+            pa.array(merged_mean, from_pandas=False),
+            pa.array(merged, from_pandas=False),
+        ]
+
+    def result(self, state: Sequence[pa.Array]) -> pa.Array:
+        """See :meth:`BoundAggregation.result`."""
+        count, squares = _filled(state[0]), _filled(state[2])
+        divisor = count - 1 if self._sample else count
+        defined = divisor > 0
+        value = np.divide(squares, divisor, out=np.zeros(len(count)), where=defined)
+        return from_words(np.sqrt(value) if self._root else value, pa.float64(), defined)
+
+
+# -- types ------------------------------------------------------------------------------------------------------------
+
+
+def _numeric(schema: pa.Schema, column: str, definition: str, name: str) -> pa.DataType:
+    kind = field_of(schema, column, definition).type
+    fits = (
+        (pa.types.is_integer(kind) and not pa.types.is_uint64(kind))
+        or pa.types.is_float32(kind)
+        or pa.types.is_float64(kind)
+        or pa.types.is_decimal128(kind)
+    )
+    if not fits:
+        raise InvalidInputError(
+            f"{column!r} has type {kind}, which is not numeric",
+            operation="aggregate",
+            subject=f"{name}={definition}",
+            hint="Cast the column to a number before, or count it",
+        )
+    return kind
+
+
+def _sum_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(min(kind.precision + 10, _DECIMAL_DIGITS_MAX), kind.scale)
+    return pa.float64() if pa.types.is_floating(kind) else pa.int64()
+
+
+def _mean_type(kind: pa.DataType) -> pa.DataType:
+    """Spark's type of a mean; digits before the point win where 38 are not enough, down to six behind it."""
+    if not pa.types.is_decimal(kind):
+        return pa.float64()
+    digits, scale = kind.precision + 4, kind.scale + 4
+    if digits > _DECIMAL_DIGITS_MAX:
+        scale = min(scale, _DECIMAL_DIGITS_MAX)
+        digits = _DECIMAL_DIGITS_MAX
+    return pa.decimal128(digits, scale)
+
+
+# -- sums -------------------------------------------------------------------------------------------------------------
+
+
+def _sums(rows: GroupedRows, name: str, kind: pa.DataType, definition: str) -> pa.Array:
+    """The sum of each group as ``kind``; null where all values are."""
+    column = rows.column(name)
+    valid = valid_mask(column)
+    some = None if valid is None else rows.counts(valid) > 0
+    if pa.types.is_float64(kind):
+        return from_words(np.add.reduceat(_doubles(column), rows.starts), kind, some)
+    if pa.types.is_decimal(kind):
+        return _decimal_sums(column, valid, rows, kind, some, definition)
+    return from_words(_long_sums(_longs(column), rows, definition), kind, some)
+
+
+def _add(older: pa.Array, newer: pa.Array, definition: str) -> pa.Array:
+    kind = newer.type
+    with arithmetic(definition, kind):
+        if not pa.types.is_decimal(kind):
+            return merge_nullable(older, newer, pc.add_checked)
+        wide = pa.decimal256(kind.precision, kind.scale)
+        return merge_nullable(older.cast(wide), newer.cast(wide), _add_wide).cast(kind)
+
+
+def _add_wide(left: pa.Array, right: pa.Array) -> pa.Array:
+    """A sum of decimals in their own type: the 256 bits behind it have room for many more digits than 38."""
+    return pc.add(left, right).cast(left.type)
+
+
+def _long_sums(values: Longs, rows: GroupedRows, definition: str) -> Longs:
+    largest = max(-int(values.min()), int(values.max()), 0)
+    if largest * int(rows.sizes.max()) < _LONG_LIMIT:
+        sums: Longs = np.add.reduceat(values, rows.starts)
+        return sums
+    low = np.add.reduceat(values & _HALF_MASK, rows.starts)
+    high = np.add.reduceat(values >> _HALF_BITS, rows.starts) + (low >> _HALF_BITS)
+    if ((high >= _INT_LIMIT) | (high < -_INT_LIMIT)).any():
+        raise overflow(definition, pa.int64())
+    joined: Longs = (high << _HALF_BITS) | (low & _HALF_MASK)
+    return joined
+
+
+def _decimal_sums(
+    column: pa.Array, valid: Mask | None, rows: GroupedRows, kind: pa.DataType, some: Mask | None, definition: str
+) -> pa.Array:
+    """Exact sums of 128-bit integers: four limbs of 32 bits are added by themselves, then carries are moved up."""
+    words = np.frombuffer(column.buffers()[1], dtype=np.int64).reshape(-1, 2)
+    words = words[column.offset : column.offset + len(column)]
+    if valid is not None:
+        words = np.where(valid[:, None], words, 0)
+    low, high = words[:, 0], words[:, 1]
+    limbs = [low & _HALF_MASK, (low >> _HALF_BITS) & _HALF_MASK, high & _HALF_MASK, high >> _HALF_BITS]
+    sums = [np.add.reduceat(limb, rows.starts) for limb in limbs]
+    for place in range(3):
+        sums[place + 1] += sums[place] >> _HALF_BITS
+        sums[place] &= _HALF_MASK
+    if ((sums[3] >= _INT_LIMIT) | (sums[3] < -_INT_LIMIT)).any():
+        raise overflow(definition, kind)
+    joined = np.empty((len(rows), 2), dtype=np.int64)
+    joined[:, 0] = sums[0] | (sums[1] << _HALF_BITS)
+    joined[:, 1] = sums[2] | (sums[3] << _HALF_BITS)
+    bitmap = None if some is None or some.all() else pa.py_buffer(np.packbits(some, bitorder="little"))
+    widest = pa.decimal128(_DECIMAL_DIGITS_MAX, kind.scale)
+    made = pa.Array.from_buffers(widest, len(rows), [bitmap, pa.py_buffer(joined)])
+    with arithmetic(definition, kind):
+        # Arrow does not look at the digits when it makes an array; the wider cast and back does.
+        return made.cast(pa.decimal256(_DECIMAL_DIGITS_MAX + 1, kind.scale)).cast(kind)
+
+
+def _decimal_mean(total: pa.Array, count: pa.Array, kind: pa.DataType, definition: str) -> pa.Array:
+    """The quotient, rounded half away from zero, as Spark divides decimals."""
+    with arithmetic(definition, kind):
+        extra = kind.scale + 1 - total.type.scale
+        wide = total.cast(pa.decimal256(_DECIMAL_DIGITS_MAX + extra, total.type.scale + extra))
+        some = pc.greater(count, 0)
+        divisor = pc.if_else(some, count, 1).cast(pa.decimal256(19, 0))
+        quotient = pc.divide(wide, divisor)
+        rounded = pc.round(quotient, ndigits=kind.scale, round_mode="half_towards_infinity")
+        return pc.if_else(some, rounded, pa.scalar(None, rounded.type)).cast(kind)
+
+
+# -- columns ----------------------------------------------------------------------------------------------------------
+
+
+def _longs(column: pa.Array) -> Longs:
+    """The values as 64-bit integers, 0 where null."""
+    wide = column if pa.types.is_int64(column.type) else column.cast(pa.int64())
+    values: Longs = (wide.fill_null(0) if wide.null_count else wide).to_numpy()
+    return values
+
+
+def _doubles(column: pa.Array) -> Doubles:
+    """The values as doubles, 0 where null."""
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    wide = column if pa.types.is_float64(column.type) else column.cast(pa.float64(), safe=False)
+    values: Doubles = (wide.fill_null(0.0) if wide.null_count else wide).to_numpy()
+    return values
+
+
+def _filled(column: pa.Array) -> npt.NDArray[Any]:
+    """The values as doubles (counts as they are), 0 where null."""
+    values: npt.NDArray[Any] = (column.fill_null(0) if column.null_count else column).to_numpy(zero_copy_only=False)
+    return values

@@ -1,0 +1,177 @@
+"""Aggregations of a keyed stream: bound to its columns, updated batch by batch.
+
+Owns the way of one batch: group by key, partial states, search, merge, changed rows and output. Does not own what is
+computed (the aggregations), nor how changes become durable (``stateline.state.snapshot``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stateline.errors import ErrorKind, InvalidInputError
+from stateline.options import check_known
+from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows
+from stateline.state.keys import KeyRows, contiguous, group_rows, key_rows
+from stateline.state.rows import StateRows
+from stateline.state.schema import StateSchema, stored_type
+from stateline.state.table import StateTable
+
+__all__ = ["KeyedAggregation", "Update"]
+
+Rows: TypeAlias = Any
+"""A pa.Table or a pa.RecordBatch."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Update:
+    """What one batch did to the state of one subtask.
+
+    Attributes:
+        changes: The new state of each key of the batch, ascending by hash.
+        output: One row per key of the batch, in the same order: key columns, then results.
+    """
+
+    changes: StateRows
+    output: pa.RecordBatch
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeyedAggregation:
+    """Aggregations bound to the columns of a stream. Made by :meth:`bind`; picklable.
+
+    Attributes:
+        state_schema: Keys and state columns: what a table holds. A state column is named as its aggregation, or
+            ``<name>.<part>`` where there are several.
+        output_schema: Key columns, then one column per aggregation.
+        input_columns: The columns of the stream that are read, keys first.
+        definition: All that decides what the state means, as text. State of another definition must not be read.
+    """
+
+    state_schema: StateSchema
+    output_schema: pa.Schema
+    input_columns: tuple[str, ...]
+    definition: str
+    _bound: tuple[BoundAggregation, ...]
+
+    @classmethod
+    def bind(cls, schema: pa.Schema, keys: Sequence[str], aggregations: Mapping[str, Aggregation]) -> Self:
+        """Checks keys and aggregations against the columns of the input.
+
+        Args:
+            schema: The input.
+            keys: Key columns, one or more.
+            aggregations: What to keep, by the name of the result.
+
+        Raises:
+            InvalidInputError: Nothing to keep, a name that is taken, a column that does not exist or does not fit.
+        """
+        if not aggregations:
+            raise InvalidInputError(
+                "there is no aggregation", operation="aggregate", hint="Give one, such as n=count()"
+            )
+        check_known(keys, schema.names, "key column")
+        for name, aggregation in aggregations.items():
+            if name in keys:
+                raise InvalidInputError(
+                    "a key column has that name", operation="aggregate", subject=f"{name!r}", hint="Choose another"
+                )
+            if not isinstance(aggregation, Aggregation):
+                raise InvalidInputError(
+                    f"{aggregation!r} is no aggregation",
+                    operation="aggregate",
+                    subject=f"{name!r}",
+                    hint="Use the functions of stateline, not those of pyspark",
+                )
+        stored = pa.schema([pa.field(field.name, stored_type(field.type, field.name)) for field in schema])
+        bound = {name: aggregation.bind(stored, name) for name, aggregation in aggregations.items()}
+        values = [pa.field(name + suffix, kind) for name, one in bound.items() for suffix, kind in one.state]
+        state = StateSchema(pa.schema([stored.field(key) for key in keys]), pa.schema(values))
+        outputs = [pa.field(name, one.output) for name, one in bound.items()]
+        read = dict.fromkeys([*keys, *(column for one in aggregations.values() for column in one.columns)])
+        texts = {name: aggregation.definition for name, aggregation in aggregations.items()}
+        return cls(
+            state_schema=state,
+            output_schema=pa.schema([*state.keys, *outputs]),
+            input_columns=tuple(read),
+            definition=json.dumps({"keys": list(keys), "aggregations": texts}),
+            _bound=tuple(bound.values()),
+        )
+
+    def update(self, table: StateTable, rows: Rows, hashes: npt.NDArray[Any] | None = None) -> Update:
+        """Merges a batch into the state of its keys. The table is not changed.
+
+        Args:
+            table: The state before.
+            rows: The batch; at least ``input_columns``. A table may have any number of chunks.
+            hashes: ``xxhash64`` of the key columns, where they are known already.
+
+        Raises:
+            InvalidInputError: A missing column or another type, a key of another subtask, a sum that does not fit.
+        """
+        self._check_columns(rows)
+        names = self.state_schema.keys.names
+        keys = key_rows(self.state_schema, [rows.column(name) for name in names], hashes)
+        groups = group_rows(keys)
+        if len(groups) == 0:
+            return self._empty(keys)
+        by_name = dict(zip(names, keys.columns, strict=True))
+        columns = {
+            name: by_name[name] if name in by_name else _plain(rows.column(name), name) for name in self.input_columns
+        }
+        grouped = GroupedRows(groups, columns)
+        found = table.probe(groups.keys)
+        merges = bool(found.mask.any())
+        values: list[pa.Array] = []
+        with np.errstate(over="ignore", invalid="ignore"):  # Infinities and NaN are results like any other.
+            for one in self._bound:
+                state = one.partial(grouped)
+                if merges:
+                    first = len(values)
+                    state = one.merge(found.values[first : first + len(state)], state)
+                values.extend(state)
+            changes = StateRows(groups.keys, tuple(values))
+            return Update(changes, self._results(groups.keys.columns, values))
+
+    def results(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """What users see of stored rows, such as :meth:`StateTable.scan` gives: key columns, then results."""
+        columns = rows.columns
+        width = len(self.state_schema.keys)
+        return self._results(columns[:width], columns[width:])
+
+    def _results(self, keys: Sequence[pa.Array], values: Sequence[pa.Array]) -> pa.RecordBatch:
+        results, first = [], 0
+        for one in self._bound:
+            results.append(one.result(values[first : first + len(one.state)]))
+            first += len(one.state)
+        return pa.RecordBatch.from_arrays([*keys, *results], schema=self.output_schema)
+
+    def _empty(self, keys: KeyRows) -> Update:
+        nothing = tuple(pa.array([], field.type) for field in self.state_schema.values)
+        return Update(StateRows(keys, nothing), pa.RecordBatch.from_pylist([], schema=self.output_schema))
+
+    def _check_columns(self, rows: Rows) -> None:
+        for name in self.input_columns:
+            if rows.schema.names.count(name) != 1:
+                raise InvalidInputError(
+                    f"the column comes {rows.schema.names.count(name)} times",
+                    operation="update",
+                    subject=f"column {name!r}",
+                    hint=f"Columns of the batch: {', '.join(rows.schema.names)}",
+                    kind=ErrorKind.SCHEMA_MISMATCH,
+                )
+
+
+def _plain(column: Any, name: str) -> pa.Array:
+    """One contiguous array of the type that is stored."""
+    kind = stored_type(column.type, name)
+    array = contiguous(column)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return array if array.type == kind else array.cast(kind)

@@ -1,0 +1,108 @@
+"""One cloud each, seen through a server that fails on demand: a store, its faults, and what its requests look like."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from emulators import AZURITE_ACCOUNT
+from test_azure_conformance import CONTAINER, connection_string
+from test_gcs_conformance import open_gcs
+from test_s3_conformance import BUCKET, make_bucket
+
+from stateline.blob import BlobStore
+from stateline.blob.azure import AzureStore
+from stateline.blob.s3 import S3Store
+from stateline.testing.fault_proxy import FaultPlan
+
+PATIENCE = {"attempts": "3", "connect_timeout": "2s", "read_timeout": "5s"}
+MIB = 1024 * 1024
+
+
+@dataclass
+class World:
+    """A store behind a fault plan.
+
+    Attributes:
+        store: What is tested.
+        faults: Its faults.
+        requests: Method and path of the request that has the effect of each operation.
+        piece_bytes: Length of a piece that the service itself can join.
+        retries_429: Whether the SDK tries again after 429.
+    """
+
+    name: str
+    store: BlobStore
+    faults: FaultPlan
+    requests: dict[str, tuple[str, str]]
+    piece_bytes: int = 1000
+    retries_429: bool = True
+
+
+def s3_world(endpoint, proxy) -> World:
+    make_bucket(endpoint)
+    options = {"endpoint": proxy.url, "path_style": "true", **PATIENCE}
+    return World(
+        name="s3",
+        store=S3Store.open(f"s3://{BUCKET}/{uuid.uuid4().hex}", options, None),
+        faults=proxy.faults,
+        requests={
+            "put": ("PUT", "/object$"),
+            "put_if_absent": ("PUT", "/object$"),
+            "get": ("GET", "/object$"),
+            "get_range": ("GET", "/object$"),
+            "head": ("HEAD", "/object$"),
+            "list": ("GET", "list-type=2"),
+            "delete": ("POST", r"\?delete$"),
+            "stage": ("PUT", r"/\.inprogress/[0-9a-f]{32}$"),
+            "publish_short": ("PUT", "/target$"),
+            "publish_begin": ("POST", r"/target\?uploads$"),
+            "publish_copy": ("PUT", r"/target\?.*partNumber="),
+            "publish": ("POST", r"/target\?.*uploadId="),
+            "discard": ("POST", r"\?delete$"),
+        },
+        piece_bytes=5 * MIB,
+    )
+
+
+def gcs_world(server) -> World:
+    return World(
+        name="gcs",
+        store=open_gcs(server.url, **PATIENCE),
+        faults=server.faults,
+        requests={
+            "put": ("POST", "/upload/.*uploadType=multipart"),
+            "put_if_absent": ("POST", "/upload/.*uploadType=multipart"),
+            "get": ("GET", "/download/"),
+            "get_range": ("GET", "/download/"),
+            "head": ("GET", "/o/root%2Fobject"),
+            "list": ("GET", r"/o\?"),
+            "delete": ("DELETE", "/o/root%2Fobject"),
+            "stage": ("POST", "/upload/.*uploadType=multipart"),
+            "publish": ("POST", "/o/root%2Ftarget/compose"),
+            "discard": ("DELETE", "/o/.inprogress"),
+        },
+    )
+
+
+def azure_world(endpoint, proxy, monkeypatch) -> World:
+    through = f"{proxy.url}/{AZURITE_ACCOUNT}"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection_string(through))
+    options = {**PATIENCE, "block_size_min": "1000"}
+    return World(
+        name="azure",
+        store=AzureStore.open(f"az://{CONTAINER}/{uuid.uuid4().hex}", options, None),
+        faults=proxy.faults,
+        requests={
+            "put": ("PUT", "/object$"),
+            "put_if_absent": ("PUT", "/object$"),
+            "get": ("GET", "/object$"),
+            "get_range": ("GET", "/object$"),
+            "head": ("HEAD", "/object$"),
+            "list": ("GET", "comp=list"),
+            "delete": ("DELETE", "/object$"),
+            "stage": ("PUT", r"/target\?.*comp=block&|/target\?comp=block&|/target\?blockid=.*comp=block$"),
+            "publish": ("PUT", "/target.*comp=blocklist"),
+        },
+        retries_429=False,
+    )

@@ -1,0 +1,186 @@
+"""``format("stateline_files")`` through Spark itself: every row once, whatever happens to the query."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F
+
+from stateline.spark import finish_files, register
+
+
+@pytest.fixture
+def place(tmp_path, spark):
+    """A folder with a source of numbered files, an output and a Spark checkpoint."""
+    register(spark)
+    (tmp_path / "source").mkdir()
+    return tmp_path
+
+
+def add_rows(place, number, start, count):
+    rows = pa.table({"id": range(start, start + count), "part": [f"p{i % 3}" for i in range(start, start + count)]})
+    pq.write_table(rows, place / "source" / f"{number:03}.parquet")
+
+
+def start(spark, place, *, schema="id long, part string", trigger=None, **options):
+    events = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(place / "source"))
+    writer = events.writeStream.format("stateline_files").option("checkpointLocation", str(place / "spark"))
+    return writer.options(**options).trigger(**(trigger or {"availableNow": True})).start(str(place / "out"))
+
+
+def run(spark, place, **options):
+    """Runs everything there is, to the end, and waits for the listener."""
+    query = start(spark, place, **options)
+    query.awaitTermination()
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    return query
+
+
+def ids(place, **options):
+    folder = place / "out"
+    table = ds.dataset(folder, **{"format": "parquet", **options}).to_table()
+    return sorted(table["id"].to_pylist())
+
+
+def visible_files(place):
+    return sorted(path.name for path in (place / "out").rglob("part-*"))
+
+
+def test_files_span_micro_batches_and_hold_every_row_once(spark, place):
+    for batch in range(4):
+        add_rows(place, batch, batch * 100, 100)
+    run(spark, place)
+    assert ids(place) == list(range(400))
+    assert len(visible_files(place)) == 1, "four micro-batches, one file"
+
+
+def test_the_listener_finishes_files_when_an_available_now_stream_has_ended(spark, place):
+    add_rows(place, 0, 0, 10)
+    start(spark, place).awaitTermination()
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    assert ids(place) == list(range(10))
+
+
+def test_a_query_that_keeps_its_files_open_goes_on_with_them(spark, place):
+    add_rows(place, 0, 0, 50)
+    run(spark, place, finish="never")
+    assert visible_files(place) == []
+    add_rows(place, 1, 50, 50)
+    run(spark, place, finish="never")
+    assert visible_files(place) == []
+    finish_files(str(place / "out"))
+    assert ids(place) == list(range(100))
+    assert len(visible_files(place)) == 1
+
+
+def test_a_batch_replayed_after_its_commit_adds_nothing(spark, place):
+    for batch in range(3):
+        add_rows(place, batch, batch * 10, 10)
+    run(spark, place, every_checkpoint="true")
+    before = visible_files(place)
+    (place / "spark" / "commits" / "2").unlink()
+    (place / "spark" / "commits" / ".2.crc").unlink(missing_ok=True)
+    add_rows(place, 3, 30, 10)
+    run(spark, place, every_checkpoint="true")
+    assert ids(place) == list(range(40))
+    assert set(before) < set(visible_files(place))
+
+
+def test_a_rolled_back_spark_checkpoint_is_an_error_and_loses_nothing(spark, place):
+    add_rows(place, 0, 0, 10)
+    run(spark, place, every_checkpoint="true")
+    shutil.copytree(place / "spark", place / "old")
+    add_rows(place, 1, 10, 10)
+    run(spark, place, every_checkpoint="true")
+    shutil.rmtree(place / "spark")
+    shutil.move(place / "old", place / "spark")
+    (place / "source" / "001.parquet").rename(place / "source" / "later.parquet")
+    add_rows(place, 2, 20, 10)
+    with pytest.raises(StreamingQueryException, match="other source offsets"):
+        run(spark, place, every_checkpoint="true")
+    assert ids(place) == list(range(20))
+
+
+def test_a_new_query_over_an_old_output_is_refused(spark, place):
+    add_rows(place, 0, 0, 10)
+    run(spark, place)
+    shutil.rmtree(place / "spark")
+    with pytest.raises(StreamingQueryException, match="belongs to query"):
+        run(spark, place)
+    assert ids(place) == list(range(10))
+
+
+def test_partition_values_come_back_through_spark(spark, place):
+    add_rows(place, 0, 0, 30)
+    run(spark, place, partitionBy="part")
+    rows = spark.read.parquet(str(place / "out"))
+    counts = {row["part"]: row["count"] for row in rows.groupBy("part").count().collect()}
+    assert counts == {"p0": 10, "p1": 10, "p2": 10}
+    assert sorted(path.name for path in (place / "out").iterdir() if path.name[0] != ".") == [
+        "part=p0",
+        "part=p1",
+        "part=p2",
+    ]
+
+
+@pytest.mark.parametrize("name", ["jsonl", "csv", "arrow"])
+def test_other_formats_hold_the_same_rows(spark, place, name):
+    add_rows(place, 0, 0, 20)
+    add_rows(place, 1, 20, 20)
+    run(spark, place, format=name)
+    (file,) = (place / "out").glob(f"part-*.{name}")
+    if name == "arrow":
+        found = pa.ipc.open_file(file).read_all()["id"].to_pylist()
+    elif name == "jsonl":
+        found = [json.loads(line)["id"] for line in file.read_text().splitlines()]
+    else:
+        found = [int(line.split(",")[0]) for line in file.read_text().splitlines()[1:]]
+    assert sorted(found) == list(range(40))
+
+
+def test_a_changed_schema_begins_a_new_file(spark, place):
+    add_rows(place, 0, 0, 10)
+    run(spark, place, finish="never")
+    add_rows(place, 1, 10, 10)
+    run(spark, place, schema="id long")
+    tables = [pq.read_table(path) for path in (place / "out").glob("part-*")]
+    assert sorted((table.num_rows, tuple(table.column_names)) for table in tables) == [
+        (10, ("id",)),
+        (10, ("id", "part")),
+    ]
+
+
+def test_a_batch_write_appends_files_that_appear_together(spark, place):
+    rows = spark.range(1000).withColumn("part", F.concat(F.lit("p"), (F.col("id") % 2).cast("string")))
+    for _ in range(2):
+        rows.write.format("stateline_files").mode("append").option("partitionBy", "part").save(str(place / "out"))
+    assert sorted(spark.read.parquet(str(place / "out")).select("id").toPandas()["id"]) == sorted(list(range(1000)) * 2)
+    assert not list((place / "out" / ".stateline").rglob("_metadata")), "a finished job leaves no record"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rolBytes": "1MB"}, "rollbytes|roll_bytes|unknown option"),
+        ({"rollBytes": "lots"}, "roll_bytes"),
+        ({"format": "orc"}, "format"),
+        ({"partitionBy": "nope"}, "nope"),
+        ({"finish": "maybe"}, "finish"),
+    ],
+)
+def test_bad_options_are_refused_by_name(spark, place, options, message):
+    add_rows(place, 0, 0, 10)
+    with pytest.raises(Exception, match=message):
+        run(spark, place, **options)
+    assert not (place / "out").exists() or visible_files(place) == []
+
+
+def test_only_append_is_accepted(spark, place):
+    with pytest.raises(Exception, match="append"):
+        spark.range(1).write.format("stateline_files").mode("overwrite").save(str(place / "out"))

@@ -1,0 +1,520 @@
+"""Reading: order, key groups, bytes fetched, damage, copies, the shared cache, and objects without handles."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from stateline.blob.local import LocalStore
+from stateline.changelog import ChangelogHandle, ChangelogMetrics, ChangelogReader, SegmentHandle, SequenceNumber
+from stateline.changelog.cache import HostCache
+from stateline.changelog.inspection import changes_of, inspect_object, verify_frame
+from stateline.errors import AccessDeniedError, CorruptDataError, DataLossError, NotFoundError
+from stateline.key_groups import KeyGroupRange, range_for_subtask
+from tests.unit.changelog.limits import bounded
+from tests.unit.changelog.worlds import ManualWorld, ScriptedStore, memory_store, open_storage, values
+
+ALL = KeyGroupRange(0, 127)
+
+
+class Written:
+    """A handle over several sets, and what it should give."""
+
+    def __init__(self, store: ScriptedStore | None = None, sets: int = 3, changes: int = 200, **settings: Any) -> None:
+        self.world = ManualWorld()
+        self.store = store or memory_store(self.world)
+        self.storage = open_storage(self.world, self.store, **settings)
+        writer = self.storage.create_writer("operator", ALL)
+        generator = np.random.default_rng(5)
+        self.expected: list[tuple[int, bytes]] = []
+        for number in range(sets):
+            added = [(-1, b"meta-%d" % number)]
+            added += [(int(group), os.urandom(60)) for group in generator.integers(0, 128, changes)]
+            for key_group, value in added:
+                writer.append_meta(value) if key_group < 0 else writer.append(key_group, value)
+            writer.next_sequence_number()
+            self.expected += sorted(added, key=lambda change: change[0])
+        self.handle: ChangelogHandle = writer.persist(SequenceNumber(0), 1).result().remote
+
+    def reader(self, **more: Any) -> ChangelogReader:
+        return ChangelogReader(self.store, environment=self.world.environment, **more)
+
+    def of(self, wanted: KeyGroupRange) -> list[tuple[int, bytes]]:
+        return [change for change in self.expected if change[0] < 0 or change[0] in wanted]
+
+
+# -- what comes out --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_changes_come_out_in_order(compression: str) -> None:
+    written = Written(compression=compression)
+    assert values(written.reader().read(written.handle)) == written.expected
+
+
+def test_only_the_wanted_key_groups_come_out_and_metadata_always() -> None:
+    written = Written()
+    for wanted in (KeyGroupRange(0, 0), KeyGroupRange(5, 63), KeyGroupRange(127, 500), ALL):
+        assert values(written.reader().read(written.handle, wanted)) == written.of(wanted)
+        part = written.handle.intersection(wanted)
+        assert part is not None
+        assert values(written.reader().read(part)) == written.of(wanted)
+    assert values(written.reader().read(written.handle, KeyGroupRange.EMPTY)) == []
+    assert values(written.reader().read(written.handle, KeyGroupRange(200, 300))) == []
+
+
+@pytest.mark.parametrize("parallelism", [1, 3, 16, 128])
+def test_after_a_rescale_every_change_is_read_by_exactly_one(parallelism: int) -> None:
+    written = Written(sets=2)
+    read: list[tuple[int, bytes]] = []
+    for index in range(parallelism):
+        part = values(written.reader().read(written.handle, range_for_subtask(index, parallelism, 128)))
+        assert [change for change in part if change[0] < 0] == [(-1, b"meta-0"), (-1, b"meta-1")]
+        read += [change for change in part if change[0] >= 0]
+    assert sorted(read) == sorted(change for change in written.expected if change[0] >= 0)
+
+
+def test_batches_hold_the_same() -> None:
+    written = Written()
+    batches = list(written.reader().read_batches(written.handle, KeyGroupRange(3, 9)))
+    assert [
+        pair
+        for batch in batches
+        for pair in zip(batch["key_group"].to_pylist(), batch["change"].to_pylist(), strict=True)
+    ] == written.of(KeyGroupRange(3, 9))
+    for batch in batches:
+        batch.validate(full=True)
+
+
+def test_a_writer_of_some_key_groups_gives_only_those() -> None:
+    world = ManualWorld()
+    storage = open_storage(world, memory_store(world))
+    writer = storage.create_writer("operator", KeyGroupRange(10, 20))
+    writer.append(10, b"a")
+    writer.append(20, b"b")
+    handle = writer.persist(SequenceNumber(0), 1).result().remote
+    assert values(storage.create_reader().read(handle, KeyGroupRange(0, 15))) == [(10, b"a")]
+
+
+def test_a_reader_may_stop_early_and_read_again() -> None:
+    written = Written(sets=20, changes=5)
+    reader = written.reader()
+    for _ in range(3):
+        iterator = reader.read(written.handle)
+        assert next(iterator).value == b"meta-0"
+        iterator.close()
+    assert values(reader.read(written.handle)) == written.expected
+    reader.close()
+    assert values(reader.read(written.handle)) == written.expected
+
+
+# -- what is fetched -------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_read_is_one_request_per_segment() -> None:
+    written = Written(sets=4)
+    written.store.calls.clear()
+    list(written.reader().read(written.handle))
+    assert written.store.count("get_range") == len(written.store.calls) == 4
+
+
+def test_one_sixteenth_of_the_key_groups_fetches_less_than_one_eighth_of_the_bytes() -> None:
+    written = Written(sets=2, changes=20_000)
+    whole = sum(segment.length for segment in written.handle.segments)
+    for part in range(16):
+        wanted = range_for_subtask(part, 16, 128)
+        written.store.fetched = 0
+        metrics = ChangelogMetrics()
+        assert values(written.reader(metrics=metrics).read(written.handle, wanted)) == written.of(wanted)
+        assert written.store.fetched < whole / 8
+        assert metrics.snapshot()["read_bytes"] == written.store.fetched
+
+
+def test_large_segments_are_fetched_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stateline.changelog.reader.RUN_BYTES", 100_000)
+    written = Written(sets=2, changes=5000)
+    sizes: list[int] = []
+    fetch = written.store.inner.get_range
+    written.store.inner.get_range = lambda name, start, end: sizes.append(end - start) or fetch(name, start, end)
+    try:
+        assert values(written.reader().read(written.handle)) == written.expected
+    finally:
+        del written.store.inner.get_range
+    assert max(sizes) <= 100_000
+    assert len(sizes) > 8
+
+
+def test_a_few_segments_are_fetched_ahead_and_no_more() -> None:
+    written = Written(sets=12, changes=5)
+    written.store.calls.clear()
+    iterator = written.reader(num_threads=3).read(written.handle)
+    next(iterator)
+    written.world.run()
+    assert written.store.count("get_range") == 3
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------
+
+
+def damage(store: Any, name: str, change: Callable[[bytearray], Any]) -> None:
+    data = bytearray(store.get(name))
+    changed = change(data)
+    store.put(name, bytes(data if changed is None else changed))
+
+
+def test_a_lost_object_is_data_loss() -> None:
+    written = Written()
+    written.store.inner.delete([written.handle.segments[0].name])
+    with pytest.raises(DataLossError, match=written.handle.segments[0].name):
+        list(written.reader().read(written.handle))
+
+
+def test_every_flipped_byte_of_an_object_is_noticed_by_a_reader() -> None:
+    written = Written(sets=2, changes=3)
+    name = written.handle.segments[0].name
+    original = written.store.get(name)
+    end = sum(segment.length for segment in written.handle.segments)
+    for position in range(end):
+        data = bytearray(original)
+        data[position] ^= 0x20
+        written.store.inner.put(name, bytes(data))
+        with pytest.raises(CorruptDataError, match=rf"{name} at byte \d+"):
+            list(written.reader().read(written.handle))
+
+
+def test_a_truncated_object_is_noticed() -> None:
+    written = Written(sets=2, changes=3)
+    name = written.handle.segments[0].name
+    original = written.store.get(name)
+    end = sum(segment.length for segment in written.handle.segments)
+    for length in range(0, end, 7):
+        written.store.inner.put(name, original[:length])
+        with pytest.raises(CorruptDataError, match=name):
+            list(written.reader().read(written.handle))
+
+
+def test_an_exchanged_object_is_noticed() -> None:
+    store = memory_store()
+    one, other = Written(store, sets=1, changes=3), Written(store, sets=1, changes=3)
+    data = store.get(other.handle.segments[0].name)
+    store.inner.put(one.handle.segments[0].name, data)
+    with pytest.raises(CorruptDataError, match="not the one that the handle names"):
+        list(one.reader().read(one.handle))
+
+
+@pytest.mark.parametrize("field", ["offset", "length", "head_length", "crc32c", "sequence_number", "size"])
+def test_a_handle_that_lies_is_noticed(field: str) -> None:
+    written = Written(sets=1, changes=2000)
+    segment = written.handle.segments[0]
+    for value in (0, 1, getattr(segment, field) + 8, 2**40):
+        lying: SegmentHandle = msgspec.structs.replace(segment, **{field: value})
+        handle = msgspec.structs.replace(written.handle, segments=(lying,))
+        if lying == segment:
+            continue
+        with bounded(), pytest.raises(CorruptDataError):
+            list(written.reader().read(handle))
+
+
+def test_a_hostile_length_on_a_real_disk_costs_nothing(tmp_path: Path) -> None:
+    world = ManualWorld()
+    storage = open_storage(world, LocalStore(tmp_path))
+    writer = storage.create_writer("operator", ALL)
+    writer.append(1, b"x")
+    handle = writer.persist(SequenceNumber(0), 1).result().remote
+    lying = msgspec.structs.replace(handle.segments[0], length=2**45)
+    with bounded(), pytest.raises(CorruptDataError):
+        list(storage.create_reader().read(msgspec.structs.replace(handle, segments=(lying,))))
+
+
+# -- copies ----------------------------------------------------------------------------------------------------------
+
+
+class WithCopies(Written):
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__(local_recovery_dir=str(tmp_path))
+        self.local = LocalStore(tmp_path)
+        self.store.calls.clear()
+        self.name = self.handle.segments[0].name
+
+    def read(self) -> list[tuple[int, bytes]]:
+        return values(self.storage.create_reader().read(self.handle))
+
+    def metric(self, name: str) -> Any:
+        return self.storage.metrics.snapshot()[name]
+
+
+def test_local_copies_are_read_first(tmp_path: Path) -> None:
+    written = WithCopies(tmp_path)
+    assert written.read() == written.expected
+    assert written.store.calls == []
+    assert written.metric("local_reads") == 3
+
+
+def test_a_missing_copy_is_replaced_by_a_remote_read(tmp_path: Path) -> None:
+    written = WithCopies(tmp_path)
+    written.local.delete([written.name])
+    assert written.read() == written.expected
+    assert written.store.count("get_range") == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.__setitem__(300, data[300] ^ 1),
+        lambda data: data[:-2000],
+        lambda data: b"",
+        lambda data: b"foreign" * 1000,
+    ],
+)
+def test_a_damaged_copy_is_deleted_and_replaced_by_a_remote_read(tmp_path: Path, change: Any) -> None:
+    written = WithCopies(tmp_path)
+    damage(written.local, written.name, change)
+    assert written.read() == written.expected
+    assert written.metric("local_read_fallbacks") >= 1
+    with pytest.raises(NotFoundError):
+        written.local.head(written.name)
+
+
+def test_damage_on_both_sides_is_an_error(tmp_path: Path) -> None:
+    written = WithCopies(tmp_path)
+    damage(written.local, written.name, lambda data: b"")
+    damage(written.store.inner, written.name, lambda data: data.__setitem__(300, data[300] ^ 1))
+    with pytest.raises(CorruptDataError):
+        written.read()
+
+
+# -- the shared cache ------------------------------------------------------------------------------------------------
+
+
+class WithCache(Written):
+    def __init__(self, folder: Path, *, max_bytes: int = 10**9, **more: Any) -> None:
+        super().__init__(**more)
+        self.metrics = ChangelogMetrics()
+        self.folder = folder
+        self.cache = self.new_cache(max_bytes)
+        self.store.calls.clear()
+        self.name = self.handle.segments[0].name
+
+    def new_cache(self, max_bytes: int = 10**9) -> HostCache:
+        return HostCache(
+            str(self.folder), self.store, max_bytes, 600, metrics=self.metrics, environment=self.world.environment
+        )
+
+    def read(self, cache: HostCache | None = None, wanted: KeyGroupRange = ALL) -> list[tuple[int, bytes]]:
+        return values(self.reader(cache=cache or self.cache, metrics=self.metrics).read(self.handle, wanted))
+
+    def files(self) -> list[Path]:
+        return sorted(self.folder.glob("*/*.object"))
+
+    def metric(self, name: str) -> Any:
+        return self.metrics.snapshot()[name]
+
+
+def test_an_object_is_downloaded_once_per_host(tmp_path: Path) -> None:
+    written = WithCache(tmp_path)
+    for part in range(4):
+        wanted = range_for_subtask(part, 4, 128)
+        assert written.read(wanted=wanted) == written.of(wanted)
+    assert written.read(written.new_cache()) == written.expected  # As another process would.
+    assert written.metric("cache_downloads") == 1
+    assert written.store.count("head") == 1
+    assert sum(call[0] == "get_range" for call in written.store.calls) == 1
+
+
+def test_a_damaged_download_is_replaced(tmp_path: Path) -> None:
+    written = WithCache(tmp_path)
+    written.read()
+    [file] = written.files()
+    file.write_bytes(file.read_bytes()[:-3000] + b"x" * 3000)
+    assert written.read() == written.expected
+    assert written.metric("local_read_fallbacks") >= 1
+    assert written.read() == written.expected
+
+
+def test_idle_downloads_are_deleted_and_used_ones_stay(tmp_path: Path) -> None:
+    written = WithCache(tmp_path)
+    written.read()
+    held = written.cache.acquire(written.name)
+    written.world.advance(2000)
+    assert len(written.files()) == 1  # Somebody holds it.
+    written.cache.release(held)
+    written.world.advance(599)
+    assert len(written.files()) == 1
+    written.world.advance(1200)
+    assert written.files() == []
+    assert written.metric("cache_evictions") == 1
+
+
+def test_what_a_dead_process_left_is_swept(tmp_path: Path) -> None:
+    written = WithCache(tmp_path)
+    written.read()
+    written.cache.close()
+    written.world.time += 10_000
+    written.new_cache().sweep()
+    assert written.files() == []
+
+
+def test_an_evicted_file_stays_readable_for_whoever_holds_it(tmp_path: Path) -> None:
+    written = WithCache(tmp_path)
+    held = written.cache.acquire(written.name)
+    written.cache.drop(written.name)
+    assert held.read(0, 4) == b"SLCF"
+    with pytest.raises(CorruptDataError):
+        held.read(0, held.size + 1)
+    written.cache.release(held)
+
+
+def test_the_cache_is_bounded_and_the_longest_unused_goes_first(tmp_path: Path) -> None:
+    store = memory_store()
+    first = WithCache(tmp_path / "x", sets=1)
+    size = first.store.head(first.name).size
+    world = first.world
+    for name in ("a", "b", "c"):
+        first.store.inner.put(name, bytes(size))
+    cache = first.new_cache(2 * size)
+    for name in ("a", "b", "a", "c"):
+        world.time += 1
+        cache.release(cache.acquire(name))
+    assert first.metric("cache_downloads") == 3
+    assert sum(file.stat().st_size for file in first.files()) == 2 * size
+    cache.release(cache.acquire("a"))
+    assert first.metric("cache_downloads") == 3
+    held = [cache.acquire("a"), cache.acquire("c")]
+    assert cache.acquire("b") is None  # Nothing can go.
+    for one in held:
+        cache.release(one)
+    assert first.new_cache(size - 1).acquire("a") is not None  # It is there.
+    assert first.new_cache(size - 1).acquire("b") is None  # It can never fit.
+    assert store.names() == []
+
+
+def test_a_failed_download_leaves_nothing_behind(tmp_path: Path) -> None:
+    written = WithCache(tmp_path)
+    fetch = written.store.inner.get_range
+    written.store.inner.get_range = lambda *_: (_ for _ in ()).throw(OSError("reset"))
+    try:
+        with pytest.raises(OSError, match="reset"):
+            written.cache.acquire(written.name)
+    finally:
+        written.store.inner.get_range = fetch
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
+    assert written.cache._uses == {}
+    with pytest.raises(NotFoundError):
+        written.cache.acquire("no/such")
+    assert written.cache._uses == {}
+    assert written.read() == written.expected
+
+
+def test_the_cache_refuses_a_folder_that_others_can_write_to(tmp_path: Path) -> None:
+    written = WithCache(tmp_path)
+    [folder] = tmp_path.iterdir()
+    folder.chmod(0o777)
+    with pytest.raises(AccessDeniedError):
+        written.new_cache()
+    folder.chmod(0o700)
+    written.new_cache()
+
+
+def test_the_storage_uses_the_cache_only_where_reading_means_a_request(tmp_path: Path) -> None:
+    world = ManualWorld()
+    assert open_storage(world, memory_store(world), cache_dir=str(tmp_path / "c"))._cache is not None
+    assert open_storage(world, LocalStore(tmp_path / "d"), cache_dir=str(tmp_path / "c"))._cache is None
+    assert open_storage(world, memory_store(world))._cache is None
+
+
+# -- objects without handles -----------------------------------------------------------------------------------------
+
+
+def test_an_object_explains_itself() -> None:
+    written = Written()
+    name = written.handle.segments[0].name
+    found = inspect_object(written.store, name)
+    assert found.problems == ()
+    assert [frame.head.sequence_number for frame in found.frames] == [0, 1, 2]
+    assert all(verify_frame(written.store, name, frame) is None for frame in found.frames)
+    read = [change for frame in found.frames for change in changes_of(written.store, name, frame)]
+    assert values(read) == written.expected
+    some = [change for frame in found.frames for change in changes_of(written.store, name, frame, KeyGroupRange(3, 7))]
+    assert values(some) == written.of(KeyGroupRange(3, 7))
+
+
+def test_a_torn_object_gives_its_whole_frames_and_says_where_it_ends() -> None:
+    written = Written(sets=3, changes=10)
+    name = written.handle.segments[0].name
+    original = written.store.get(name)
+    ends = [segment.offset + segment.length for segment in written.handle.segments]
+    for length in range(0, len(original), 11):
+        written.store.inner.put(name, original[:length])
+        found = inspect_object(written.store, name)
+        assert len(found.frames) == sum(end <= length for end in ends)
+        assert found.problems
+        if length < ends[-1]:
+            broken = max([0, *(end for end in ends if end <= length)])
+            assert length == broken or broken in [problem.offset for problem in found.problems]
+
+
+def test_damage_in_one_frame_does_not_hide_the_others() -> None:
+    written = Written(sets=3, changes=10)
+    name = written.handle.segments[0].name
+    second = written.handle.segments[1]
+    damage(written.store.inner, name, lambda data: data.__setitem__(second.offset + 30, 0xFF))
+    found = inspect_object(written.store, name)
+    assert [frame.head.sequence_number for frame in found.frames] == [0, 2]
+    assert [problem.offset for problem in found.problems] == [second.offset]
+
+
+def test_damage_in_a_block_is_reported_with_its_offset() -> None:
+    written = Written(sets=2, changes=10)
+    name = written.handle.segments[0].name
+    second = written.handle.segments[1]
+    damage(written.store.inner, name, lambda data: data.__setitem__(second.offset + second.length - 1, 0xEE))
+    found = inspect_object(written.store, name)
+    assert found.problems == ()
+    first_problem, second_problem = [verify_frame(written.store, name, frame) for frame in found.frames]
+    assert first_problem is None
+    assert second.offset < second_problem.offset < second.offset + second.length
+    with pytest.raises(CorruptDataError):
+        list(changes_of(written.store, name, found.frames[1]))
+
+
+def test_every_flipped_byte_of_an_object_is_found_by_an_inspection() -> None:
+    written = Written(sets=2, changes=3)
+    name = written.handle.segments[0].name
+    original = written.store.get(name)
+    for position in range(len(original)):
+        data = bytearray(original)
+        data[position] ^= 0x04
+        written.store.inner.put(name, bytes(data))
+        found = inspect_object(written.store, name)
+        assert found.problems or any(verify_frame(written.store, name, frame) for frame in found.frames), position
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"x",
+        b"x" * 24,
+        os.urandom(5000),
+        b"SLCF\x01\x00" + b"\xff" * 100,
+        b"SLCF\x01\x00" + bytes(50) + struct.pack("<I", 65536) + bytes(100),
+        bytes(100) + struct.pack("<QIHHI4s", 0, 2**32 - 1, 1, 0, 0, b"SLCX"),
+        bytes(100) + struct.pack("<QIHHI4s", 2**64 - 1, 0, 1, 0, 0, b"SLCX"),
+        bytes(100) + struct.pack("<QIHHI4s", 0, 0, 9, 0, 0, b"SLCX"),
+    ],
+    ids=range(9),
+)
+def test_foreign_and_hostile_objects_are_reported_cheaply(data: bytes) -> None:
+    store = memory_store()
+    store.put("object", data)
+    with bounded():
+        found = inspect_object(store, "object")
+    assert found.frames == ()
+    assert found.problems

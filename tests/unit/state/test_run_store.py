@@ -1,0 +1,334 @@
+"""Runs in stores: fresh names, proved once, fetched whole or in slices, kept on disk within bounds."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from state_kit import ALL, LONGS, MAX_PARALLELISM, changes, run_of
+
+from stateline.blob import InstrumentedStore, open_store
+from stateline.blob.memory import MemoryStore
+from stateline.environment import Environment, SystemClock
+from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
+from stateline.handles import RunHandle
+from stateline.key_groups import KeyGroupRange
+from stateline.state.rescale import narrowed
+from stateline.state.rows import Run
+from stateline.state.run import RunSettings
+from stateline.state.run_cache import Extent, OpenRun, OpenRuns, RunCache
+from stateline.state.run_store import RunReader, RunReaderSettings, RunWriter
+
+BIG = RunReaderSettings(whole_bytes=0, range_bytes=4096)
+SMALL_BATCHES = RunSettings(batch_rows=64)
+
+
+@pytest.fixture
+def remote(request: pytest.FixtureRequest) -> Iterator[InstrumentedStore]:
+    name = f"runs-{request.node.name}"
+    yield InstrumentedStore(MemoryStore(name))
+    MemoryStore.forget(name)
+
+
+def written(store: InstrumentedStore | object, rows: int = 3000, cache: RunCache | None = None) -> RunHandle:
+    run = run_of(changes(LONGS, {number: [number * 10] for number in range(rows)}), batch_rows=10_000)
+    writer = RunWriter(store, LONGS, MAX_PARALLELISM, settings=SMALL_BATCHES, cache=cache)  # type: ignore[arg-type]
+    return writer.write(run, checkpoint_id=5)
+
+
+def reader(store: object, cache: RunCache | None = None, settings: RunReaderSettings = BIG) -> RunReader:
+    return RunReader(store, LONGS, settings=settings, cache=cache, open_runs=OpenRuns())  # type: ignore[arg-type]
+
+
+def keys(run: Run) -> list[int]:
+    return sorted(key for batch in run.batches for key in batch.keys.columns[0].to_pylist())
+
+
+def part_of(handle: RunHandle, first: int, last: int) -> RunHandle:
+    part = narrowed(handle, KeyGroupRange(first, last))
+    assert part is not None
+    return part
+
+
+def test_a_run_is_one_new_object_and_its_handle_says_what_it_is(remote: InstrumentedStore) -> None:
+    handle, again = written(remote), written(remote)
+    assert remote.calls == {"put_if_absent": 2}
+    assert handle.name != again.name
+    assert handle.name.startswith("shared/")
+    assert handle.name.endswith(".arrow")
+    assert (handle.rows, handle.tombstones, handle.key_groups, handle.checkpoint_id) == (3000, 0, ALL, 5)
+    assert handle.size == remote.head(handle.name).size
+
+
+@pytest.mark.parametrize("settings", [BIG, RunReaderSettings()])
+def test_a_run_is_fetched_whole(remote: InstrumentedStore, settings: RunReaderSettings) -> None:
+    handle = written(remote)
+    assert keys(reader(remote, settings=settings).open(handle)) == list(range(3000))
+
+
+def test_opening_twice_reads_once(remote: InstrumentedStore) -> None:
+    handle = written(remote)
+    opener = reader(remote)
+    opener.open(handle)
+    remote.reset()
+    assert keys(opener.open(handle)) == list(range(3000))
+    assert keys(opener.open(part_of(handle, 2, 3))) == keys(reader(remote).open(part_of(handle, 2, 3)))
+    assert set(remote.calls) <= {"get_range"}
+
+
+def test_a_slice_fetches_only_its_bytes(remote: InstrumentedStore) -> None:
+    handle = written(remote, rows=60_000)
+    remote.reset()
+    run = reader(remote).open(part_of(handle, 0, 0))
+    assert 0 < remote.bytes_read < handle.size / 8 + 70_000
+    assert remote.calls["get"] == 0
+    whole = reader(remote).open(handle)
+    assert keys(run) == sorted(
+        key for batch in whole.between(run.low, run.high) for key in batch.keys.columns[0].to_pylist()
+    )
+
+
+def test_slices_partition_the_rows(remote: InstrumentedStore) -> None:
+    handle = written(remote)
+    parts = [keys(reader(remote).open(part_of(handle, first, first + 3))) for first in range(0, 16, 4)]
+    assert sorted(functools.reduce(operator.iadd, parts, [])) == list(range(3000))
+
+
+def test_a_tail_longer_than_the_guess_is_fetched_again(
+    remote: InstrumentedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateline.state.run_store.TAIL_GUESS_BYTES", 64)
+    handle = written(remote)
+    assert keys(reader(remote).open(part_of(handle, 0, 7)))
+
+
+def test_many_runs_come_in_the_order_asked(remote: InstrumentedStore) -> None:
+    handles = [written(remote, rows=10 + number) for number in range(12)]
+    assert [len(run) for run in reader(remote).open_all(handles)] == [10 + number for number in range(12)]
+    assert reader(remote).open_all([]) == []
+
+
+def test_one_failing_run_fails_the_stack(remote: InstrumentedStore) -> None:
+    handles = [written(remote, rows=10) for _ in range(3)]
+    remote.delete([handles[1].name])
+    with pytest.raises(DataLossError, match="is gone"):
+        reader(remote).open_all(handles)
+
+
+@pytest.mark.parametrize("settings", [BIG, RunReaderSettings()])
+@pytest.mark.parametrize("part", [ALL, KeyGroupRange(0, 3)])
+def test_damage_in_the_store_is_an_error(
+    remote: InstrumentedStore, settings: RunReaderSettings, part: KeyGroupRange
+) -> None:
+    handle = written(remote)
+    damaged = bytearray(remote.get(handle.name))
+    damaged[1500] ^= 1
+    remote.put(handle.name, bytes(damaged))
+    with pytest.raises(CorruptDataError):
+        reader(remote, settings=settings).open(part_of(handle, part.start, part.end))
+
+
+def test_a_truncated_object_is_an_error(remote: InstrumentedStore) -> None:
+    handle = written(remote)
+    remote.put(handle.name, remote.get(handle.name)[:-100])
+    for settings in (BIG, RunReaderSettings()):
+        with pytest.raises(CorruptDataError):
+            reader(remote, settings=settings).open(handle)
+
+
+def test_an_unknown_or_senseless_setting_is_refused() -> None:
+    with pytest.raises(InvalidInputError):
+        RunReaderSettings(range_bytes=0)
+
+
+# -- this host's disk as the store
+# --------------------------------------------------------------------------------------
+
+
+def test_a_local_store_is_mapped_where_it_lies(tmp_path: Path) -> None:
+    store = InstrumentedStore(open_store(tmp_path.as_uri()))
+    handle = written(store)
+    store.reset()
+    assert keys(reader(store).open(handle)) == list(range(3000))
+    assert not store.calls
+
+
+def test_a_damaged_or_missing_local_run_is_an_error(tmp_path: Path) -> None:
+    store = open_store(tmp_path.as_uri())
+    handle = written(store)
+    path = tmp_path / handle.name
+    good = path.read_bytes()
+    path.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
+    with pytest.raises(CorruptDataError):
+        reader(store).open(handle)
+    path.write_bytes(b"")
+    with pytest.raises(CorruptDataError):
+        reader(store).open(handle)
+    path.unlink()
+    with pytest.raises(DataLossError):
+        reader(store).open(handle)
+
+
+# -- the disk cache ---------------------------------------------------------------------------------
+
+
+class Clock(SystemClock):
+    """Wall-clock time by hand."""
+
+    def __init__(self) -> None:
+        self.time = SystemClock().now()
+
+    def now(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def cache_in(folder: Path, clock: Clock, bytes_max: int = 1 << 30) -> RunCache:
+    return RunCache(folder / "runs", bytes_max, Environment(clock=clock))
+
+
+@pytest.mark.parametrize("part", [ALL, KeyGroupRange(4, 9)])
+def test_a_fetched_run_is_kept_for_other_processes(
+    remote: InstrumentedStore, tmp_path: Path, clock: Clock, part: KeyGroupRange
+) -> None:
+    handle = part_of(written(remote), part.start, part.end)
+    expected = keys(reader(remote, cache_in(tmp_path, clock)).open(handle))
+    remote.reset()
+    assert keys(reader(remote, cache_in(tmp_path, clock)).open(handle)) == expected
+    assert not remote.calls
+
+
+def test_the_writer_seeds_the_cache(remote: InstrumentedStore, tmp_path: Path, clock: Clock) -> None:
+    handle = written(remote, cache=cache_in(tmp_path, clock))
+    remote.reset()
+    assert keys(reader(remote, cache_in(tmp_path, clock)).open(part_of(handle, 1, 1)))
+    assert not remote.calls
+
+
+@pytest.mark.parametrize("part", [ALL, KeyGroupRange(4, 9)])
+def test_a_damaged_copy_is_fetched_anew_and_replaced(
+    remote: InstrumentedStore, tmp_path: Path, clock: Clock, part: KeyGroupRange
+) -> None:
+    handle = part_of(written(remote), part.start, part.end)
+    expected = keys(reader(remote, cache_in(tmp_path, clock)).open(handle))
+    (path,) = (tmp_path / "runs").iterdir()
+    good = path.read_bytes()
+    for bad in (b"", good[:-1], good[:-700] + bytes([good[-700] ^ 1]) + good[-699:]):
+        path.write_bytes(bad)
+        cache = cache_in(tmp_path, clock)
+        assert keys(reader(remote, cache).open(handle)) == expected
+        assert path.read_bytes() == good
+    assert cache.failures.value == 1
+
+
+def test_a_slice_takes_no_more_disk_than_its_bytes(remote: InstrumentedStore, tmp_path: Path, clock: Clock) -> None:
+    handle = written(remote, rows=100_000)
+    cache = cache_in(tmp_path, clock)
+    reader(remote, cache).open(part_of(handle, 3, 3))
+    (path,) = (tmp_path / "runs").iterdir()
+    assert path.stat().st_size == handle.size
+    assert cache.size() < handle.size / 4
+
+
+def test_the_least_recently_used_copies_go_first(remote: InstrumentedStore, tmp_path: Path, clock: Clock) -> None:
+    handles = [written(remote) for _ in range(4)]
+    room = -(-handles[0].size // 4096) * 4096
+    cache = cache_in(tmp_path, clock, bytes_max=3 * room)
+    for handle in handles[:3]:
+        reader(remote, cache).open(handle)
+    paths = {handle.name: path for handle in handles[:3] for path in [cache._path(handle, remote.url, whole=True)]}
+    for age, handle in enumerate([handles[1], handles[0], handles[2]]):
+        os.utime(paths[handle.name], (clock.time - 100 + age, clock.time - 100 + age))
+    reader(remote, cache).open(handles[1])  # A use, which makes it the newest.
+    reader(remote, cache).open(handles[3])
+    assert paths[handles[1].name].exists()
+    assert not paths[handles[0].name].exists()
+    assert cache.size() <= 3 * room
+
+
+def test_a_mapped_copy_stays_readable_after_it_was_deleted(
+    remote: InstrumentedStore, tmp_path: Path, clock: Clock
+) -> None:
+    handle = written(remote)
+    cache = cache_in(tmp_path, clock)
+    reader(remote, cache).open(handle)
+    run = reader(remote, cache).open(handle)
+    cache.drop(handle, remote.url, whole=True)
+    assert keys(run) == list(range(3000))
+
+
+def test_temporary_files_are_swept_when_their_writer_is_gone(
+    remote: InstrumentedStore, tmp_path: Path, clock: Clock
+) -> None:
+    cache = cache_in(tmp_path, clock)
+    reader(remote, cache).open(written(remote))
+    leftover = tmp_path / "runs" / "x.tmp"
+    leftover.write_bytes(b"x")
+    cache.save(written(remote), remote.url, [Extent(0, memoryview(b"x"))], whole=True)
+    assert leftover.exists()
+    clock.time += 7200
+    cache.save(written(remote), remote.url, [Extent(0, memoryview(b"x"))], whole=True)
+    assert not leftover.exists()
+
+
+def test_a_broken_cache_disk_fails_nothing(remote: InstrumentedStore, tmp_path: Path, clock: Clock) -> None:
+    (tmp_path / "runs").write_bytes(b"a file where the folder should be")
+    cache = cache_in(tmp_path, clock)
+    handle = written(remote, cache=cache)
+    assert keys(reader(remote, cache).open(handle)) == list(range(3000))
+    assert cache.failures.value >= 2
+
+
+def test_copies_are_private(remote: InstrumentedStore, tmp_path: Path, clock: Clock) -> None:
+    written(remote, cache=cache_in(tmp_path, clock))
+    (path,) = (tmp_path / "runs").iterdir()
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_open_runs_are_bounded_by_bytes_and_by_number() -> None:
+    opened = OpenRuns(bytes_max=100, runs_max=3)
+
+    def key(number: int) -> tuple:
+        return ("memory://x", str(number), 0, 0, -1, LONGS)
+
+    for number in range(3):
+        opened.put(key(number), OpenRun(30, 16, ()))
+    assert opened.get(key(0)) is not None
+    opened.put(key(3), OpenRun(30, 16, ()))
+    assert opened.get(key(1)) is None
+    assert opened.get(key(0)) is not None
+    opened.put(key(4), OpenRun(100, 16, ()))
+    assert len(opened) == 1
+    opened.put(key(4), OpenRun(10, 16, ()))
+    opened.put(key(5), OpenRun(90, 16, ()))
+    assert len(opened) == 2
+
+
+def test_readers_of_another_schema_do_not_share_rows(remote: InstrumentedStore) -> None:
+    from stateline.state.schema import StateSchema
+
+    handle = written(remote)
+    shared = OpenRuns()
+    RunReader(remote, LONGS, open_runs=shared).open(handle)
+    wider = StateSchema(LONGS.keys, pa.schema([("v", pa.int64()), ("w", pa.string())]))
+    run = RunReader(remote, wider, open_runs=shared).open(handle)
+    assert [column.type for column in run.batches[0].values] == [pa.int64(), pa.string()]
+
+
+def test_a_name_that_returns_with_other_bytes_is_not_taken_for_the_old_run(remote: InstrumentedStore) -> None:
+    handle, other = written(remote, rows=10), written(remote, rows=20)
+    opener = reader(remote)
+    opener.open(handle)
+    moved = msgspec.structs.replace(other, name=handle.name)
+    with pytest.raises(CorruptDataError):
+        opener.open(moved)

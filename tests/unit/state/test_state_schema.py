@@ -1,0 +1,121 @@
+"""Names and types of state, their text, and how a stored schema becomes a newer one."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
+from stateline.state.schema import StateSchema, apply_evolution, plan_evolution
+
+KEYS = pa.schema([("k", pa.string())])
+
+
+def schema(*values: tuple[str, pa.DataType]) -> StateSchema:
+    return StateSchema(KEYS, pa.schema(list(values)))
+
+
+def test_text_is_read_back_equal() -> None:
+    original = StateSchema(
+        pa.schema([("a", pa.int64()), ("b", pa.decimal128(20, 3))]),
+        pa.schema(
+            [("x", pa.list_(pa.int32())), ("y", pa.timestamp("us", tz="UTC")), ("z", pa.struct([("f", pa.string())]))]
+        ),
+    )
+    assert StateSchema.decode(original.encode()) == original
+
+
+@pytest.mark.parametrize("text", ["", "!!!", "QUFB", "é", StateSchema(KEYS, pa.schema([])).encode()[:-8]])
+def test_text_that_is_no_schema_is_corrupt(text: str) -> None:
+    with pytest.raises(CorruptDataError):
+        StateSchema.decode(text)
+
+
+def test_a_schema_without_roles_is_corrupt() -> None:
+    import base64
+
+    text = base64.b64encode(pa.schema([("k", pa.string())]).serialize()).decode()
+    with pytest.raises(CorruptDataError, match="key or a value"):
+        StateSchema.decode(text)
+
+
+def test_variants_of_one_type_are_stored_alike() -> None:
+    stored = StateSchema(
+        pa.schema([("k", pa.dictionary(pa.int32(), pa.large_string())), ("t", pa.timestamp("ns"))]),
+        pa.schema([("v", pa.large_binary()), ("l", pa.large_list(pa.string_view()))]),
+    )
+    assert stored.keys.types == [pa.string(), pa.timestamp("us")]
+    assert stored.values.types == [pa.binary(), pa.list_(pa.field("element", pa.string()))]
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "named"),
+    [
+        ([], [("v", pa.int64())], "state schema"),
+        ([("k", pa.map_(pa.string(), pa.int64()))], [], "'k'"),
+        ([("__hash", pa.int64())], [], "'__hash'"),
+        ([("k", pa.int64())], [("k", pa.int64())], "'k'"),
+        ([("k", pa.int64())], [("v", pa.run_end_encoded(pa.int32(), pa.int64()))], "'v'"),
+    ],
+)
+def test_a_schema_that_cannot_be_stored_is_refused(keys: list, values: list, named: str) -> None:
+    with pytest.raises(InvalidInputError, match=named):
+        StateSchema(pa.schema(keys), pa.schema(values))
+
+
+def test_keys_are_taken_in_the_order_named() -> None:
+    whole = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.date32())])
+    split = StateSchema.of(whole, ["c", "a"])
+    assert (split.keys.names, split.values.names) == (["c", "a"], ["b"])
+    with pytest.raises(InvalidInputError, match="'d'"):
+        StateSchema.of(whole, ["d"])
+
+
+def test_a_mismatch_shows_both_schemas() -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        schema(("v", pa.int64())).check_same(schema(("v", pa.string())), "flights")
+    assert caught.value.kind is ErrorKind.SCHEMA_MISMATCH
+    assert "(k: string) -> (v: string)" in str(caught.value)
+    assert "(k: string) -> (v: int64)" in str(caught.value)
+    assert "flights" in str(caught.value)
+
+
+def test_evolution_adds_drops_reorders_and_widens() -> None:
+    stored = schema(("a", pa.int32()), ("gone", pa.string()), ("b", pa.float32()))
+    wanted = schema(("b", pa.float64()), ("new", pa.date32()), ("a", pa.int64()))
+    steps = plan_evolution(stored, wanted)
+    old = [pa.array([1, None], pa.int32()), pa.array(["x", "y"]), pa.array([0.5, 2.0], pa.float32())]
+    made = apply_evolution(steps, old, 2)
+    assert [column.type for column in made] == wanted.values.types
+    assert [column.to_pylist() for column in made] == [[0.5, 2.0], [None, None], [1, None]]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "allowed"),
+    [
+        (pa.int8(), pa.int16(), True),
+        (pa.int64(), pa.int32(), False),
+        (pa.int32(), pa.float64(), True),
+        (pa.int64(), pa.float64(), False),
+        (pa.float64(), pa.float32(), False),
+        (pa.decimal128(10, 2), pa.decimal128(20, 2), True),
+        (pa.decimal128(10, 2), pa.decimal128(20, 3), False),
+        (pa.string(), pa.binary(), False),
+        (pa.null(), pa.string(), True),
+    ],
+)
+def test_only_lossless_widening_is_allowed(old: pa.DataType, new: pa.DataType, allowed: bool) -> None:
+    stored, wanted = schema(("v", old)), schema(("v", new))
+    if allowed:
+        assert plan_evolution(stored, wanted)[0].source == 0
+    else:
+        with pytest.raises(InvalidInputError) as caught:
+            plan_evolution(stored, wanted)
+        assert caught.value.kind is ErrorKind.SCHEMA_MISMATCH
+
+
+def test_the_key_never_evolves() -> None:
+    stored = StateSchema(pa.schema([("k", pa.int32())]), pa.schema([]))
+    wanted = StateSchema(pa.schema([("k", pa.int64())]), pa.schema([]))
+    with pytest.raises(InvalidInputError, match="ordered by their hash"):
+        plan_evolution(stored, wanted)
