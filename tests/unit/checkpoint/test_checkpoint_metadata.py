@@ -158,6 +158,13 @@ def test_a_hostile_name_is_refused_though_the_checksum_is_right(old, new):
         decode_record(resealed(body.replace(old, new)), "x")
 
 
+@pytest.mark.parametrize("name", [b"../x", b"/x", b""])
+def test_a_hostile_tombstone_cannot_discard_outside_the_output(name):
+    body = body_of(golden_documents()["retired.v1.json"])
+    with pytest.raises(CorruptDataError):
+        decode_record(resealed(body.replace(b".inprogress/p", name)), "x")
+
+
 @pytest.mark.parametrize("name", [b"chk-9/_metadata", b"floor/0", b"../x", b"savepoint-1/_claimed"])
 def test_a_hostile_tombstone_cannot_delete_a_fence(name):
     body = body_of(golden_documents()["retired.v1.json"])
