@@ -33,7 +33,6 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
-from stateline.blob.names import check_name
 from stateline.blob.urls import open_store
 from stateline.checkpoint.api import Checkpoint, OutputState
 from stateline.checkpoint.layout import CLAIMED, METADATA, SAVEPOINT_PREFIX, SHARED_PREFIX
@@ -241,7 +240,6 @@ def drop_savepoint(store: BlobStore, folder: str) -> list[str]:
         ConflictError: A query owns it.
         InvalidInputError: ``folder`` is not the name of a savepoint.
     """
-    check_name(folder)
     if not folder.startswith(SAVEPOINT_PREFIX) or "/" in folder:
         raise InvalidInputError("it is not the folder of a savepoint", operation="drop_savepoint", subject=folder)
     names = sorted(info.name for info in store.list(f"{folder}/"))

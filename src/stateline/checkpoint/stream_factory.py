@@ -107,7 +107,7 @@ class CheckpointStreamFactory:
                 subject="file_state_size_threshold",
                 hint=f"Give at most {MAX_FILE_STATE_THRESHOLD}: inline state travels in the record of the checkpoint",
             )
-        self._piece_bytes = max(buffer_bytes, self._threshold + 1, PIECE_BYTES)
+        self._piece_bytes = max(buffer_bytes, PIECE_BYTES)  # Above any threshold: inline state is never staged.
 
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
         """A new, empty stream. No I/O."""

@@ -142,6 +142,7 @@ def test_one_kind_of_document_is_never_taken_for_another():
         (b"shared/rows", b"../rows"),
         (b"shared/rows", b"chk-9/_metadata"),
         (b"done.parquet", b"../done.parquet"),
+        (b'"target":"origin=LGA/', b'"target":"/'),
         (b".inprogress/p1", b"../p1"),
         (b".inprogress/old", b"/old"),
         (b'"temporary-bucket"', b'"../bucket"'),
@@ -155,6 +156,13 @@ def test_a_hostile_name_is_refused_though_the_checksum_is_right(old, new):
     assert old in body
     with pytest.raises(CorruptDataError):
         decode_record(resealed(body.replace(old, new)), "x")
+
+
+@pytest.mark.parametrize("name", [b"../x", b"/x", b""])
+def test_a_hostile_tombstone_cannot_discard_outside_the_output(name):
+    body = body_of(golden_documents()["retired.v1.json"])
+    with pytest.raises(CorruptDataError):
+        decode_record(resealed(body.replace(b".inprogress/p", name)), "x")
 
 
 @pytest.mark.parametrize("name", [b"chk-9/_metadata", b"floor/0", b"../x", b"savepoint-1/_claimed"])
@@ -180,6 +188,7 @@ def test_a_hostile_tombstone_cannot_delete_a_fence(name):
         (b'"parallelism": 3', b'"parallelism": 129'),
         (b'"last_key_group": 42', b'"last_key_group": 41'),
         (b'"size":1,', b'"size":-1,'),
+        (b'"size":1,', b'"size":9223372036854775808,'),
         (b'"rows":3,', b'"rows":0,'),
         (b'"crc32c":4294967295', b'"crc32c":4294967296'),
         (b'"length":10,"crc32c":3', b'"length":11,"crc32c":3'),
@@ -200,6 +209,8 @@ def test_a_number_out_of_range_is_refused_though_the_checksum_is_right(old, new)
 
 def test_a_document_beyond_the_size_cap_is_refused_before_it_is_parsed(monkeypatch):
     data = golden_documents()["checkpoint.v1.json"]
+    monkeypatch.setattr(envelope_module, "MAX_METADATA_BYTES", len(data))
+    assert decode_record(data, "x") == full_checkpoint()
     monkeypatch.setattr(envelope_module, "MAX_METADATA_BYTES", len(data) - 1)
     with pytest.raises(CorruptDataError, match="more than the"):
         decode_record(data, "x")

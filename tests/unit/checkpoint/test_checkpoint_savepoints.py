@@ -161,7 +161,9 @@ def test_a_savepoint_holds_all_it_needs(stores, elsewhere):
         store.delete([name for name in names(store) if not name.startswith("savepoint-")])
     found = open_savepoint(target, list_savepoints(target)[0])
     assert found == savepoint
-    assert verify_savepoint(found).is_sound
+    seen = []
+    assert verify_savepoint(found, progress=lambda done, total: seen.append((done, total))).is_sound
+    assert seen == [(number, 7) for number in range(1, 8)]
     assert found.checkpoint.properties == {
         "program": "demo",
         "savepoint.source": query.store.url,
@@ -180,6 +182,14 @@ def test_the_query_goes_on_and_the_savepoint_stays(stores):
     query.root.retain(1, {URL: query.out})
     assert names(query.store, "shared/") == []
     assert verify_savepoint(savepoint).is_sound
+
+
+def test_large_objects_cross_stores_in_pieces_and_leave_none(stores):
+    query = Query(stores)
+    target = InstrumentedStore(memory())
+    query.savepoint(target)
+    assert (target.calls["stage"], target.calls["publish"]) == (4, 1)  # 200 bytes in pieces of 64.
+    assert all(name.startswith("savepoint-") for name in names(target))
 
 
 def test_copies_inside_a_store_move_no_bytes(tmp_path):
@@ -405,6 +415,15 @@ def test_a_savepoint_has_one_owner(stores):
     with pytest.raises(ConflictError, match="query new owns it"):
         drop_savepoint(query.store, savepoint.folder)
     assert verify_savepoint(savepoint).is_sound
+
+
+def test_a_savepoint_that_was_dropped_before_it_was_claimed_starts_nothing(stores):
+    query = Query(stores)
+    savepoint = query.savepoint()
+    query.store.delete(names(query.store, "chk-"))
+    drop_savepoint(query.store, savepoint.folder)
+    with pytest.raises(NotFoundError, match="no savepoint"):
+        start(savepoint, CheckpointStore(query.store), "claim", outputs={URL: query.out})
 
 
 def test_a_savepoint_is_claimed_only_where_the_root_is(stores):

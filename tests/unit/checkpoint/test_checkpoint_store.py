@@ -268,6 +268,20 @@ def test_an_older_checkpoint_stands_in_only_by_an_explicit_option(store, blobs):
         lenient.latest()
 
 
+def test_a_corrupt_record_in_the_middle_stops_the_list_unless_it_may_be_left_out(store, blobs):
+    for checkpoint_id in range(4):
+        store.publish(checkpoint(checkpoint_id))
+    corrupt(blobs, 1)
+    assert store.latest() == checkpoint(3)
+    with pytest.raises(CorruptDataError, match="chk-1"):
+        store.list()
+    lenient = CheckpointStore(blobs, settings=CheckpointStoreSettings(allow_older=True))
+    assert [found.checkpoint_id for found in lenient.list()] == [0, 2, 3]
+    put_record_of_a_newer_version(blobs, 1)
+    with pytest.raises(UnsupportedVersionError):
+        lenient.list()
+
+
 def test_the_slot_of_a_corrupt_record_stays_taken(blobs):
     CheckpointStore(blobs).publish(checkpoint(0))
     corrupt(blobs, 0)
@@ -344,10 +358,10 @@ def test_what_was_never_created_is_told_from_what_was_retired(store):
     store.publish(checkpoint(0))
     store.publish(checkpoint(1))
     store.retain(1)
-    with pytest.raises(NotFoundError, match="checkpoint 0 was retired"):
+    with pytest.raises(NotFoundError, match=r"checkpoint 0 was retired\. Retain more checkpoints"):
         store.get(0)
     for checkpoint_id in (2, -1):
-        with pytest.raises(NotFoundError, match=f"there is no checkpoint {checkpoint_id}"):
+        with pytest.raises(NotFoundError, match=f"there is no checkpoint {checkpoint_id}$"):
             store.get(checkpoint_id)
 
 
@@ -358,7 +372,10 @@ def test_a_root_is_opened_by_url(tmp_path):
     store.close()
 
 
-def test_unknown_options_are_refused():
+def test_options_are_parsed_and_unknown_ones_are_refused():
+    assert CheckpointStoreSettings(allow_older="yes").allow_older is True
+    with pytest.raises(InvalidInputError, match="true or false"):
+        CheckpointStoreSettings(retire_unreadable="maybe")
     with pytest.raises(InvalidInputError, match="allow_older"):
         CheckpointStoreSettings.from_options({"allow_oldest": "true"})
 

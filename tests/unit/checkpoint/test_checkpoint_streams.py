@@ -305,6 +305,14 @@ def test_a_stream_that_is_closed_without_its_handle_leaves_nothing(store, size, 
         out.close_and_get_handle()
 
 
+def test_leaving_the_with_block_gives_the_stream_up(store):
+    with stream(store) as out:
+        out.write(b"x" * 101)
+        out.flush()
+        assert names(store) != []
+    assert names(store) == []
+
+
 def test_a_file_is_kept_after_its_handle_was_taken(store):
     with stream(store, 0) as out:
         out.write(b"state")
@@ -514,6 +522,7 @@ def test_a_file_can_be_read_in_pieces_and_from_anywhere(store):
         assert file.seek(-5, 2) == len(data) - 5
         assert file.read() == data[-5:]
         assert file.read() == b""
+        assert file.seek(0) == 0
         assert file.seek(7) == 7
         assert file.seek(3, 1) == 10
         assert file.read(1) == data[10:11]
@@ -574,6 +583,12 @@ def test_files_are_duplicated_inside_the_store(store, scope, original_scope):
     assert copy.state.relative is (scope is EXCLUSIVE and original_scope is EXCLUSIVE)
     original.discard()
     assert (read(copy), copy.size) == (b"state", 5)
+
+
+def test_a_file_is_duplicated_through_another_view_of_its_store(store):
+    makes = factory(InstrumentedStore(store))
+    (copy,) = makes.duplicate([file_of(InstrumentedStore(store), b"state", EXCLUSIVE)], SHARED)
+    assert read(copy) == b"state"
 
 
 def test_what_cannot_be_duplicated_is_refused_before_anything_is_copied(store):
