@@ -45,13 +45,5 @@ class TestGcsFiles(OnOurFake, RecoverableConformance):
     pass
 
 
-class WithTemporaryBucket:
+class TestGcsStoreWithTemporaryBucketAndEntropy(OnOurFake, BlobStoreConformance):
     options: ClassVar[dict] = {"temporary_bucket": "temporary-bucket", "entropy": "true"}
-
-
-class TestGcsStoreWithTemporaryBucketAndEntropy(WithTemporaryBucket, OnOurFake, BlobStoreConformance):
-    pass
-
-
-class TestGcsFilesWithTemporaryBucketAndEntropy(WithTemporaryBucket, OnOurFake, RecoverableConformance):
-    pass

@@ -19,11 +19,7 @@ from stateline.testing.fault_proxy import (
 )
 from stateline.testing.gcs_server import GcsServer
 
-pytestmark = [
-    # The SDK of Cloud Storage leaves the connection of a refused download to the garbage collector.
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.usefixtures("collected")
 
 FAILURES = (UnavailableError, OutcomeUnknownError)
 MUTATIONS = ("put", "put_if_absent", "delete", "stage", "publish")

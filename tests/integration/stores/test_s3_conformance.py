@@ -59,7 +59,3 @@ class TestS3Files(OnMinistack, RecoverableConformance):
 
 class TestS3StoreOnMoto(OnMoto, BlobStoreConformance):
     pass
-
-
-class TestS3FilesOnMoto(OnMoto, RecoverableConformance):
-    pass
