@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from stateline import __version__
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -23,7 +25,8 @@ def machine() -> dict[str, Any]:
         "memory": memory.partition(":")[2].strip(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("pyarrow", "numpy", "stateline")},
+        **{name: version(name) for name in ("pyarrow", "numpy")},
+        "stateline": __version__,
     }
 
 

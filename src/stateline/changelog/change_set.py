@@ -13,6 +13,7 @@ from stateline.changelog.api import SequenceNumber, StateChange
 from stateline.changelog.block import Compression, decode_block
 from stateline.changelog.columns import ChangeColumns
 from stateline.changelog.frame import EncodedFrame, encode_frame
+from stateline.errors import ClosedError
 
 __all__ = ["StateChangeSet"]
 
@@ -56,7 +57,7 @@ class StateChangeSet:
 
     @property
     def changes(self) -> tuple[StateChange, ...]:
-        """The changes: as appended, or sorted by key group once the set has been encoded."""
+        """The changes: as appended, or sorted by key group once encoded, or none once the set is durable."""
         columns = self._columns
         if columns is not None:
             return tuple(change for part in columns for change in part.changes())
@@ -69,13 +70,19 @@ class StateChangeSet:
         The columns are given up, so that waiting for a slow store costs the memory of one of the two forms. Two threads
         that come at once both encode, which gives the same bytes.
         """
-        columns = self._columns
-        if columns is None and self._frame is not None:
-            return self._frame
-        frame = encode_frame(self.log_id, self.sequence_number.value, columns or (), compression)
+        columns, frame = self._columns, self._frame
+        if columns is None:
+            if frame is None:
+                raise ClosedError("its bytes were given up", operation="encode", subject=repr(self))
+            return frame
+        frame = encode_frame(self.log_id, self.sequence_number.value, columns, compression)
         self._frame = frame
         self._columns = None
         return frame
+
+    def give_up(self) -> None:
+        """The set is durable: its bytes are not needed any more. An attempt that comes too late cannot encode it."""
+        self._columns = self._frame = None
 
 
 def _changes_of(frame: EncodedFrame) -> Iterable[StateChange]:

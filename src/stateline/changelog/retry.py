@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -207,6 +208,7 @@ class _Execution:
             result = self._action.try_execute()
         except BaseException as error:
             metrics.counter("upload_attempt_failures").increment()
+            _let_go(error)
             self._failed(attempt, error)
             if not isinstance(error, Exception):
                 raise
@@ -292,6 +294,14 @@ class _Execution:
 
 class _AttemptTimeoutError(UnavailableError, TimeoutError):
     """An attempt ran out of time; it may still succeed."""
+
+
+def _let_go(error: BaseException) -> None:
+    """Empties the frames of an error, which would keep the bytes of its attempt alive for as long as it is known."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
 
 
 def _closed() -> ClosedError:

@@ -357,7 +357,7 @@ class _BatchingScheduler:
 
 
 class _BatchUpload:
-    """The action of one batch: all tasks go into one object, all share its fate."""
+    """The action of one batch: all tasks go into one object, all share its fate. Lets the tasks go when they end."""
 
     def __init__(
         self, batch: Sequence[_Queued], uploader: StateChangeUploader, clock: Clock, metrics: ChangelogMetrics
@@ -385,16 +385,23 @@ class _BatchUpload:
     def complete(self, result: object) -> None:
         """See :meth:`RetriableAction.complete`."""
         if isinstance(result, UploadTasksResult):
+            for task in result.successful:  # Before a completion gives their room in flight to somebody else.
+                for change_set in task.change_sets:
+                    change_set.give_up()
             result.complete()
-        for item in self._batch:  # An uploader that forgets a task must not leave its writer waiting for ever.
+        for item in self._take_batch():  # An uploader that forgets a task must not leave its writer waiting for ever.
             if not item.task.finished:
                 item.task.fail(InternalError("the uploader gave no result for this task", operation="upload"))
 
     def fail(self, error: BaseException) -> None:
         """See :meth:`RetriableAction.fail`."""
         self._metrics.counter("upload_failures").increment()
-        for item in self._batch:
+        for item in self._take_batch():
             item.task.fail(error)
+
+    def _take_batch(self) -> Sequence[_Queued]:
+        batch, self._batch = self._batch, ()
+        return batch
 
 
 def _batches(queued: Sequence[_Queued], max_bytes: int) -> list[list[_Queued]]:

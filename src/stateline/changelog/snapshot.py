@@ -5,8 +5,8 @@ Does not own the sets (``writer``) or the counts (``registry``). Used by the own
 
 Invariants:
 - A listener is completed or failed exactly once, and is gone then.
-- What a snapshot names is retained before its future is done, and until its checkpoint is confirmed or reset. So no
-  truncation between the two can delete it.
+- What a snapshot will name is retained from the moment its listener knows it, and until its checkpoint is confirmed or
+  reset. So no truncation can delete it, not even while the listener still waits for other sets.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Snapshots:
 
     def begin(self, listener: Listener, ready: Mapping[int, UploadResult]) -> bool:
         """Starts a persist with what is uploaded already. Returns whether that was all; then it is completed."""
-        listener.results = {number: result for number, result in ready.items() if number in listener}
+        self._take(listener, ready.values())
         self._ownership.use_locally(listener.results.values(), listener.checkpoint_id)
         if listener.is_complete:
             self._complete(listener)
@@ -76,16 +76,13 @@ class Snapshots:
         """The persist was interrupted before its future reached anybody."""
         if listener in self._listeners:
             self._listeners.remove(listener)
+            self._let_go(listener)
 
     def offer(self, results: Iterable[UploadResult]) -> None:
         """Sets became durable."""
         results = list(results)
         for listener in list(self._listeners):
-            for result in results:
-                number = result.sequence_number.value
-                if number in listener:
-                    listener.results[number] = result
-                    listener.missing_bytes += result.size
+            listener.missing_bytes += self._take(listener, results)
             if listener.is_complete:
                 self._listeners.remove(listener)
                 self._complete(listener)
@@ -95,6 +92,7 @@ class Snapshots:
         for listener in list(self._listeners):
             if any(number in listener for number in numbers):
                 self._listeners.remove(listener)
+                self._let_go(listener)
                 listener.future.set_exception(_as_io_error(error, self._operator_id))
 
     def confirm(self, start: int, end: int, checkpoint_id: int, uploaded: Mapping[int, UploadResult]) -> None:
@@ -111,21 +109,40 @@ class Snapshots:
         """The checkpoint was aborted: nothing is kept for it any more, also not by a persist that ends later."""
         self._ownership.unpin(self._pins.pop(checkpoint_id, {}).values())
         for listener in self._listeners:
-            listener.aborted = listener.aborted or listener.checkpoint_id == checkpoint_id
+            if listener.checkpoint_id == checkpoint_id:
+                self._let_go(listener)
 
     def close(self, error: BaseException) -> None:
-        """Fails every persist that waits. Pins stay: their checkpoints may yet exist."""
+        """Fails every persist that waits. The pins of finished ones stay: their checkpoints may yet exist."""
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
+            self._let_go(listener)
             listener.future.set_exception(error)
+
+    def _take(self, listener: Listener, results: Iterable[UploadResult]) -> int:
+        """Notes and retains what the listener needs of ``results``; returns its bytes."""
+        needed = [
+            result
+            for result in results
+            if result.sequence_number.value in listener and result.sequence_number.value not in listener.results
+        ]
+        listener.results.update((result.sequence_number.value, result) for result in needed)
+        if not listener.aborted:
+            self._ownership.retain(needed)
+        return sum(result.size for result in needed)
+
+    def _let_go(self, listener: Listener) -> None:
+        """Nobody will name the listener's sets: retains them no more, now and later."""
+        if not listener.aborted:
+            listener.aborted = True
+            self._ownership.unpin(listener.results.values())
 
     def _complete(self, listener: Listener) -> None:
         results = [listener.results[number] for number in sorted(listener.results)]
         if not listener.aborted:
             pins = self._pins.setdefault(listener.checkpoint_id, {})
-            fresh = [result for result in results if result.sequence_number.value not in pins]
-            self._ownership.retain(fresh)
-            pins.update((result.sequence_number.value, result) for result in fresh)
+            self._ownership.unpin(result for number, result in listener.results.items() if number in pins)
+            pins.update((number, result) for number, result in listener.results.items() if number not in pins)
         self._ownership.use_locally(results, listener.checkpoint_id)
         remote = self._handle([result.handle for result in results], results, listener.missing_bytes)
         copies = [result.local_handle for result in results if result.local_handle is not None]

@@ -26,17 +26,15 @@ class UploadTask:
         on_failure: Gets the numbers of all change sets, and the error.
     """
 
-    __slots__ = ("_finished", "_lock", "_on_failure", "_on_success", "change_sets", "size")
+    __slots__ = ("_callbacks", "_lock", "change_sets", "size")
 
     def __init__(
         self, change_sets: Iterable[StateChangeSet], on_success: SuccessCallback, on_failure: FailureCallback
     ) -> None:
         self.change_sets = tuple(change_sets)
         self.size = sum(change_set.size for change_set in self.change_sets)
-        self._on_success = on_success
-        self._on_failure = on_failure
+        self._callbacks: tuple[SuccessCallback, FailureCallback] | None = (on_success, on_failure)
         self._lock = threading.Lock()
-        self._finished = False
 
     def __repr__(self) -> str:
         return f"UploadTask({len(self.change_sets)} change sets, {self.size} bytes)"
@@ -44,7 +42,7 @@ class UploadTask:
     @property
     def finished(self) -> bool:
         """Whether the task was completed or failed."""
-        return self._finished
+        return self._callbacks is None
 
     @property
     def sequence_numbers(self) -> list[SequenceNumber]:
@@ -53,15 +51,18 @@ class UploadTask:
 
     def complete(self, results: list[UploadResult]) -> None:
         """Every change set is durable."""
-        if self._finish():
-            self._on_success(results)
+        callbacks = self._finish()
+        if callbacks is not None:
+            callbacks[0](results)
 
     def fail(self, error: BaseException) -> None:
         """No change set of this task will become durable through it."""
-        if self._finish():
-            self._on_failure(self.sequence_numbers, error)
+        callbacks = self._finish()
+        if callbacks is not None:
+            callbacks[1](self.sequence_numbers, error)
 
-    def _finish(self) -> bool:
+    def _finish(self) -> tuple[SuccessCallback, FailureCallback] | None:
+        """The callbacks, for the first caller only."""
         with self._lock:
-            first, self._finished = not self._finished, True
-        return first
+            callbacks, self._callbacks = self._callbacks, None
+        return callbacks

@@ -26,7 +26,7 @@ from stateline.changelog.inspection import (
 from stateline.errors import CorruptDataError, InvalidInputError, NotFoundError, StatelineError
 from stateline.key_groups import KeyGroupRange
 
-__all__ = ["changelog"]
+__all__ = ["cat", "changelog", "ls", "verify"]
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _FRAME_COLUMNS = ("offset", "bytes", "log", "set", "key groups", "changes", "change bytes", "compression", "blocks")
@@ -200,8 +200,8 @@ def _print_object(found: Inspection) -> None:
 
 def _row(frame: FoundFrame) -> tuple[object, ...]:
     head = frame.head
-    first, last = head.key_groups
-    groups = ("meta " if first < 0 else "") + (f"{max(first, 0)}..{last}" if last >= 0 else "")
+    data = [block.key_groups for block in head.blocks if not block.is_metadata]
+    groups = ("meta " if head.key_groups[0] < 0 else "") + (f"{data[0][0]}..{data[-1][1]}" if data else "")
     return (
         frame.offset,
         head.length,

@@ -561,6 +561,46 @@ def test_a_set_truncated_while_in_flight_without_a_snapshot_is_released_on_arriv
     assert not bench.exists(0)
 
 
+def test_a_snapshot_that_still_waits_keeps_what_it_has_through_truncations() -> None:
+    """Of two sets one is there, or arrives first, and both are truncated before the other arrives."""
+    for order in ([0, 1], [1, 0]):
+        for truncate_first in (True, False):
+            bench = Bench(preemptive_persist_threshold=1)
+            bench.writer.append(1, b"a")
+            bench.writer.append(1, b"b")
+            future = bench.persist()
+            if truncate_first:
+                bench.writer.truncate(sn(2))
+            bench.complete(order[0])
+            bench.writer.truncate(sn(2))
+            assert bench.exists(order[0])
+            bench.complete(order[1])
+            assert numbers_in(future.result()) == [0, 1]
+            assert bench.exists(0)
+            assert bench.exists(1)
+            bench.writer.reset(sn(0), sn(2), 1)
+            assert not bench.exists(0)
+            assert not bench.exists(1)
+
+
+@pytest.mark.parametrize("end", ["fail", "reset", "close"])
+def test_a_snapshot_that_does_not_come_about_keeps_nothing(end: str) -> None:
+    bench = Bench(preemptive_persist_threshold=1)
+    bench.writer.append(1, b"a")
+    bench.writer.append(1, b"b")
+    bench.persist()
+    bench.complete(0)
+    if end == "fail":
+        bench.fail(1)
+    elif end == "reset":
+        bench.writer.reset(sn(0), sn(2), 1)
+    bench.writer.truncate(sn(2))
+    if end == "close":
+        assert bench.exists(0)
+        bench.writer.close()
+    assert not bench.exists(0)
+
+
 def test_a_newer_confirmation_ends_the_pins_of_older_checkpoints() -> None:
     bench = Bench()
     first = persisted(bench, checkpoint_id=1)
