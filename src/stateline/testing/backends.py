@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
+from stateline.blob import folders as folders_module
 from stateline.blob import local as local_module
 from stateline.blob.api import BlobStore
 from stateline.blob.local import LocalStore, LocalStoreSettings
@@ -17,7 +18,11 @@ from stateline.environment import Environment
 from stateline.testing.journal import Journal
 from stateline.testing.system_calls import Gate, SystemCalls, intercepted
 
-__all__ = ["Backend", "FactoryBackend", "LocalBackend", "MemoryBackend"]
+__all__ = ["LOCAL_MODULES", "Backend", "FactoryBackend", "LocalBackend", "MemoryBackend"]
+
+
+LOCAL_MODULES: Final = (local_module, folders_module)
+"""The modules whose system calls are a local store's."""
 
 
 class Backend(Protocol):
@@ -78,6 +83,7 @@ class LocalBackend:
         self.folder = folder
         self.journal = Journal(folder) if by_system_call else None
         self._settings = LocalStoreSettings(fsync=fsync)
+        self._opened: list[LocalStore] = []
 
     @property
     def position(self) -> int:
@@ -86,16 +92,22 @@ class LocalBackend:
 
     def open(self, name: str, environment: Environment) -> BlobStore:
         """See :meth:`Backend.open`."""
-        return LocalStore(f"{self.folder}/data/{name}", self._settings, environment)
+        store = LocalStore(f"{self.folder}/data/{name}", self._settings, environment)
+        self._opened.append(store)
+        return store
 
     @contextlib.contextmanager
     def attached(self, gate: Gate) -> Iterator[None]:
         """See :meth:`Backend.attached`."""
-        if self.journal is None:
+        calls = (
+            contextlib.nullcontext()
+            if self.journal is None
+            else intercepted(LOCAL_MODULES, SystemCalls(gate, self.journal))
+        )
+        with calls:
             yield
-            return
-        with intercepted([local_module], SystemCalls(gate, self.journal)):
-            yield
+            for store in self._opened:
+                store.close()
 
 
 class FactoryBackend:

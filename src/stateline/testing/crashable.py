@@ -21,10 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from stateline.blob import local as local_module
 from stateline.blob.instrumented import StoreDecorator
 from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.environment import Environment, system_environment
+from stateline.testing.backends import LOCAL_MODULES
 from stateline.testing.disk_model import DiskModel, DiskState
 from stateline.testing.ids import SeededIds
 from stateline.testing.journal import Journal
@@ -39,7 +39,7 @@ _MEMORY_DISK: Final = "/dev/shm"  # noqa: S108 - a unique folder is made below i
 class CrashableStore(StoreDecorator):
     """A :class:`LocalStore` whose disk can be looked at as if the power went. Use it as a context manager.
 
-    One at a time: its system calls are seen because it replaces what ``stateline.blob.local`` knows as ``os``.
+    One at a time: its system calls are seen because it replaces what the modules of the local store know as ``os``.
 
     Args:
         gate: Asked before each system call; see :mod:`stateline.testing.system_calls`.
@@ -56,8 +56,9 @@ class CrashableStore(StoreDecorator):
     def __enter__(self) -> Self:
         self._disk = self._stack.enter_context(scratch_folder())
         self._journal = Journal(self._disk)
-        self._stack.enter_context(intercepted([local_module], SystemCalls(self._gate, self._journal)))
+        self._stack.enter_context(intercepted(LOCAL_MODULES, SystemCalls(self._gate, self._journal)))
         super().__init__(LocalStore(f"{self._disk}/data", None, self._environment))
+        self._stack.callback(self.inner.close)
         return self
 
     def __exit__(
@@ -86,7 +87,9 @@ class CrashableStore(StoreDecorator):
         for state in self.disk_states(moment, limit=limit):
             with scratch_folder() as folder:
                 state.restore(folder)
-                yield LocalStore(f"{folder}/data", LocalStoreSettings(fsync=False), system_environment())
+                recovered = LocalStore(f"{folder}/data", LocalStoreSettings(fsync=False), system_environment())
+                yield recovered
+                recovered.close()
 
 
 @contextlib.contextmanager

@@ -89,9 +89,9 @@ def power_loss(
     return result
 
 
-def fsync_failures(changes: Counter[str]) -> list[Fault]:
-    """One fault for each ``fsync`` of a run: it fails, once."""
-    return [Fault(kind=FaultKind.IO_ERROR, at=at, operation="os.fsync") for at in range(changes["os.fsync"])]
+def failing_fsync(at: int) -> Fault:
+    """The ``at``-th ``fsync`` of a run fails, once."""
+    return Fault(kind=FaultKind.IO_ERROR, at=at, operation="os.fsync")
 
 
 def _record(

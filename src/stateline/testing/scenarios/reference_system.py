@@ -73,7 +73,12 @@ class ReferenceSystem(MicroBatchSystem):
         """See :meth:`MicroBatchSystem.start`."""
         self._newest = latest_record(self._root)
         if self._newest is not None:
+            self.confirm(self._newest)
             self.finish(self._newest)
+
+    def confirm(self, record: Record) -> None:
+        """Makes a record durable that somebody else may have made a moment before he died."""
+        certain(lambda: self._root.put_if_absent(_record_name(record.batch), encoded(record)))
 
     def run_batch(self, batch_id: int, offsets_digest: str, partitions: Sequence[Sequence[Row]]) -> None:
         """See :meth:`MicroBatchSystem.run_batch`."""
