@@ -12,14 +12,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stateline.testing.backends import LocalBackend
-from stateline.testing.crashable import scratch_folder
+from stateline.testing.backends import LocalBackend, scratch_folder
 from stateline.testing.disk_model import DiskModel, DiskState
 from stateline.testing.faults import Fault, FaultKind, NoFaults, ScriptedFaults
 from stateline.testing.invariants import InvariantViolation
 from stateline.testing.journal import Change
 from stateline.testing.results import Exploration
-from stateline.testing.scenario import Scenario, opened, require_typed_end, restart
+from stateline.testing.scenario import Scenario, check, opened, require_typed_end, restart, watch
 from stateline.testing.seeds import Dice
 from stateline.testing.trace import Trace
 from stateline.testing.world import Fact, World
@@ -146,10 +145,10 @@ def _recover(
         backend = LocalBackend(folder, by_system_call=False, fsync=False)
         with World(seed, faults=NoFaults(), backend=backend) as world:
             world.facts.extend(promised)
-            world.watchers.append(lambda effect: scenario.watch(world, effect))
+            watch(scenario, world)
             try:
                 restart(scenario, world, recording.incarnations)
-                scenario.check(world)
+                check(scenario, world)
             except InvariantViolation as violation:
                 last = recording.changes[moment - 1] if moment else None
                 recipe = f"power lost after change {moment} of {len(recording.changes)} ({last}), leaving: {state}"
