@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from stateline.errors import InvalidInputError
 from stateline.testing.explore import Setting, fault_pairs, single_faults, zombie_sweep
-from stateline.testing.power_loss import failing_fsync, power_loss
+from stateline.testing.power_loss import power_losses
 from stateline.testing.results import Exploration
 from stateline.testing.scenarios import ScenarioEntry, scenario
 from stateline.testing.simulate import simulate
@@ -164,19 +164,7 @@ def _sim(entry: ScenarioEntry) -> Exploration:
 
 
 def _power_loss(entry: ScenarioEntry) -> Exploration:
-    """One process; two interleaved; a second after the first has died anywhere; each ``fsync`` failing once."""
-    total = Exploration(suite="powerloss", scenario=entry.name)
-    runs: list[dict[str, Any]] = [{}]
-    runs.extend({"processes": 2, "seed": seed} for seed in range(10))
-    runs.extend({"faults": [failing_fsync(at)]} for at in range(12))
-    runs.extend({"processes": 2, "dies_after": calls} for calls in range(10, 120, 2))
-    for run in runs:
-        result = power_loss(entry.small(), limit=64, max_states=400, **run)
-        total.points += result.points
-        if result.failures:
-            total.failures.extend(result.failures)
-            break
-    return total
+    return power_losses(entry.small(), max_states=400)
 
 
 SUITES: Final[dict[str, Callable[[ScenarioEntry], Exploration]]] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from stateline.testing.backends import LocalBackend, scratch_folder
 from stateline.testing.disk_model import DiskModel, DiskState
@@ -23,7 +23,7 @@ from stateline.testing.seeds import Dice
 from stateline.testing.trace import Trace
 from stateline.testing.world import Fact, World
 
-__all__ = ["DEFAULT_LIMIT", "failing_fsync", "power_loss"]
+__all__ = ["DEFAULT_LIMIT", "failing_fsync", "power_loss", "power_losses"]
 
 DEFAULT_LIMIT: Final = 512
 """States drawn at a moment that allows more."""
@@ -86,6 +86,42 @@ def power_loss(
             if len(result.failures) >= max_failures or result.points == max_states:
                 return result
     return result
+
+
+def power_losses(
+    scenario: Scenario,
+    seed: int = 0,
+    *,
+    races: int = 10,
+    deaths: int = 60,
+    failing: int = 12,
+    limit: int = 64,
+    max_states: int | None = None,
+    max_failures: int = 1,
+) -> Exploration:
+    """Loses power in many different runs: alone, in races, after deaths, and after an ``fsync`` that failed.
+
+    Args:
+        scenario: What to run.
+        seed: Seed of the first run.
+        races: Runs of two processes interleaved at every system call.
+        deaths: Runs in which the first process dies after some calls and a second one follows.
+        failing: Runs in which one ``fsync`` fails.
+        limit: See :meth:`DiskModel.states`.
+        max_states: States per run.
+        max_failures: Stops after so many failures.
+    """
+    total = Exploration(suite="powerloss", scenario=scenario.name)
+    runs: list[dict[str, Any]] = [{}]
+    runs.extend({"processes": 2, "seed": seed + race} for race in range(races))
+    runs.extend({"faults": [failing_fsync(at)]} for at in range(failing))
+    runs.extend({"processes": 2, "dies_after": 5 + 2 * death} for death in range(deaths))
+    for run in runs:
+        left = max_failures - len(total.failures)
+        total.add(power_loss(scenario, **{"seed": seed, **run}, limit=limit, max_states=max_states, max_failures=left))
+        if len(total.failures) >= max_failures:
+            break
+    return total
 
 
 def failing_fsync(at: int) -> Fault:

@@ -103,7 +103,7 @@ register(
     ScenarioEntry(
         name="store_publish_local",
         summary="the same on local disk, interleaved at each system call",
-        small=lambda: StorePublish((1, 2)),
+        small=lambda: StorePublish((2,)),
         large=lambda: StorePublish((1, 3, 0)),
         backend=ScratchBackend,
         kinds=_BY_SYSTEM_CALL,
