@@ -7,9 +7,11 @@ Facts (POSIX and Linux, ``fsync(2)``, ``link(2)``, ``rename(2)``):
   needs one of its parent.
 - A failed ``fsync`` may have dropped the dirty pages: a second ``fsync`` that succeeds proves nothing. So the file is
   given up, and a retry writes a new one under a new name.
+- A call that gives or takes a name and fails with an I/O error may have had its effect: its outcome is unknown.
 - ``link`` fails if the target exists, ``rename`` replaces it silently. So creation is always by ``link``.
 
-Layout: objects are plain files under the root; pieces and temporary files are ``.inprogress/<uuid>``.
+Layout: objects are plain files under the root; pieces and temporary files are ``.inprogress/<uuid>``, and several
+pieces are joined in the folder ``.inprogress/<uuid of the first>.join``.
 
 Safety: every path is walked from the root by folder descriptor with ``O_NOFOLLOW``, so no link inside the root leads
 out of it. The root itself is resolved once, when the store is opened.
@@ -28,6 +30,7 @@ from typing import Any, Final, Self, TypeVar
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c, crc32c_of_parts
+from stateline.blob.folders import CREATION_ATTEMPTS, Folders, vanishing
 from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix
 from stateline.blob.outcome import (
     Verdict,
@@ -58,16 +61,15 @@ T = TypeVar("T")
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
-_CREATION_ATTEMPTS: Final = 16
-"""How often a folder that somebody removes under us is made again before we give up."""
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EMLINK})
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _WRONG_NAME: Final = frozenset(
     {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EILSEQ}
 )
+_SURELY_NOT_DONE: Final = _FULL | _DENIED | _WRONG_NAME | {errno.ENOENT, errno.EEXIST, errno.EXDEV, errno.EBUSY}
+"""With these, a call that gives or takes a name has had no effect; after any other, nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,7 @@ class LocalStore(BlobStore):
         self._root = os.path.realpath(root)
         self._settings = settings or LocalStoreSettings()
         self._environment = environment or system_environment()
-        self._durable_folders: set[tuple[int, int]] = set()
+        self._folders = Folders(self._root, sync=self._settings.fsync, private=self._settings.permissions == "private")
 
     @classmethod
     def open(cls, path: str, options: Mapping[str, str], environment: Environment | None) -> Self:
@@ -138,12 +140,12 @@ class LocalStore(BlobStore):
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put_if_absent`."""
-        self._create(name, [data])
+        self._put_new(name, [data])
         return self._info(name, len(data), crc32c(data))
 
     def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
         """See :meth:`BlobStore.put_all_if_absent`. The pieces are written one after the other, without a copy."""
-        self._create(name, pieces)
+        self._put_new(name, pieces)
         return self._info(name, sum(map(len, pieces)), None)
 
     def get(self, name: str) -> bytes:
@@ -187,9 +189,16 @@ class LocalStore(BlobStore):
         for name in names:
             folders, leaf = _split(name)
             by_folder.setdefault(folders, []).append(leaf)
+        removed: set[str] = set()
         for folders, leaves in by_folder.items():
-            with self._translated("delete", "/".join((*folders, leaves[0]))):
-                self._unlink(folders, leaves)
+            name = "/".join((*folders, leaves[0]))
+            with self._translated("delete", name):
+                try:
+                    self._unlink(folders, leaves, removed)
+                except OSError as error:
+                    if removed or error.errno not in _SURELY_NOT_DONE:
+                        raise _perhaps_done("delete", name, error) from error
+                    raise
 
     @property
     def copies_cheaply(self) -> bool:
@@ -216,8 +225,7 @@ class LocalStore(BlobStore):
         check_name(target)
         leaf = self._environment.ids.new_id()
         name = STAGING_PREFIX + leaf
-        with self._translated("stage", name), self._folder(_split(name)[0], create=True) as staging:
-            self._write_new(staging, leaf, [data])
+        with self._translated("stage", name), self._staged(leaf, [data]) as staging:
             self._fsync(staging)
         return Part(name=name, length=len(data), crc32c=crc32c(data))
 
@@ -241,7 +249,7 @@ class LocalStore(BlobStore):
                         raise parts_missing(target, missing.name) from missing
             found = self._fingerprint(target)
             if found is None:
-                raise _moved_away(target)
+                raise _moved_away("publish", target)
             if judge(found, length=length, crc32c=checksum) is not Verdict.OURS:
                 raise conflict(target, found, length=length, crc32c=checksum)
             self._sync_entry(folders)
@@ -249,7 +257,18 @@ class LocalStore(BlobStore):
 
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`."""
-        self.delete(part.name for part in parts)
+        names = [part.name for part in parts]
+        self.delete(names)
+        for name in names:
+            with self._translated("discard", name):
+                try:
+                    self._remove_joint(name)
+                except OSError as error:
+                    raise _perhaps_done("discard", name, error) from error
+
+    def close(self) -> None:
+        """See :meth:`BlobStore.close`."""
+        self._folders.close()
 
     def local_path(self, name: str) -> Path | None:
         """See :meth:`BlobStore.local_path`."""
@@ -260,19 +279,63 @@ class LocalStore(BlobStore):
 
     def _create_from(self, target: str, folders: tuple[str, ...], leaf: str, parts: Sequence[Part]) -> None:
         """Creates the target from its pieces; ``FileExistsError`` where it exists already."""
-        if len(parts) == 1:
-            (part,) = parts
-            self._check_piece(target, part)
-            staging_folders, staged = _split(part.name)
-            try:
-                with self._folder(staging_folders) as staging, self._folder(folders, create=True) as folder:
-                    self._link_to(leaf)(staged, staging, folder)
-                    self._fsync_entry(folder)
-            except FileNotFoundError as error:
-                raise _PieceMissingError(part.name) from error
+        if not parts:
+            self._with_temporary([], folders, self._link_to(leaf))
             return
-        pieces = (chunk for part in parts for chunk in self._piece_chunks(target, part))
-        self._with_temporary(pieces, folders, self._link_to(leaf))
+        if len(parts) > 1:
+            self._join(target, folders, leaf, parts)
+            return
+        (part,) = parts
+        self._check_piece(target, part)
+        staging_folders, staged = _split(part.name)
+        try:
+            with self._folder(staging_folders) as staging:
+                self._placed(staged, staging, folders, self._link_to(leaf))
+        except FileNotFoundError as error:
+            raise _PieceMissingError(part.name) from error
+
+    def _join(self, target: str, folders: tuple[str, ...], leaf: str, parts: Sequence[Part]) -> None:
+        """Creates the target from several pieces, in a folder of their own that dies with them.
+
+        The folder is opened before any piece is, and ``discard`` removes it after it has removed the pieces. So a
+        publisher that was asleep meanwhile has nothing to link from, even if it had copied all pieces before: what was
+        published, discarded and moved away is not published again.
+        """
+        first = parts[0].name
+        staging_folders, staged = _split(first)
+        temporary = self._environment.ids.new_id()
+        try:
+            with self._folder(staging_folders) as staging, contextlib.suppress(FileExistsError):
+                os.mkdir(staged + _JOINT, 0o700, dir_fd=staging)
+            with self._folder((*staging_folders, staged + _JOINT)) as joint:
+                chunks = (chunk for part in parts for chunk in self._piece_chunks(target, part))
+                self._fill(joint, temporary, self._create(joint, temporary), chunks)
+                try:
+                    self._placed(temporary, joint, folders, self._link_to(leaf))
+                finally:
+                    with contextlib.suppress(OSError):
+                        os.unlink(temporary, dir_fd=joint)
+        except FileNotFoundError as error:
+            raise _PieceMissingError(first) from error
+
+    def _remove_joint(self, name: str) -> None:
+        """Ends every unfinished publication of a piece that was discarded."""
+        folders, leaf = _split(name + _JOINT)
+        for _ in range(CREATION_ATTEMPTS):
+            try:
+                with self._folder(folders) as folder:
+                    os.rmdir(leaf, dir_fd=folder)
+                self._remove_if_empty(folders)
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                with contextlib.suppress(FileNotFoundError), self._folder((*folders, leaf)) as joint:
+                    for temporary in os.listdir(joint):
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(temporary, dir_fd=joint)
+        raise vanishing(name)
 
     def _check_piece(self, target: str, part: Part) -> None:
         for _ in self._piece_chunks(target, part):
@@ -315,7 +378,7 @@ class LocalStore(BlobStore):
 
     # -- writing --------------------------------------------------------------------------------------------------
 
-    def _create(self, name: str, pieces: Sequence[Buffer]) -> None:
+    def _put_new(self, name: str, pieces: Sequence[Buffer]) -> None:
         """Creates an object, or finds exactly these bytes."""
         folders, leaf = _split(name)
         found = self._present(name)
@@ -324,7 +387,9 @@ class LocalStore(BlobStore):
                 with contextlib.suppress(FileExistsError):
                     self._with_temporary(pieces, folders, self._link_to(leaf))
                     return
-                found = self.get(name)
+                found = self._present(name)
+                if found is None:
+                    raise _moved_away("put_if_absent", name)
             if found != b"".join(pieces):
                 raise already_exists(name)
             self._sync_entry(folders)
@@ -334,8 +399,7 @@ class LocalStore(BlobStore):
     ) -> None:
         """Writes a durable temporary file, lets ``place`` give it its name, makes the name durable."""
         temporary = self._environment.ids.new_id()
-        with self._folder(_STAGING_FOLDERS, create=True) as staging:
-            self._write_new(staging, temporary, chunks)
+        with self._staged(temporary, chunks) as staging:
             try:
                 self._placed(temporary, staging, folders, place)
             finally:
@@ -343,18 +407,27 @@ class LocalStore(BlobStore):
                     os.unlink(temporary, dir_fd=staging)
 
     def _placed(
-        self, temporary: str, staging: int, folders: tuple[str, ...], place: Callable[[str, int, int], None]
+        self, source: str, staging: int, folders: tuple[str, ...], place: Callable[[str, int, int], None]
     ) -> None:
-        for attempt in range(_CREATION_ATTEMPTS):
+        """Lets ``place`` give a file its name in a folder that others remove whenever it is empty.
+
+        Raises:
+            FileNotFoundError: The file itself is gone.
+        """
+        for _ in range(CREATION_ATTEMPTS):
             with self._folder(folders, create=True) as folder:
                 try:
-                    place(temporary, staging, folder)
+                    place(source, staging, folder)
                 except FileNotFoundError:
-                    if attempt == _CREATION_ATTEMPTS - 1:
-                        raise
+                    os.stat(source, dir_fd=staging, follow_symlinks=False)
                     continue  # The folder was empty and somebody removed it between our opening and our naming.
+                except OSError as error:
+                    if error.errno not in _SURELY_NOT_DONE:
+                        raise _perhaps_done("link", self._root, error) from error
+                    raise
                 self._fsync_entry(folder)
                 return
+        raise vanishing("/".join(folders))
 
     def _link_to(self, leaf: str) -> Callable[[str, int, int], None]:
         def link(temporary: str, staging: int, folder: int) -> None:
@@ -372,9 +445,26 @@ class LocalStore(BlobStore):
 
         return link
 
-    def _write_new(self, folder: int, leaf: str, chunks: Iterable[Buffer]) -> None:
-        """Creates a file, writes it whole and syncs it. On any error the file is removed and never named again."""
-        descriptor = os.open(leaf, _CREATE, self._file_mode(), dir_fd=folder)
+    @contextlib.contextmanager
+    def _staged(self, leaf: str, chunks: Iterable[Buffer]) -> Iterator[int]:
+        """Writes a new file into the staging folder, which others remove whenever it is empty; yields the folder."""
+        for _ in range(CREATION_ATTEMPTS):
+            with self._folder(_STAGING_FOLDERS, create=True) as staging:
+                try:
+                    descriptor = self._create(staging, leaf)
+                except FileNotFoundError:
+                    continue
+                self._fill(staging, leaf, descriptor, chunks)
+                yield staging
+                return
+        raise vanishing(_STAGING_FOLDERS[0])
+
+    def _create(self, folder: int, leaf: str) -> int:
+        mode = 0o600 if self._settings.permissions == "private" else 0o666
+        return os.open(leaf, _CREATE, mode, dir_fd=folder)
+
+    def _fill(self, folder: int, leaf: str, descriptor: int, chunks: Iterable[Buffer]) -> None:
+        """Writes a new file whole and syncs it. On any error the file is removed and never named again."""
         try:
             try:
                 for chunk in chunks:
@@ -387,15 +477,19 @@ class LocalStore(BlobStore):
                 os.unlink(leaf, dir_fd=folder)
             raise
 
-    def _unlink(self, folders: tuple[str, ...], leaves: Sequence[str]) -> None:
+    def _unlink(self, folders: tuple[str, ...], leaves: Sequence[str], removed: set[str]) -> None:
         try:
             with self._folder(folders) as folder:
                 for leaf in leaves:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(leaf, dir_fd=folder)
+                        removed.add(leaf)
                 self._fsync(folder)
         except FileNotFoundError:
             return
+        self._remove_if_empty(folders)
+
+    def _remove_if_empty(self, folders: tuple[str, ...]) -> None:
         for depth in range(len(folders), 0, -1):
             try:
                 with self._folder(folders[: depth - 1]) as parent:
@@ -405,67 +499,9 @@ class LocalStore(BlobStore):
 
     # -- folders --------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _folder(self, folders: tuple[str, ...], *, create: bool = False) -> Iterator[int]:
+    def _folder(self, folders: tuple[str, ...], *, create: bool = False) -> contextlib.AbstractContextManager[int]:
         """A descriptor of a folder below the root, reached without following links."""
-        descriptor = self._open_root(create)
-        try:
-            for segment in folders:
-                inner = self._open_folder(descriptor, segment, create)
-                os.close(descriptor)
-                descriptor = inner
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    def _open_root(self, create: bool) -> int:
-        try:
-            return os.open(self._root, _FOLDER)
-        except FileNotFoundError:
-            if not create:
-                raise
-        missing = Path(self._root)
-        made = []
-        while not missing.exists():
-            made.append(missing)
-            missing = missing.parent
-        os.makedirs(self._root, self._folder_mode(Path(self._root).name), exist_ok=True)
-        for path in made:
-            descriptor = os.open(path.parent, _FOLDER & ~os.O_NOFOLLOW)
-            try:
-                self._fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        return os.open(self._root, _FOLDER)
-
-    def _open_folder(self, parent: int, segment: str, create: bool) -> int:
-        for _ in range(_CREATION_ATTEMPTS):
-            if create:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(segment, self._folder_mode(segment), dir_fd=parent)
-            try:
-                descriptor = os.open(segment, _FOLDER, dir_fd=parent)
-            except FileNotFoundError:
-                if not create:
-                    raise
-                continue  # An empty folder was removed between the two calls.
-            if create:
-                self._make_durable(parent, descriptor)
-            return descriptor
-        raise UnavailableError(
-            "the folder is removed as fast as it is made",
-            operation="mkdir",
-            subject=segment,
-            hint="Stop what removes it",
-        )
-
-    def _make_durable(self, parent: int, folder: int) -> None:
-        """Syncs the parent once per folder: whoever made the folder may have died before doing so."""
-        status = os.fstat(folder)
-        identity = (status.st_dev, status.st_ino)
-        if identity not in self._durable_folders:
-            self._fsync(parent)
-            self._durable_folders.add(identity)
+        return self._folders.opened(folders, create=create)
 
     def _sync_entry(self, folders: tuple[str, ...]) -> None:
         """Makes a name durable that somebody else may have made a moment ago."""
@@ -484,8 +520,7 @@ class LocalStore(BlobStore):
             ) from error
 
     def _fsync(self, descriptor: int) -> None:
-        if self._settings.fsync:
-            os.fsync(descriptor)
+        self._folders.fsync(descriptor)
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -526,12 +561,6 @@ class LocalStore(BlobStore):
     def _info(self, name: str, size: int, checksum: int | None) -> ObjectInfo:
         return ObjectInfo(name=name, size=size, modified_at=self._environment.clock.now(), crc32c=checksum)
 
-    def _file_mode(self) -> int:
-        return 0o600 if self._settings.permissions == "private" else 0o666
-
-    def _folder_mode(self, segment: str) -> int:
-        return 0o700 if self._settings.permissions == "private" or segment.startswith(".") else 0o777
-
     @contextlib.contextmanager
     def _translated(self, operation: str, name: str) -> Iterator[None]:
         """Turns ``OSError`` into the tree of :mod:`stateline.errors`; our own errors pass."""
@@ -542,6 +571,9 @@ class LocalStore(BlobStore):
         except OSError as error:
             raise _typed(error, operation, f"{self.url}/{name}") from error
 
+
+_JOINT: Final = ".join"
+"""What the folder is called, after the first piece, in which several pieces become one file."""
 
 _STAGING_FOLDERS: Final = (STAGING_PREFIX.rstrip("/"),)
 
@@ -570,12 +602,21 @@ def _write_all(descriptor: int, data: Buffer) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _moved_away(target: str) -> OutcomeUnknownError:
+def _moved_away(operation: str, name: str) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        "the target existed a moment ago and is gone now",
-        operation="publish",
-        subject=target,
-        hint="Somebody moves files away while they are published; repeat the call",
+        "the name was taken a moment ago and is free now",
+        operation=operation,
+        subject=name,
+        hint="Somebody moves files away while they are made; repeat the call",
+    )
+
+
+def _perhaps_done(operation: str, name: str, error: OSError) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"it failed half-way ({error.strerror})",
+        operation=operation,
+        subject=name,
+        hint="Check the disk, then repeat the call",
     )
 
 

@@ -6,9 +6,14 @@ Owns how a world reaches a backend. A third party tests a store of its own with 
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
+from stateline.blob import folders as folders_module
 from stateline.blob import local as local_module
 from stateline.blob.api import BlobStore
 from stateline.blob.local import LocalStore, LocalStoreSettings
@@ -17,7 +22,22 @@ from stateline.environment import Environment
 from stateline.testing.journal import Journal
 from stateline.testing.system_calls import Gate, SystemCalls, intercepted
 
-__all__ = ["Backend", "FactoryBackend", "LocalBackend", "MemoryBackend"]
+__all__ = [
+    "LOCAL_MODULES",
+    "Backend",
+    "FactoryBackend",
+    "LocalBackend",
+    "MemoryBackend",
+    "ScratchBackend",
+    "scratch_folder",
+]
+
+
+LOCAL_MODULES: Final = (local_module, folders_module)
+"""The modules whose system calls are a local store's."""
+
+
+_MEMORY_DISK: Final = "/dev/shm"  # noqa: S108 - a unique folder is made below it
 
 
 class Backend(Protocol):
@@ -78,6 +98,7 @@ class LocalBackend:
         self.folder = folder
         self.journal = Journal(folder) if by_system_call else None
         self._settings = LocalStoreSettings(fsync=fsync)
+        self._opened: list[LocalStore] = []
 
     @property
     def position(self) -> int:
@@ -86,15 +107,35 @@ class LocalBackend:
 
     def open(self, name: str, environment: Environment) -> BlobStore:
         """See :meth:`Backend.open`."""
-        return LocalStore(f"{self.folder}/data/{name}", self._settings, environment)
+        store = LocalStore(f"{self.folder}/data/{name}", self._settings, environment)
+        self._opened.append(store)
+        return store
 
     @contextlib.contextmanager
     def attached(self, gate: Gate) -> Iterator[None]:
         """See :meth:`Backend.attached`."""
-        if self.journal is None:
+        calls = (
+            contextlib.nullcontext()
+            if self.journal is None
+            else intercepted(LOCAL_MODULES, SystemCalls(gate, self.journal))
+        )
+        with calls:
             yield
-            return
-        with intercepted([local_module], SystemCalls(gate, self.journal)):
+            for store in self._opened:
+                store.close()
+
+
+class ScratchBackend(LocalBackend):
+    """As :class:`LocalBackend`, in a new folder that lives as long as one world."""
+
+    def __init__(self, *, by_system_call: bool = True, fsync: bool = True) -> None:
+        self._stack = contextlib.ExitStack()
+        super().__init__(self._stack.enter_context(scratch_folder()), by_system_call=by_system_call, fsync=fsync)
+
+    @contextlib.contextmanager
+    def attached(self, gate: Gate) -> Iterator[None]:
+        """See :meth:`Backend.attached`."""
+        with self._stack, super().attached(gate):
             yield
 
 
@@ -124,3 +165,14 @@ class FactoryBackend:
         """See :meth:`Backend.attached`."""
         self._reset()
         yield
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[str]:
+    """A new folder, on a memory disk where there is one; removed at the end."""
+    where = _MEMORY_DISK if os.access(_MEMORY_DISK, os.W_OK) else None
+    folder = tempfile.mkdtemp(prefix="stateline-", dir=where)
+    try:
+        yield str(Path(folder).resolve())
+    finally:
+        shutil.rmtree(folder)

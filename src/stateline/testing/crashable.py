@@ -13,33 +13,27 @@ Example::
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
-from stateline.blob import local as local_module
 from stateline.blob.instrumented import StoreDecorator
 from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.environment import Environment, system_environment
+from stateline.testing.backends import LOCAL_MODULES, scratch_folder
 from stateline.testing.disk_model import DiskModel, DiskState
 from stateline.testing.ids import SeededIds
 from stateline.testing.journal import Journal
 from stateline.testing.seeds import Dice
 from stateline.testing.system_calls import Gate, SystemCalls, intercepted
 
-__all__ = ["CrashableStore", "scratch_folder"]
-
-_MEMORY_DISK: Final = "/dev/shm"  # noqa: S108 - a unique folder is made below it
+__all__ = ["CrashableStore"]
 
 
 class CrashableStore(StoreDecorator):
     """A :class:`LocalStore` whose disk can be looked at as if the power went. Use it as a context manager.
 
-    One at a time: its system calls are seen because it replaces what ``stateline.blob.local`` knows as ``os``.
+    One at a time: its system calls are seen because it replaces what the modules of the local store know as ``os``.
 
     Args:
         gate: Asked before each system call; see :mod:`stateline.testing.system_calls`.
@@ -56,8 +50,9 @@ class CrashableStore(StoreDecorator):
     def __enter__(self) -> Self:
         self._disk = self._stack.enter_context(scratch_folder())
         self._journal = Journal(self._disk)
-        self._stack.enter_context(intercepted([local_module], SystemCalls(self._gate, self._journal)))
+        self._stack.enter_context(intercepted(LOCAL_MODULES, SystemCalls(self._gate, self._journal)))
         super().__init__(LocalStore(f"{self._disk}/data", None, self._environment))
+        self._stack.callback(self.inner.close)
         return self
 
     def __exit__(
@@ -86,15 +81,6 @@ class CrashableStore(StoreDecorator):
         for state in self.disk_states(moment, limit=limit):
             with scratch_folder() as folder:
                 state.restore(folder)
-                yield LocalStore(f"{folder}/data", LocalStoreSettings(fsync=False), system_environment())
-
-
-@contextlib.contextmanager
-def scratch_folder() -> Iterator[str]:
-    """A new folder, on a memory disk where there is one; removed at the end."""
-    where = _MEMORY_DISK if os.access(_MEMORY_DISK, os.W_OK) else None
-    folder = tempfile.mkdtemp(prefix="stateline-", dir=where)
-    try:
-        yield str(Path(folder).resolve())
-    finally:
-        shutil.rmtree(folder)
+                recovered = LocalStore(f"{folder}/data", LocalStoreSettings(fsync=False), system_environment())
+                yield recovered
+                recovered.close()

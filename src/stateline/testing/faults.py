@@ -160,7 +160,7 @@ _MAX_TOTAL_RATE: Final = 0.2
 _STREAKS: Final = (1, 2, 4, 1_000_000)
 """How often a fault that lasts strikes again; the last means: for ever."""
 
-_LASTING_SHARE: Final = 0.7
+_LASTING_SHARE: Final = 0.8
 """Kinds that destroy data are on in this share of one half of the seeds; the other half must lose nothing."""
 
 _CRASH_SHARE: Final = 0.1

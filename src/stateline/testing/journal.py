@@ -94,6 +94,11 @@ class Journal:
         self._descriptors[descriptor] = node
         self._open[node] += 1
 
+    def duplicated(self, descriptor: int, copy: int) -> None:
+        """``copy`` means what ``descriptor`` means."""
+        node = self._descriptors[copy] = self._node(descriptor)
+        self._open[node] += 1
+
     def closed(self, descriptor: int) -> None:
         """``descriptor`` is about to be closed."""
         node = self._descriptors.pop(descriptor, _NOWHERE)

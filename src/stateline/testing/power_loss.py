@@ -10,21 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from stateline.testing.backends import LocalBackend
-from stateline.testing.crashable import scratch_folder
+from stateline.testing.backends import LocalBackend, scratch_folder
 from stateline.testing.disk_model import DiskModel, DiskState
 from stateline.testing.faults import Fault, FaultKind, NoFaults, ScriptedFaults
 from stateline.testing.invariants import InvariantViolation
 from stateline.testing.journal import Change
 from stateline.testing.results import Exploration
-from stateline.testing.scenario import Scenario, opened, require_typed_end, restart
+from stateline.testing.scenario import Scenario, check, opened, require_typed_end, restart, watch
 from stateline.testing.seeds import Dice
 from stateline.testing.trace import Trace
 from stateline.testing.world import Fact, World
 
-__all__ = ["DEFAULT_LIMIT", "failing_fsync", "power_loss"]
+__all__ = ["DEFAULT_LIMIT", "failing_fsync", "power_loss", "power_losses"]
 
 DEFAULT_LIMIT: Final = 512
 """States drawn at a moment that allows more."""
@@ -89,9 +88,45 @@ def power_loss(
     return result
 
 
-def fsync_failures(changes: Counter[str]) -> list[Fault]:
-    """One fault for each ``fsync`` of a run: it fails, once."""
-    return [Fault(kind=FaultKind.IO_ERROR, at=at, operation="os.fsync") for at in range(changes["os.fsync"])]
+def power_losses(
+    scenario: Scenario,
+    seed: int = 0,
+    *,
+    races: int = 10,
+    deaths: int = 60,
+    failing: int = 12,
+    limit: int = 64,
+    max_states: int | None = None,
+    max_failures: int = 1,
+) -> Exploration:
+    """Loses power in many different runs: alone, in races, after deaths, and after an ``fsync`` that failed.
+
+    Args:
+        scenario: What to run.
+        seed: Seed of the first run.
+        races: Runs of two processes interleaved at every system call.
+        deaths: Runs in which the first process dies after some calls and a second one follows.
+        failing: Runs in which one ``fsync`` fails.
+        limit: See :meth:`DiskModel.states`.
+        max_states: States per run.
+        max_failures: Stops after so many failures.
+    """
+    total = Exploration(suite="powerloss", scenario=scenario.name)
+    runs: list[dict[str, Any]] = [{}]
+    runs.extend({"processes": 2, "seed": seed + race} for race in range(races))
+    runs.extend({"faults": [failing_fsync(at)]} for at in range(failing))
+    runs.extend({"processes": 2, "dies_after": 5 + 2 * death} for death in range(deaths))
+    for run in runs:
+        left = max_failures - len(total.failures)
+        total.add(power_loss(scenario, **{"seed": seed, **run}, limit=limit, max_states=max_states, max_failures=left))
+        if len(total.failures) >= max_failures:
+            break
+    return total
+
+
+def failing_fsync(at: int) -> Fault:
+    """The ``at``-th ``fsync`` of a run fails, once."""
+    return Fault(kind=FaultKind.IO_ERROR, at=at, operation="os.fsync")
 
 
 def _record(
@@ -146,10 +181,10 @@ def _recover(
         backend = LocalBackend(folder, by_system_call=False, fsync=False)
         with World(seed, faults=NoFaults(), backend=backend) as world:
             world.facts.extend(promised)
-            world.watchers.append(lambda effect: scenario.watch(world, effect))
+            watch(scenario, world)
             try:
                 restart(scenario, world, recording.incarnations)
-                scenario.check(world)
+                check(scenario, world)
             except InvariantViolation as violation:
                 last = recording.changes[moment - 1] if moment else None
                 recipe = f"power lost after change {moment} of {len(recording.changes)} ({last}), leaving: {state}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from stateline.testing.faults import APPLIES_TO, FaultKind, FaultPlan
@@ -78,6 +78,19 @@ class Exploration:
         self.operations.update(plan.operations)
         self.activations.update(plan.activations)
         self.seeds_with.update({kind for _, kind in plan.activations})
+
+    def add(self, other: Exploration) -> None:
+        """Adds the runs of another exploration."""
+        self.points += other.points
+        self.operations.update(other.operations)
+        self.activations.update(other.activations)
+        self.seeds_with.update(other.seeds_with)
+        self.failures.extend(other.failures)
+
+    def named(self, scenario: str) -> Exploration:
+        """The same under the name of a scenario's entry."""
+        failures = [replace(failure, scenario=scenario) for failure in self.failures]
+        return replace(self, scenario=scenario, failures=failures)
 
     def fail(self, violation: InvariantViolation, *, seed: int, recipe: str, trace: Trace, newest: int = 200) -> None:
         """Adds a failure."""

@@ -28,7 +28,7 @@ from stateline.testing.faults import FaultKind, FaultPlan
 from stateline.testing.invariants import InvariantViolation, require
 from stateline.testing.world import Process, World
 
-__all__ = ["SYSTEM_CALL_FAULTS", "Scenario", "opened", "require_typed_end", "restart"]
+__all__ = ["SYSTEM_CALL_FAULTS", "Scenario", "check", "opened", "require_typed_end", "restart", "watch"]
 
 SYSTEM_CALL_FAULTS: Final = frozenset(
     {
@@ -101,8 +101,32 @@ def opened(
     with world:
         with world.without_faults():
             scenario.prepare(world)
-        world.watchers.append(lambda effect: scenario.watch(world, effect))
+        watch(scenario, world)
         yield world
+
+
+def watch(scenario: Scenario, world: World) -> None:
+    """Lets a scenario look at each effect. What it cannot read then counts as broken, too."""
+
+    def look(effect: Effect) -> None:
+        try:
+            scenario.watch(world, effect)
+        except StatelineError as error:
+            raise InvariantViolation("F1", f"after {effect} the oracle cannot read: {error!r}") from error
+
+    world.watchers.append(look)
+
+
+def check(scenario: Scenario, world: World) -> None:
+    """Asks the oracle.
+
+    Raises:
+        InvariantViolation: What it saw; F1 where it could not read what must be readable.
+    """
+    try:
+        scenario.check(world)
+    except StatelineError as error:
+        raise InvariantViolation("F1", f"the oracle cannot read: {error!r}") from error
 
 
 def require_typed_end(world: World) -> None:

@@ -21,7 +21,7 @@ from stateline.testing.explore import Setting
 from stateline.testing.faults import Fault, FaultKind, FaultPlan, RandomFaults, ScriptedFaults
 from stateline.testing.invariants import InvariantViolation
 from stateline.testing.results import Exploration
-from stateline.testing.scenario import SYSTEM_CALL_FAULTS, Scenario, opened, require_typed_end, restart
+from stateline.testing.scenario import SYSTEM_CALL_FAULTS, Scenario, check, opened, require_typed_end, restart
 from stateline.testing.scheduler import Actor
 from stateline.testing.seeds import Dice
 from stateline.testing.trace import Trace
@@ -31,11 +31,11 @@ __all__ = ["Decision", "Script", "SeedResult", "replay", "run_seed", "shrink", "
 
 T = TypeVar("T")
 
-MAX_INCARNATIONS: Final = 8
+MAX_INCARNATIONS: Final = 10
 MAX_STEPS: Final = 3000
 """Steps of the first phase."""
 
-_EVENTS: Final = ("suspect", "kill", "freeze", "thaw", "consume", "advance", "jump", "skew")
+_EVENTS: Final = ("suspect", "suspect", "kill", "freeze", "thaw", "consume", "advance", "jump", "skew")
 
 
 class Decision(NamedTuple):
@@ -149,7 +149,7 @@ def replay(scenario: Scenario, script: Script, setting: Setting | None = None) -
         scenario,
         script.seed,
         ScriptedFaults(script.faults),
-        _ScriptedDirector(script.decisions),
+        _ScriptedDirector(script.seed, script.decisions),
         setting or Setting(),
     )
 
@@ -200,11 +200,31 @@ def _drop_parts(items: tuple[T, ...], still_fails: Callable[[tuple[T, ...]], boo
         size //= 2
 
 
-class _Director(Protocol):
-    """Who decides in the first phase."""
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """What is decided once per seed.
+
+    Attributes:
+        late_zombies: Zombies go on after the last incarnation, not before it.
+        resolving: Stores resolve lost answers by reading back.
+        rivals: Incarnations start in twos.
+    """
 
     late_zombies: bool
     resolving: bool
+    rivals: bool
+
+    @classmethod
+    def of_seed(cls, seed: int) -> _Style:
+        """The style of a seed."""
+        dice = Dice(seed, "style")
+        return cls(dice.chance(0.5), dice.chance(0.5), dice.chance(0.4))
+
+
+class _Director(Protocol):
+    """Who decides in the first phase."""
+
+    style: _Style
 
     def events(self, step: int, run: _Run) -> Sequence[Decision]:
         """What to do to the world before this step."""
@@ -221,9 +241,9 @@ class _RandomDirector:
     def __init__(self, seed: int) -> None:
         self._dice = Dice(seed, "director")
         self._switching = self._dice.log_uniform(0.02, 1.0)
-        self._rate = self._dice.log_uniform(0.003, 0.1)
+        self._rate = self._dice.log_uniform(0.005, 0.15)
         self._events = [event for event in _EVENTS if self._dice.chance(0.6)]
-        self.late_zombies, self.resolving = _finish_style(seed)
+        self.style = _Style.of_seed(seed)
 
     def events(self, step: int, run: _Run) -> Sequence[Decision]:
         """See :meth:`_Director.events`."""
@@ -252,7 +272,8 @@ class _RandomDirector:
 class _ScriptedDirector:
     """Does what a script says; where it says nothing, whoever ran goes on."""
 
-    def __init__(self, decisions: Iterable[Decision]) -> None:
+    def __init__(self, seed: int, decisions: Iterable[Decision]) -> None:
+        self.style = _Style.of_seed(seed)
         self._events: dict[int, list[Decision]] = {}
         self._turns: dict[int, str] = {}
         for decision in decisions:
@@ -260,12 +281,6 @@ class _ScriptedDirector:
                 self._turns[decision.step] = decision.target
             else:
                 self._events.setdefault(decision.step, []).append(decision)
-        self.late_zombies = self.resolving = False
-
-    def of_seed(self, seed: int) -> _ScriptedDirector:
-        """The same, with the style of a seed."""
-        self.late_zombies, self.resolving = _finish_style(seed)
-        return self
 
     def events(self, step: int, run: _Run) -> Sequence[Decision]:  # noqa: ARG002 - the protocol
         """See :meth:`_Director.events`."""
@@ -275,12 +290,6 @@ class _ScriptedDirector:
         """See :meth:`_Director.choose`."""
         wanted = self._turns.get(step)
         return next((actor for actor in ready if actor.name == wanted), default)
-
-
-def _finish_style(seed: int) -> tuple[bool, bool]:
-    """Whether zombies end after the last incarnation, and whether stores resolve lost answers."""
-    dice = Dice(seed, "style")
-    return dice.chance(0.5), dice.chance(0.5)
 
 
 @dataclass(slots=True)
@@ -306,10 +315,10 @@ class _Run:
         for step in range(MAX_STEPS):
             for decision in self.director.events(step, self):
                 self._apply(decision)
-            newest = self.drivers[-1]
-            if newest.succeeded:
+            if any(driver.succeeded for driver in self.drivers):
                 return
-            if newest.ended and not self._start():
+            newest = self.drivers[-2:] if self.director.style.rivals else self.drivers[-1:]
+            if all(driver.ended for driver in newest) and not self._start():
                 return
             ready = scheduler.ready()
             if not ready:
@@ -327,7 +336,7 @@ class _Run:
         world, scenario = self.world, self.scenario
         world.faults.heal()
         frozen = [process for process in world.processes.values() if process.group.family.frozen]
-        if not self.director.late_zombies:
+        if not self.director.style.late_zombies:
             self._thaw(frozen)
             world.faults.land_all()
             world.scheduler.run()
@@ -340,7 +349,7 @@ class _Run:
         whole = restart(scenario, world, len(self.drivers) + 1) and whole
         require_typed_end(world)
         if whole:
-            scenario.check(world)
+            check(scenario, world)
 
     def _apply(self, decision: Decision) -> None:
         self.decisions.append(decision)
@@ -363,7 +372,8 @@ class _Run:
         """One more incarnation, unless there were enough."""
         if len(self.drivers) >= MAX_INCARNATIONS:
             return False
-        self.drivers.append(self.scenario.start(self.world, len(self.drivers)))
+        for _ in range(2 if self.director.style.rivals else 1):
+            self.drivers.append(self.scenario.start(self.world, len(self.drivers)))
         return True
 
     def _consume(self) -> None:
@@ -378,15 +388,13 @@ class _Run:
 
 
 def _run(scenario: Scenario, seed: int, plan: FaultPlan, director: _Director, setting: Setting) -> SeedResult:
-    if isinstance(director, _ScriptedDirector):
-        director.of_seed(seed)
     violation = None
     with opened(
         scenario,
         seed=seed,
         faults=plan,
         backend=setting.make_backend(),
-        resolving=director.resolving,
+        resolving=director.style.resolving,
         speculation=scenario.speculation,
     ) as world:
         run = _Run(scenario, world, director)

@@ -85,6 +85,13 @@ class SystemCalls:
             self._journal.closed(descriptor)
         os.close(descriptor)
 
+    def dup(self, descriptor: int) -> int:
+        """See :func:`os.dup`."""
+        copy = os.dup(descriptor)
+        if self._journal:
+            self._journal.duplicated(descriptor, copy)
+        return copy
+
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
         """See :func:`os.write`."""
         with self._call("os.write", "") as kind:
@@ -153,17 +160,6 @@ class SystemCalls:
             os.mkdir(path, mode, dir_fd=dir_fd)
             if self._journal:
                 self._journal.made_folder(path, dir_fd)
-
-    def makedirs(self, name: str, mode: int = 0o777, exist_ok: bool = False) -> None:
-        """See :func:`os.makedirs`; each folder is a call of its own."""
-        parent = os.path.dirname(name)
-        if parent and not os.path.isdir(parent):
-            self.makedirs(parent, exist_ok=True)
-        try:
-            self.mkdir(name, mode)
-        except FileExistsError:
-            if not exist_ok or not os.path.isdir(name):
-                raise
 
     def scandir(self, path: Any) -> Any:
         """See :func:`os.scandir`."""

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from stateline.testing.effects import Effect
+from stateline.testing.faults import FaultKind
 from stateline.testing.invariants import require
 from stateline.testing.scenario import Scenario
 from stateline.testing.world import Process, World
@@ -71,8 +72,12 @@ class MicroBatchAdapter(ABC):
         """
 
     @abstractmethod
-    def finals(self, world: World) -> Mapping[str, Sequence[tuple[Row, str]]]:
-        """The visible output: the rows of each file by its name, each with the attempt that wrote it."""
+    def finals(self, world: World) -> Iterable[str]:
+        """The names of the visible output files."""
+
+    @abstractmethod
+    def rows(self, world: World, name: str) -> Sequence[tuple[Row, str]]:
+        """The rows of one output file, each with the attempt that wrote it; none where there is no such file."""
 
     @abstractmethod
     def remove_final(self, process: Process, name: str) -> None:
@@ -111,6 +116,7 @@ class MicroBatch(Scenario):
     """
 
     name: ClassVar[str] = "micro_batch"
+    kinds = frozenset(FaultKind) - {FaultKind.MISSING}  # A fence that the store denies cannot be seen.
     stores = ("root", "out")
     speculation = 0.2
 
@@ -140,13 +146,14 @@ class MicroBatch(Scenario):
         if effect.operation != "publish":
             return
         decided = self.adapter.decided(world)
-        rows = self.adapter.finals(world).get(effect.names[0], ())
+        rows = self.adapter.rows(world, effect.names[0])
         early = sorted({row.batch for row, _ in rows if row.batch > decided})
         require(not early, "C2", f"{effect.names[0]} shows rows of batches {early}, decided is {decided}")
 
     def check(self, world: World) -> None:
         """See :meth:`Scenario.check`."""
-        visible = [(name, row, by) for name, rows in self.adapter.finals(world).items() for row, by in rows]
+        finals = self.adapter.finals(world)
+        visible = [(name, row, by) for name in finals for row, by in self.adapter.rows(world, name)]
         visible += [fact.value for fact in world.facts if fact.key[0] == "consumed"]
         found = Counter(row for _, row, _ in visible)
         wanted = Counter(row for batch in range(self.batches) for row in self._rows(batch))
@@ -186,11 +193,12 @@ class MicroBatch(Scenario):
 
     def _move_away(self, process: Process) -> None:
         world = process.world
-        for batch in sorted(self.adapter.movable(world)):
-            finals = self.adapter.finals(world)
-            for name in sorted(name for name, rows in finals.items() if rows and rows[0][0].batch == batch):
+        movable = set(self.adapter.movable(world))
+        for name in sorted(self.adapter.finals(world)):
+            rows = self.adapter.rows(world, name)
+            if rows and rows[0][0].batch in movable:
                 self.adapter.remove_final(process, name)
-                for row, by in finals[name]:
+                for row, by in rows:
                     world.acknowledge(("consumed", name, row), (name, row, by))
 
 

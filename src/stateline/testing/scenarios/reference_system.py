@@ -4,8 +4,8 @@ Owns a system on which the explorers themselves are tested: it survives everythi
 The real coordinator is connected by an adapter of its own.
 
 Order of one batch: tasks put runs and stage pieces, under fresh names; the record is created if absent (the decision);
-the floor is read; files are published; pieces are discarded; the mark ``published`` is set; retention raises the floor,
-then frees slots below it.
+the floor is read; files are published; pieces are discarded; the mark ``published`` is set; retention raises the floor
+over a slot, then frees it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,17 @@ class ReferenceSystem(MicroBatchSystem):
         """See :meth:`MicroBatchSystem.start`."""
         self._newest = latest_record(self._root)
         if self._newest is not None:
+            self.confirm(self._newest)
             self.finish(self._newest)
+
+    def confirm(self, record: Record) -> None:
+        """Makes a record durable that somebody else may have made a moment before he died.
+
+        A record in a freed slot is a ghost: a request that was under way for long, shown by a listing that is old.
+        """
+        certain(lambda: self._root.put_if_absent(_record_name(record.batch), encoded(record)))
+        if self.is_freed(record.batch):
+            raise FencedError("the newest record that is listed is history", subject=str(record.batch))
 
     def run_batch(self, batch_id: int, offsets_digest: str, partitions: Sequence[Sequence[Row]]) -> None:
         """See :meth:`MicroBatchSystem.run_batch`."""
@@ -112,7 +122,7 @@ class ReferenceSystem(MicroBatchSystem):
             self.create_record(_record_name(record.batch), encoded(record))
         except AlreadyExistsError as error:
             raise FencedError("another driver decided the batch", subject=str(record.batch)) from error
-        if self.floor() > record.batch:
+        if self.is_freed(record.batch):
             raise FencedError("the slot was freed: this batch is history", subject=str(record.batch))
         return record
 
@@ -120,9 +130,9 @@ class ReferenceSystem(MicroBatchSystem):
         """Create-if-absent, until the outcome is known."""
         certain(lambda: self._root.put_if_absent(name, data))
 
-    def floor(self) -> int:
-        """The oldest slot that may not have been freed."""
-        return max((int(info.name.removeprefix("floor/")) for info in self._root.list("floor/")), default=0)
+    def is_freed(self, batch: int) -> bool:
+        """Whether a slot may have been freed: asked by exact name, because a listing may be old."""
+        return exists(self._root, _floor_name(batch))
 
     def finish(self, record: Record) -> None:
         """Publishes what a decision names; may be repeated by anybody."""
@@ -147,11 +157,11 @@ class ReferenceSystem(MicroBatchSystem):
 
     def retain(self, record: Record) -> None:
         """Keeps the newest records: raises the floor first, then frees what is below it."""
-        floor = record.batch - self._retained + 1
-        if floor <= 0:
+        ended = record.batch - self._retained
+        if ended < 0:
             return
-        certain(lambda: self._root.put_if_absent(f"floor/{floor:08}", b"floor"))
-        old = read_record(self._root, floor - 1)
+        certain(lambda: self._root.put_if_absent(_floor_name(ended), b"freed"))
+        old = read_record(self._root, ended)
         if old is None:
             return
         self.free([_record_name(old.batch), f"chk-{old.batch}/published"])
@@ -196,10 +206,16 @@ class ReferenceAdapter(MicroBatchAdapter):
         """See :meth:`MicroBatchAdapter.open`."""
         return ReferenceSystem(process, self._retained)
 
-    def finals(self, world: World) -> Mapping[str, Sequence[tuple[Row, str]]]:
+    def finals(self, world: World) -> Iterable[str]:
         """See :meth:`MicroBatchAdapter.finals`."""
-        out = world.objects("out")
-        return {info.name: _rows_of(out.get(info.name)) for info in out.list("data/")}
+        return [info.name for info in world.objects("out").list("data/")]
+
+    def rows(self, world: World, name: str) -> Sequence[tuple[Row, str]]:
+        """See :meth:`MicroBatchAdapter.rows`."""
+        try:
+            return _rows_of(world.objects("out").get(name))
+        except NotFoundError:
+            return ()
 
     def remove_final(self, process: Process, name: str) -> None:
         """See :meth:`MicroBatchAdapter.remove_final`."""
@@ -230,7 +246,9 @@ class ReferenceAdapter(MicroBatchAdapter):
 
     def unclean(self, world: World, batch_id: int) -> Iterable[str]:
         """See :meth:`MicroBatchAdapter.unclean`."""
-        out, record = world.objects("out"), read_record(world.objects("root"), batch_id)
+        root, out = world.objects("root"), world.objects("out")
+        ghost = exists(root, _floor_name(batch_id))  # Whatever is in a freed slot decides nothing.
+        record = None if ghost else read_record(root, batch_id)
         parts = [] if record is None else [part.name for file in record.files for part in file.parts]
         return [name for name in parts if exists(out, name)]
 
@@ -303,6 +321,10 @@ def _task(
         return CommitPoint(target=target, parts=(part,), length=part.length, crc32c=checksum, nonce=name), run
 
     return task
+
+
+def _floor_name(batch: int) -> str:
+    return f"floor/{batch}"
 
 
 def _record_name(batch: int) -> str:

@@ -2,7 +2,8 @@
 
 Owns a minimal commit protocol over the staging capability, and the oracle of B2 to B5, C1, C2, C4 and C5:
 
-1. stage the pieces of a file; 2. create the record that names them (create-if-absent, the winner counts);
+1. stage the pieces of a file;
+2. create the record that names them (create-if-absent, the winner counts), or make the one that is there durable;
 3. publish from the record; 4. discard its pieces; 5. mark it done, and only then tell the outside.
 
 An outside consumer moves away the files of records that are marked.
@@ -102,6 +103,8 @@ class StorePublish(Scenario):
         point = _record(store, slot)
         if point is None:
             point = self._decide(process, slot)
+        else:  # What is visible may not be durable yet: whoever made it may have died in between. Make sure of it.
+            certain(lambda: store.put_if_absent(f"records/{slot}", _encoded(point)))
         if _exists(store, f"done/{slot}"):
             return
         for _ in range(2 if slot == 0 else 1):  # A commit may be repeated.

@@ -1,0 +1,119 @@
+"""The scenarios that ship with the test kit, by name.
+
+Owns the list. Each entry has a small form for exhaustive suites and a large one for seeded simulation. A program adds
+its own with :func:`register`, and the command line then knows it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from stateline.errors import InvalidInputError
+from stateline.testing.backends import Backend, ScratchBackend
+from stateline.testing.faults import FaultKind
+from stateline.testing.scenario import SYSTEM_CALL_FAULTS, Scenario
+from stateline.testing.scenarios.create_race import CreateRace
+from stateline.testing.scenarios.micro_batch import MicroBatch
+from stateline.testing.scenarios.reference_system import ReferenceAdapter
+from stateline.testing.scenarios.store_publish import StorePublish
+
+__all__ = ["SCENARIOS", "ScenarioEntry", "register", "scenario"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioEntry:
+    """One scenario by name.
+
+    Attributes:
+        name: What the command line calls it.
+        summary: One line.
+        small: About 60 operations: for suites that try every point.
+        large: Some hundreds: for seeded simulation.
+        backend: Makes the backend of each world; memory where ``None``.
+        kinds: The fault kinds to inject; the scenario's own where ``None``.
+    """
+
+    name: str
+    summary: str
+    small: Callable[[], Scenario]
+    large: Callable[[], Scenario]
+    backend: Callable[[], Backend] | None = None
+    kinds: frozenset[FaultKind] | None = None
+
+
+SCENARIOS: Final[dict[str, ScenarioEntry]] = {}
+"""Every scenario that is known, by name."""
+
+
+def register(entry: ScenarioEntry) -> ScenarioEntry:
+    """Adds a scenario.
+
+    Raises:
+        InvalidInputError: The name is taken.
+    """
+    if entry.name in SCENARIOS:
+        raise InvalidInputError("there is one already", operation="register", subject=f"scenario {entry.name}")
+    SCENARIOS[entry.name] = entry
+    return entry
+
+
+def scenario(name: str) -> ScenarioEntry:
+    """The scenario of that name.
+
+    Raises:
+        InvalidInputError: There is none.
+    """
+    if name not in SCENARIOS:
+        known = ", ".join(sorted(SCENARIOS))
+        raise InvalidInputError("there is none", subject=f"scenario {name}", hint=f"Known: {known}")
+    return SCENARIOS[name]
+
+
+_BY_SYSTEM_CALL: Final = SYSTEM_CALL_FAULTS | {FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER}
+
+register(
+    ScenarioEntry(
+        name="create_race",
+        summary="several processes create the same names",
+        small=CreateRace,
+        large=lambda: CreateRace(12),
+    )
+)
+register(
+    ScenarioEntry(
+        name="create_race_local",
+        summary="the same on local disk, interleaved at each system call",
+        small=lambda: CreateRace(1),
+        large=lambda: CreateRace(2),
+        backend=ScratchBackend,
+        kinds=_BY_SYSTEM_CALL,
+    )
+)
+register(
+    ScenarioEntry(
+        name="store_publish",
+        summary="files made of pieces are published once, whole, verified",
+        small=StorePublish,
+        large=lambda: StorePublish((1, 3, 0) * 4),
+    )
+)
+register(
+    ScenarioEntry(
+        name="store_publish_local",
+        summary="the same on local disk, interleaved at each system call",
+        small=lambda: StorePublish((2,)),
+        large=lambda: StorePublish((1, 3, 0)),
+        backend=ScratchBackend,
+        kinds=_BY_SYSTEM_CALL,
+    )
+)
+register(
+    ScenarioEntry(
+        name="micro_batch_reference",
+        summary="micro-batches over the reference coordinator",
+        small=lambda: MicroBatch(ReferenceAdapter(), batches=4),
+        large=lambda: MicroBatch(ReferenceAdapter(), batches=20, partitions=3, rows=6),
+    )
+)
