@@ -14,7 +14,7 @@ from stateline.errors import NotInstalledError
 if TYPE_CHECKING:
     from stateline.spark.files_ending import finish_files
     from stateline.spark.java import describe_java
-    from stateline.spark.register import register
+    from stateline.spark.data_sources import register
     from stateline.spark.session import get_or_create_session
     from stateline.spark.stream import KeyedStream, Pipeline, PipelineStage
     from stateline.state.aggregate import (
@@ -86,7 +86,7 @@ _MODULES: Final = {
     "mean": "stateline.state.aggregate",
     "min": "stateline.state.aggregate",
     "min_by": "stateline.state.aggregate",
-    "register": "stateline.spark.register",
+    "register": "stateline.spark.data_sources",
     "stddev": "stateline.state.aggregate",
     "stddev_pop": "stateline.state.aggregate",
     "sum": "stateline.state.aggregate",

@@ -33,7 +33,7 @@ from pyspark.sql import SparkSession
 
 from stateline.errors import ErrorKind, InvalidInputError, UnavailableError
 from stateline.spark.java import JavaRuntime, find_java
-from stateline.spark.register import register
+from stateline.spark.data_sources import register
 
 __all__ = ["get_or_create_session"]
 
