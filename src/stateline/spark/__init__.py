@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from stateline.errors import NotInstalledError
 
 if TYPE_CHECKING:
+    from stateline.spark.data_sources import register
     from stateline.spark.files_ending import finish_files
     from stateline.spark.java import describe_java
-    from stateline.spark.data_sources import register
     from stateline.spark.session import get_or_create_session
     from stateline.spark.stream import KeyedStream, Pipeline, PipelineStage
     from stateline.state.aggregate import (

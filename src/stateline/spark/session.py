@@ -32,8 +32,8 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from stateline.errors import ErrorKind, InvalidInputError, UnavailableError
-from stateline.spark.java import JavaRuntime, find_java
 from stateline.spark.data_sources import register
+from stateline.spark.java import JavaRuntime, find_java
 
 __all__ = ["get_or_create_session"]
 

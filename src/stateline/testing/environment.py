@@ -21,7 +21,14 @@ from stateline.environment import Cancellable, Environment, Executor, Monitor
 from stateline.testing.ids import SeededIds
 from stateline.testing.scheduler import ActorKilled, Group, Scheduler
 
-__all__ = ["SimulatedClock", "SimulatedEnvironment", "SimulatedExecutors", "SimulatedFuture"]
+__all__ = [
+    "SimulatedClock",
+    "SimulatedEnvironment",
+    "SimulatedExecutor",
+    "SimulatedExecutors",
+    "SimulatedFuture",
+    "SimulatedMonitor",
+]
 
 T = TypeVar("T")
 

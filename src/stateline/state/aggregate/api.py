@@ -24,7 +24,7 @@ from stateline.errors import ErrorKind, InvalidInputError
 from stateline.options import check_known
 from stateline.state.keys import Groups, Mask, Rows
 
-__all__ = ["Aggregation", "BoundAggregation", "GroupedRows", "arithmetic", "field_of", "merge_nullable"]
+__all__ = ["Aggregation", "BoundAggregation", "GroupedRows", "arithmetic", "field_of", "merge_nullable", "overflow"]
 
 
 class GroupedRows:

@@ -20,7 +20,9 @@ __all__ = ["Aggregator"]
 
 
 class Aggregator(Aggregation):
-    """What users extend to keep something of their own per key. The spread of a column::
+    """What users extend to keep something of their own per key.
+
+    The spread of a column::
 
         class Range(Aggregator):
             state_schema = pa.schema([("low", pa.int64()), ("high", pa.int64())])

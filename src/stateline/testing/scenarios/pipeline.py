@@ -183,10 +183,18 @@ class PipelineAdapter(MicroBatchAdapter):
         parallelism = 1 + process.world.dice("parallelism", process.name).below(3)
         return PipelineSystem(process, parallelism, self._retained, self._rolling)
 
-    def finals(self, world: World) -> Mapping[str, Sequence[tuple[Row, str]]]:
+    def finals(self, world: World) -> Iterable[str]:
         """See :meth:`MicroBatchAdapter.finals`."""
-        out = world.objects("out")
-        return {info.name: list(_read_rows(out, info.name)) for info in out.list("part-")}
+        return [info.name for info in world.objects("out").list("part-")]
+
+    def rows(self, world: World, name: str) -> Sequence[tuple[Row, str]]:
+        """See :meth:`MicroBatchAdapter.rows`."""
+        try:
+            data = world.objects("out").get(name)
+        except NotFoundError:
+            return ()
+        read = pa.ipc.open_file(data).read_all().to_pylist()
+        return [(Row(row["batch"], row["number"], row["key"]), row["attempt"]) for row in read]
 
     def remove_final(self, process: Process, name: str) -> None:
         """See :meth:`MicroBatchAdapter.remove_final`."""
@@ -200,7 +208,7 @@ class PipelineAdapter(MicroBatchAdapter):
         unsafe: set[str] = set()
         if not CheckpointStore(world.objects("root")).is_published(newest):
             unsafe = {file.commit.target for output in newest.outputs for file in output.finished}
-        held = {row.batch for name, rows in self.finals(world).items() if name in unsafe for row, _ in rows}
+        held = {row.batch for name in unsafe for row, _ in self.rows(world, name)}
         return [batch for batch in range(newest.batch_id + 1) if batch not in held]
 
     def decided(self, world: World) -> int:
@@ -282,11 +290,6 @@ def _batches(rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
             },
             schema=_ROWS,
         )
-
-
-def _read_rows(out: BlobStore, name: str) -> Iterator[tuple[Row, str]]:
-    for row in pa.ipc.open_file(out.get(name)).read_all().to_pylist():
-        yield Row(row["batch"], row["number"], row["key"]), row["attempt"]
 
 
 def _newest(world: World) -> Checkpoint | None:

@@ -31,7 +31,17 @@ from stateline.testing.scenarios.micro_batch import MicroBatchAdapter, MicroBatc
 from stateline.testing.scenarios.retry import certain
 from stateline.testing.world import Process, World
 
-__all__ = ["Record", "ReferenceAdapter", "ReferenceSystem"]
+__all__ = [
+    "Record",
+    "ReferenceAdapter",
+    "ReferenceSystem",
+    "Run",
+    "encoded",
+    "exists",
+    "latest_record",
+    "merged",
+    "read_record",
+]
 
 _MERGE_AT: Final = 3
 """State of more runs than this is merged into one."""
