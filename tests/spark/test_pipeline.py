@@ -135,6 +135,20 @@ def test_state_equals_the_model_and_output_has_a_row_per_touched_key_and_batch(p
         assert final[key]["newest"] == kept["newest"][1]
 
 
+def test_the_time_zone_of_the_session_changes_nothing(place):
+    place.add(0, 30)
+    before = place.spark.conf.get("spark.sql.session.timeZone")
+    try:
+        for number, zone in enumerate(("America/New_York", "Asia/Tokyo"), start=1):
+            place.spark.conf.set("spark.sql.session.timeZone", zone)
+            place.add(number, 30)
+            place.run()
+    finally:
+        place.spark.conf.set("spark.sql.session.timeZone", before)
+    newest = {key: row["newest"] for key, row in place.state().items()}
+    assert newest == {key: kept["newest"][1] for key, kept in place.model().items()}
+
+
 def test_a_restart_goes_on_with_state_and_open_files_at_any_parallelism(place):
     for number, parallelism in enumerate((1, 3, 2)):
         place.add(number, 60)

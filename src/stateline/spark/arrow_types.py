@@ -9,6 +9,7 @@ Facts:
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
 
-__all__ = ["arrow_schema"]
+__all__ = ["arrow_schema", "in_utc"]
 
 _ZONE: Final[dict[str, Any]] = (
     {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
@@ -40,3 +41,24 @@ def arrow_schema(schema: StructType) -> pa.Schema:
             hint="Drop or convert the column",
             kind=ErrorKind.SCHEMA_MISMATCH,
         ) from error
+
+
+def in_utc(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows, with every time stamp in UTC: no value changes, only what its type says."""
+    target: pa.Schema | None = None
+    for batch in batches:
+        if target is None:
+            target = pa.schema([field.with_type(_type_in_utc(field.type)) for field in batch.schema])
+        yield batch if batch.schema.equals(target) else batch.cast(target)
+
+
+def _type_in_utc(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp(kind.unit, "UTC") if kind.tz is not None else kind
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_type_in_utc(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_type_in_utc(kind.key_type), kind.item_field.with_type(_type_in_utc(kind.item_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_type_in_utc(kind.value_type)))
+    return kind

@@ -117,11 +117,13 @@ class _TaskFunction:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415
 
+        from stateline.spark.arrow_types import in_utc  # noqa: PLC0415
+
         context = TaskContext.get()
         if context is None:
             raise InternalError("not inside a Spark task", operation="run_subtask")
         encoded = self._tasks[context.partitionId() % len(self._tasks)]
-        result = self.run(msgspec.json.decode(encoded, type=SubtaskTask), batches)
+        result = self.run(msgspec.json.decode(encoded, type=SubtaskTask), in_utc(batches))
         yield pa.RecordBatch.from_arrays([pa.array([_ENCODER.encode(result)], pa.binary())], schema=_RESULT)
 
 
