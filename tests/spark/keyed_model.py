@@ -1,0 +1,75 @@
+"""What the keyed driver must have made: the plain answer, and what lies in the folders."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from stateline.blob import open_store
+from stateline.checkpoint import CheckpointStore
+from stateline.state.run_store import RunReader
+from stateline.state.schema import StateSchema
+from stateline.state.table import StateTable
+
+KEYS = 13
+
+
+def make_source(folder: Path, *, files: int, rows: int) -> None:
+    """One file per micro-batch."""
+    (folder / "source").mkdir(parents=True)
+    for number in range(files):
+        ids = range(number * rows, (number + 1) * rows)
+        table = pa.table({"id": ids, "key": [i * i % KEYS for i in ids], "value": [i * 7 % 101 for i in ids]})
+        pq.write_table(table, folder / "source" / f"{number:03}.parquet")
+
+
+def model(*, files: int, rows: int) -> tuple[dict[int, tuple[int, int, int]], collections.Counter]:
+    """The final state by key, and every output row: key, count, total, largest, checkpoint."""
+    state: dict[int, tuple[int, int, int]] = {}
+    output: collections.Counter = collections.Counter()
+    for number in range(files):
+        touched = set()
+        for i in range(number * rows, (number + 1) * rows):
+            key, value = i * i % KEYS, i * 7 % 101
+            n, total, largest = state.get(key, (0, 0, -1))
+            state[key] = (n + 1, total + value, max(largest, value))
+            touched.add(key)
+        output.update((key, *state[key], number) for key in touched)
+    return state, output
+
+
+def check(folder: Path, *, files: int, rows: int) -> None:
+    """Compares state and output with the model, row by row."""
+    state, output = model(files=files, rows=rows)
+    found = ds.dataset(folder / "out", format="parquet").to_table().to_pylist()
+    columns = ("key", "n", "total", "largest", "checkpoint_id")
+    assert collections.Counter(tuple(row[column] for column in columns) for row in found) == output
+    assert stored_state(folder) == state
+    assert not (folder / "out" / ".inprogress").exists() or len(list((folder / "out" / ".inprogress").iterdir())) < 50
+
+
+def stored_state(folder: Path) -> dict[int, tuple[int, int, int]]:
+    store = open_store(f"file://{folder}/state")
+    newest = CheckpointStore(store).latest()
+    assert newest is not None
+    (operator,) = newest.operators
+    schema = StateSchema.decode(operator.schema)
+    reader = RunReader(store, schema)
+    found = {}
+    for subtask in operator.subtasks:
+        runs = [reader.open(run) for run in subtask.runs]
+        for batch in StateTable(schema, subtask.key_groups, newest.max_parallelism, runs).scan():
+            for row in batch.to_pylist():
+                assert row["key"] not in found
+                found[row["key"]] = (row["n"], row["total"], row["largest"])
+    return found
+
+
+def newest_id(folder: Path) -> int:
+    """The newest decided checkpoint; -1 for none."""
+    ids = [int(path.parent.name[4:]) for path in (folder / "state").glob("chk-*/_metadata")]
+    return max(ids, default=-1)
