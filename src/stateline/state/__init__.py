@@ -1,1 +1,50 @@
-"""To be written."""
+"""Keyed state: columnar, sorted by the hash of the key, durable as immutable runs.
+
+::
+
+    backend                                     a plain program's door: put, get, aggregate, checkpoint, restore
+    aggregate                                   vectorised aggregation over a table
+    snapshot    rescale                         what a checkpoint of a subtask makes; slices for another parallelism
+    table       merge                           search newest first; keep the stack short
+    run_store   run_cache                       runs in a store, on this host's disk, open in this process
+    run                                         the bytes of a run
+    rows        gather    keys    columns       rows in memory, whole-key comparison, grouping, raw columns
+    schema                                      names and types, and how they evolve
+
+A micro-batch goes from top to bottom and back: its keys are grouped, looked up in the table, merged with what is
+stored,
+and the changed rows become one new run, whose handle goes into the checkpoint record. Reading is a search through the
+runs, materialization is merging them, rescaling is slicing them. Nothing here imports Spark.
+"""
+
+from stateline.state.aggregate import Aggregation, Aggregator, KeyedAggregation, Update
+from stateline.state.backend import AggregatedState, KeyedState, KeyedStateBackend, Lookup
+from stateline.state.merge import MergeSettings
+from stateline.state.run import RunSettings
+from stateline.state.run_cache import OpenRuns, RunCache
+from stateline.state.run_store import RunReader, RunReaderSettings, RunWriter
+from stateline.state.schema import StateSchema
+from stateline.state.snapshot import Snapshot
+from stateline.state.table import Found, StateTable
+
+__all__ = [
+    "AggregatedState",
+    "Aggregation",
+    "Aggregator",
+    "Found",
+    "KeyedAggregation",
+    "KeyedState",
+    "KeyedStateBackend",
+    "Lookup",
+    "MergeSettings",
+    "OpenRuns",
+    "RunCache",
+    "RunReader",
+    "RunReaderSettings",
+    "RunSettings",
+    "RunWriter",
+    "Snapshot",
+    "StateSchema",
+    "StateTable",
+    "Update",
+]

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from stateline.state.keys import Mask, Rows, fixed_words
+from stateline.state.columns import Mask, Rows, fixed_words, from_words, take, valid_mask
 
-__all__ = ["Piece", "from_words", "gather", "valid_mask"]
+__all__ = ["Piece", "gather"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,24 +44,10 @@ def gather(kind: pa.DataType, pieces: Sequence[Piece], sources: Sequence[pa.Arra
         return _gather_words(kind, words.dtype, pieces, sources, filled)
     if not pieces:
         return pa.nulls(len(filled), kind)
-    taken = pa.concat_arrays([source.take(pa.array(piece.rows)) for piece, source in zip(pieces, sources, strict=True)])
+    taken = pa.concat_arrays([take(source, piece.rows) for piece, source in zip(pieces, sources, strict=True)])
     back = np.zeros(len(filled), dtype=np.int64)
     back[np.concatenate([piece.places for piece in pieces])] = np.arange(len(taken))
     return taken.take(pa.array(back, mask=None if filled.all() else ~filled))
-
-
-def from_words(words: npt.NDArray[Any], kind: pa.DataType, valid: Mask | None = None) -> pa.Array:
-    """A column from the bit patterns of its values, without a copy; null where ``valid`` is false."""
-    bitmap = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(kind, len(words), [bitmap, pa.py_buffer(np.ascontiguousarray(words))])
-
-
-def valid_mask(column: pa.Array) -> Mask | None:
-    """Which values are not null; ``None`` where all are."""
-    if column.null_count == 0:
-        return None
-    mask: Mask = column.is_valid().to_numpy(zero_copy_only=False)
-    return mask
 
 
 def _gather_words(

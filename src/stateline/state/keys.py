@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,29 +24,12 @@ import pyarrow.compute as pc
 
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.key_groups import hash_columns
+from stateline.state.columns import Column, Mask, Rows, contiguous, fixed_words, take
 from stateline.state.schema import StateSchema, stored_key_type
 
-__all__ = [
-    "Groups",
-    "Hashes",
-    "KeyRows",
-    "Mask",
-    "Rows",
-    "contiguous",
-    "equal_at",
-    "fixed_words",
-    "group_rows",
-    "group_sorted",
-    "key_rows",
-]
+__all__ = ["Groups", "Hashes", "KeyRows", "equal_at", "group_rows", "group_sorted", "key_rows"]
 
 Hashes = npt.NDArray[np.uint64]
-Rows = npt.NDArray[np.int64]
-"""Row numbers."""
-Mask = npt.NDArray[np.bool_]
-
-Column: TypeAlias = Any
-"""A pa.Array or a pa.ChunkedArray."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,8 +49,7 @@ class KeyRows:
 
     def take(self, rows: Rows) -> KeyRows:
         """The rows numbered, in that order."""
-        indices = pa.array(rows)
-        return KeyRows(self.hashes.take(rows), tuple(column.take(indices) for column in self.columns))
+        return KeyRows(self.hashes.take(rows), tuple(take(column, rows) for column in self.columns))
 
     def slice(self, start: int, end: int) -> KeyRows:
         """The rows of the half-open range, without a copy."""
@@ -180,41 +162,8 @@ def equal_at(left: KeyRows, left_rows: Rows, right: KeyRows, right_rows: Rows) -
     return np.ones(len(left_rows), dtype=np.bool_) if equal is None else equal
 
 
-def contiguous(column: Column) -> pa.Array:
-    """A column as one array. Many chunks are copied, one is not.
-
-    Raises:
-        pa.ArrowInvalid: More than 2 GiB of text.
-    """
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks or [pa.array([], column.type)])
-
-
-def fixed_words(column: pa.Array) -> npt.NDArray[Any] | None:
-    """The bit patterns of a column of 1, 2, 4 or 8 bytes a value, without a copy; ``None`` for all other types."""
-    dtype = _WORDS.get(column.type.bit_width) if _is_word(column.type) else None
-    if dtype is None:
-        return None
-    values = column.buffers()[1]
-    if values is None:
-        return np.empty(0, dtype=dtype)
-    return np.frombuffer(values, dtype=dtype)[column.offset : column.offset + len(column)]
-
-
-_WORDS: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _ROW_BITS_MAX: Final = 28
 """Beyond 2**28 rows too few bits of the hash are left to make the packed sort worth its check."""
-
-
-def _is_word(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or (pa.types.is_temporal(kind) and not pa.types.is_interval(kind))
-    )
 
 
 def _sorted_by_hash(hashes: Hashes) -> tuple[Rows, Hashes]:
@@ -272,7 +221,7 @@ def _column_equal_at(left: pa.Array, left_rows: Rows, right: pa.Array, right_row
         if words is not None and other_words is not None:
             same: Mask = words.take(left_rows) == other_words.take(right_rows)
             return same
-    one, other = left.take(pa.array(left_rows)), right.take(pa.array(right_rows))
+    one, other = take(left, left_rows), take(right, right_rows)
     if pa.types.is_floating(one.type):
         one, other = (side.view(_WORD_TYPES[side.type.bit_width]) for side in (one, other))
     equal = pc.equal(one, other)

@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
 from stateline.errors import InvalidInputError
 from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.options import normalise_settings, parse_int, setting
-from stateline.state.keys import Mask, group_sorted
+from stateline.state.columns import Mask, take
+from stateline.state.keys import group_sorted
 from stateline.state.rows import Run, StateRows
 
 __all__ = ["MergeSettings", "RunSize", "drops_tombstones", "live_rows_min", "merge_runs", "merge_windows", "plan_merge"]
@@ -210,8 +210,7 @@ def _newest(parts: Sequence[StateRows]) -> StateRows:
     order = np.argsort(rows.keys.hashes, kind="stable")
     groups = group_sorted(rows.keys, order, rows.keys.hashes.take(order))
     newest = groups.order.take(groups.starts)  # Not of ``order``: colliding hashes may have changed it.
-    indices = pa.array(newest)
-    values = tuple(column.take(indices) for column in rows.values)
+    values = tuple(take(column, newest) for column in rows.values)
     deleted = None if rows.deleted is None else rows.deleted.take(newest)
     return StateRows(groups.keys, values, deleted if deleted is not None and deleted.any() else None)
 

@@ -23,7 +23,7 @@ from stateline.errors import CorruptDataError
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, check_parallelism, range_for_subtask
 
-__all__ = ["narrowed", "rescale"]
+__all__ = ["narrowed", "rescale", "state_of_range"]
 
 
 def rescale(operator: OperatorState, parallelism: int, max_parallelism: int) -> tuple[SubtaskState, ...]:
@@ -42,14 +42,20 @@ def rescale(operator: OperatorState, parallelism: int, max_parallelism: int) -> 
         InvalidInputError: A parallelism out of bounds.
     """
     check_parallelism(parallelism, max_parallelism)
+    ranges = (range_for_subtask(index, parallelism, max_parallelism) for index in range(parallelism))
+    return tuple(state_of_range(operator, owned, max_parallelism) for owned in ranges)
+
+
+def state_of_range(operator: OperatorState, owned: KeyGroupRange, max_parallelism: int) -> SubtaskState:
+    """The state of any range of key groups, whatever the subtasks that wrote it; see :func:`rescale`.
+
+    Raises:
+        CorruptDataError: The stored subtasks do not cover all key groups exactly once.
+    """
     _check_covering(operator, max_parallelism)
-    made = []
-    for index in range(parallelism):
-        owned = range_for_subtask(index, parallelism, max_parallelism)
-        lineages = [_slices(subtask, owned) for subtask in operator.subtasks]
-        runs = _interleave([lineage for lineage in lineages if lineage])
-        made.append(SubtaskState(first_key_group=owned.start, last_key_group=owned.end, runs=tuple(runs)))
-    return tuple(made)
+    lineages = [_slices(subtask, owned) for subtask in operator.subtasks]
+    runs = _interleave([lineage for lineage in lineages if lineage])
+    return SubtaskState(first_key_group=owned.start, last_key_group=owned.end, runs=tuple(runs))
 
 
 def narrowed(run: RunHandle, key_groups: KeyGroupRange) -> RunHandle | None:

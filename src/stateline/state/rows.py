@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds
-from stateline.state.keys import Hashes, KeyRows, Mask, Rows
+from stateline.state.columns import Mask, Rows, take
+from stateline.state.keys import Hashes, KeyRows
 
 __all__ = ["Run", "StateRows"]
 
@@ -55,9 +56,8 @@ class StateRows:
 
     def take(self, rows: Rows) -> StateRows:
         """The rows numbered, in that order."""
-        indices = pa.array(rows)
         deleted = None if self.deleted is None else self.deleted.take(rows)
-        return StateRows(self.keys.take(rows), tuple(column.take(indices) for column in self.values), deleted)
+        return StateRows(self.keys.take(rows), tuple(take(column, rows) for column in self.values), deleted)
 
     def slice(self, start: int, end: int) -> StateRows:
         """The rows of the half-open range, without a copy."""

@@ -174,8 +174,8 @@ def encode_run(run: Run, schema: StateSchema, max_parallelism: int, settings: Ru
     numbers = {b"version": RUN_VERSION, b"rows": len(run), b"tombstones": tombstones}
     numbers[b"max_parallelism"] = max_parallelism
     metadata = {_FORMAT: b"run", **{_PREFIX + key: b"%d" % number for key, number in numbers.items()}}
-    data = _write(batches, firsts, arrow_schema, metadata, settings.compression)
-    return EncodedRun(data, crc32c(data), len(run), tombstones)
+    data, checksum = _write(batches, firsts, arrow_schema, metadata, settings.compression)
+    return EncodedRun(data, checksum, len(run), tombstones)
 
 
 def _write(
@@ -184,8 +184,12 @@ def _write(
     schema: pa.Schema,
     metadata: Mapping[bytes, bytes],
     compression: str,
-) -> memoryview:
-    """Writes the file into memory once, then puts the index, which only the finished batches tell, into its place."""
+) -> tuple[memoryview, int]:
+    """Writes the file into memory once, then puts the index, which only the finished batches tell, into its place.
+
+    Returns:
+        The file and its CRC32C, which is combined from those of its pieces: each byte is read once.
+    """
     placeholder = base64.b64encode(bytes(_HEAD_CRC.size + _ENTRY.size * len(batches)))
     size = sum(pa.ipc.get_record_batch_size(batch) for batch in batches)
     size += size // _COMPRESSION_SLACK + 4 * schema.serialize().size + 2 * len(placeholder) + 256 * len(batches) + 4096
@@ -201,14 +205,17 @@ def _write(
     view = memoryview(buffer).cast("B")[:end]
     # The schema message is written with the first batch: the magic, then a marker and the length of the message.
     offsets.insert(0, 16 + _FOOTER_LENGTH.unpack_from(view, 12)[0])
-    entries = [
-        _ENTRY.pack(first, start, stop - start, batch.num_rows, crc32c(view[start:stop]))
-        for first, start, stop, batch in zip(firsts, offsets[:-1], offsets[1:], batches, strict=True)
-    ]
-    index = base64.b64encode(_HEAD_CRC.pack(crc32c(view[: offsets[0]])) + b"".join(entries))
+    head = checksum = crc32c(view[: offsets[0]])
+    entries = []
+    for first, (start, stop), batch in zip(firsts, itertools.pairwise(offsets), batches, strict=True):
+        piece = crc32c(view[start:stop])
+        entries.append(_ENTRY.pack(first, start, stop - start, batch.num_rows, piece))
+        checksum = combine_crc32c(checksum, piece, stop - start)
+    index = base64.b64encode(_HEAD_CRC.pack(head) + b"".join(entries))
     place = offsets[-1] + bytes(view[offsets[-1] :]).rindex(placeholder)
     view[place : place + len(index)] = index
-    return view
+    tail = view[offsets[-1] :]
+    return view, combine_crc32c(checksum, crc32c(tail), len(tail))
 
 
 def _record_batch(rows: StateRows, schema: pa.Schema, *, with_marks: bool) -> pa.RecordBatch:
@@ -353,7 +360,7 @@ def decode_batches(
     for number in batches:
         try:
             batch = reader.get_batch(number)
-            batch.validate(full=True)
+            _validate(batch)
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise _corrupt(handle.name, f"record batch {number}: {error}") from error
         rows = _state_rows(batch, stored, handle.name)
@@ -369,6 +376,18 @@ def _open(buffer: pa.Buffer, name: str) -> Any:
         return pa.ipc.open_file(pa.BufferReader(buffer), options=pa.ipc.IpcReadOptions(use_threads=False))
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise _corrupt(name, f"it is no Arrow file: {error}") from error
+
+
+def _validate(batch: pa.RecordBatch) -> None:
+    """Checks that no value reaches outside its buffer. The full check of strings also reads every character of them."""
+    batch.validate()
+    for column in batch.columns:
+        if pa.types.is_nested(column.type):
+            column.validate(full=True)
+        elif pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+            offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset :][: len(column) + 1]
+            if (offsets[1:] < offsets[:-1]).any():
+                raise pa.ArrowInvalid("offsets of a string column do not ascend")
 
 
 def _state_rows(batch: pa.RecordBatch, schema: StateSchema, name: str) -> StateRows:

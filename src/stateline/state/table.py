@@ -20,8 +20,9 @@ import pyarrow as pa
 
 from stateline.errors import InvalidInputError
 from stateline.key_groups import KeyGroupRange, hash_bounds
+from stateline.state.columns import Mask, Rows
 from stateline.state.gather import Piece, gather
-from stateline.state.keys import Hashes, KeyRows, Mask, Rows, equal_at
+from stateline.state.keys import Hashes, KeyRows, equal_at
 from stateline.state.merge import merge_windows
 from stateline.state.rows import Run, StateRows
 from stateline.state.schema import StateSchema

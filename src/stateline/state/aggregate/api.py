@@ -22,7 +22,8 @@ import pyarrow.compute as pc
 
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.options import check_known
-from stateline.state.keys import Groups, Mask, Rows
+from stateline.state.columns import Mask, Rows, take
+from stateline.state.keys import Groups
 
 __all__ = ["Aggregation", "BoundAggregation", "GroupedRows", "arithmetic", "field_of", "merge_nullable", "overflow"]
 
@@ -38,7 +39,6 @@ class GroupedRows:
     def __init__(self, groups: Groups, columns: Mapping[str, pa.Array]) -> None:
         self.groups = groups
         self._columns = columns
-        self._order = pa.array(groups.order)
         self._ordered: dict[str, pa.Array] = {}
         self._sizes: Rows | None = None
         self._index: Rows | None = None
@@ -69,7 +69,7 @@ class GroupedRows:
         """A column, group after group, in input order within a group."""
         found = self._ordered.get(name)
         if found is None:
-            found = self._ordered[name] = self._columns[name].take(self._order)
+            found = self._ordered[name] = take(self._columns[name], self.groups.order)
         return found
 
     def counts(self, valid: Mask | None) -> Rows:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from stateline.errors import ErrorKind, InvalidInputError, StatelineError, UserCodeError
 from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows, field_of
-from stateline.state.keys import contiguous
+from stateline.state.columns import contiguous
 
 __all__ = ["Aggregator"]
 

@@ -24,8 +24,7 @@ from stateline.state.aggregate.ordering import (
     is_orderable,
     ordinals,
 )
-from stateline.state.gather import valid_mask
-from stateline.state.keys import Rows
+from stateline.state.columns import Rows, valid_mask
 
 __all__ = ["Extreme", "ValueAtExtreme"]
 
@@ -52,6 +51,7 @@ class _BoundExtreme(BoundAggregation):
     def __init__(self, column: str, kind: pa.DataType, *, largest: bool) -> None:
         self._column = column
         self._largest = largest
+        self._choose = np.maximum if largest else np.minimum
         self.output = kind
         self.state = (("", kind),)
 
@@ -67,11 +67,14 @@ class _BoundExtreme(BoundAggregation):
             limits = np.iinfo(np.int64)
             numbers = np.where(valid, numbers, limits.min if self._largest else limits.max)
             some = rows.counts(valid) > 0
-        best = (np.maximum if self._largest else np.minimum).reduceat(numbers, rows.starts)
+        best = self._choose.reduceat(numbers, rows.starts)
         return [from_ordinals(best, self.output, some)]
 
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
         """See :meth:`BoundAggregation.merge`."""
+        if is_invertible(self.output) and older[0].null_count == newer[0].null_count == 0:
+            best = self._choose(ordinals(older[0]), ordinals(newer[0]))
+            return [from_ordinals(best, self.output, None)]
         return [merge_nullable(older[0], newer[0], self._better)]
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:

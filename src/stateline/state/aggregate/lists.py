@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateline.state.keys import Mask, Rows
+from stateline.state.columns import Mask, Rows
 
 __all__ = ["Lists", "element_codes", "first_of_each"]
 

@@ -28,8 +28,7 @@ from stateline.state.aggregate.api import (
     merge_nullable,
     overflow,
 )
-from stateline.state.gather import from_words, valid_mask
-from stateline.state.keys import Mask
+from stateline.state.columns import Mask, from_words, valid_mask
 
 __all__ = ["Count", "Mean", "Sum", "Variance"]
 

@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateline.state.aggregate.api import GroupedRows
-from stateline.state.gather import from_words, valid_mask
-from stateline.state.keys import Mask, Rows, fixed_words
+from stateline.state.columns import Mask, Rows, fixed_words, from_words, valid_mask
 
 __all__ = ["best_rows", "from_ordinals", "greater", "is_invertible", "is_orderable", "ordinals"]
 

@@ -18,7 +18,8 @@ import pyarrow as pa
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.options import check_known
 from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows
-from stateline.state.keys import KeyRows, contiguous, group_rows, key_rows
+from stateline.state.columns import contiguous
+from stateline.state.keys import KeyRows, group_rows, key_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema, stored_type
 from stateline.state.table import StateTable

@@ -24,7 +24,7 @@ from stateline.errors import InvalidInputError
 from stateline.key_groups import check_key_type, hash_columns
 from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows, field_of
 from stateline.state.aggregate.lists import Lists
-from stateline.state.keys import Rows
+from stateline.state.columns import Rows
 
 __all__ = ["ApproxCountDistinct"]
 
