@@ -192,7 +192,8 @@ def encode_block(
     if compression is not Compression.NONE:
         for column in columns:
             raw_crc = crc32c(column, raw_crc)
-        columns = [_deflate(column, compression) for column in columns]
+        groups, bounds, data = columns
+        columns = [_deflate(groups, compression), _as_it_is(bounds), _deflate(data, compression)]
     lengths = [len(column) for column in columns]
     front = b"".join(
         (_front(compression, rows, lengths), columns[0], _padding(lengths[0]), columns[1], _padding(lengths[1]))
@@ -279,9 +280,12 @@ def _deflate(column: Buffer, compression: Compression) -> Buffer:
     if len(column) == 0:
         return b""
     packed = pa.Codec(compression.name.lower()).compress(column)
-    if packed.size >= len(column):
-        return b"".join((_INT64.pack(-1), column))
-    return b"".join((_INT64.pack(len(column)), packed))
+    return _as_it_is(column) if packed.size >= len(column) else b"".join((_INT64.pack(len(column)), packed))
+
+
+def _as_it_is(column: Buffer) -> Buffer:
+    """A column of a compressed block that is not compressed: what does not shrink, and offsets, which shrink little."""
+    return b"".join((_INT64.pack(-1), column))
 
 
 def _inflate(

@@ -96,16 +96,27 @@ def sorted_columns(chunks: Sequence[ChangeColumns]) -> ChangeColumns:
         return ChangeColumns(np.empty(0, np.int16), np.zeros(1, np.int64), pa.py_buffer(b""))
     if len(chunks) == 1:
         key_groups, offsets, data = chunks[0].key_groups, chunks[0].offsets, chunks[0].data
-        values = None
     else:
         key_groups = np.concatenate([chunk.key_groups for chunk in chunks])
-        values = pa.concat_arrays([_as_array(chunk.offsets, chunk.data) for chunk in chunks])
-        offsets, data = _buffers(values)
+        offsets, data = _buffers(pa.concat_arrays([_as_array(chunk.offsets, chunk.data) for chunk in chunks]))
     if not bool((key_groups[1:] < key_groups[:-1]).any()):
         return ChangeColumns(key_groups, offsets, data)
     order = np.argsort(key_groups, kind="stable")
-    values = pc.take(_as_array(offsets, data) if values is None else values, pa.array(order), boundscheck=False)
-    return ChangeColumns(key_groups[order], *_buffers(values))
+    return ChangeColumns(key_groups[order], *_taken(offsets, data, order))
+
+
+def _taken(
+    offsets: npt.NDArray[np.int64], data: pa.Buffer, order: npt.NDArray[np.intp]
+) -> tuple[npt.NDArray[np.int64], pa.Buffer]:
+    """The changes in another order. Changes of one length, which are common, are moved without looking at offsets."""
+    lengths = np.diff(offsets)
+    width = int(lengths[0])
+    if width == 0 or bool((lengths != width).any()):
+        return _buffers(pc.take(_as_array(offsets, data), pa.array(order), boundscheck=False))
+    rows = len(order)
+    values = pa.Array.from_buffers(pa.binary(width), rows, [None, data.slice(int(offsets[0]), rows * width)])
+    moved = pc.take(values, pa.array(order), boundscheck=False)
+    return np.arange(rows + 1, dtype=np.int64) * width, moved.buffers()[1]
 
 
 def batch_columns(key_groups: Any, values: Any, allowed: KeyGroupRange) -> list[ChangeColumns]:

@@ -77,6 +77,7 @@ before it allocates anything for it.
 
 from __future__ import annotations
 
+import bisect
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -137,6 +138,7 @@ _BLOCKS_WANTED: Final = 64
 
 _BLOCK_BYTES_MIN: Final = 16 * 1024
 _BLOCK_BYTES_MAX: Final = 4 * 1024 * 1024
+_BLOCK_ROWS_MAX: Final = 500_000
 _ROW_BYTES: Final = 6
 """What a change takes besides its bytes: its key group and its offset."""
 
@@ -285,21 +287,24 @@ def encode_frame(
 
 def _cuts(columns: ChangeColumns) -> Iterator[tuple[int, int]]:
     """The half-open row ranges of the blocks: metadata apart, and cut between key groups unless one is very large."""
-    rows, groups = len(columns), columns.key_groups
-    weights = columns.offsets - columns.offsets[0] + _ROW_BYTES * np.arange(rows + 1)
-    target = min(max(int(weights[-1]) // _BLOCKS_WANTED, _BLOCK_BYTES_MIN), _BLOCK_BYTES_MAX)
-    borders = np.append(np.flatnonzero(groups[1:] != groups[:-1]) + 1, rows)
-    border_weights = weights[borders]
+    rows, groups, offsets = len(columns), columns.key_groups, columns.offsets
     metadata = int(np.searchsorted(groups, 0))
-    start = 0
+    steps = np.append(np.flatnonzero(groups[1:] != groups[:-1]) + 1, rows)
+    # Few numbers from here on, one per key group: plain integers are faster than arrays.
+    weights = (offsets[steps] - offsets[0] + _ROW_BYTES * steps).tolist()
+    borders = steps.tolist()
+    target = min(max(weights[-1] // _BLOCKS_WANTED, _BLOCK_BYTES_MIN), _BLOCK_BYTES_MAX)
+    start = weight = 0
     while start < rows:
-        border = int(np.searchsorted(border_weights, weights[start] + target))
-        limit = int(np.searchsorted(weights, weights[start] + _BLOCK_BYTES_MAX, side="right")) - 1
-        end = min(int(borders[min(border, len(borders) - 1)]), max(limit, start + 1))
-        if start < metadata:
-            end = min(end, metadata)
+        end = borders[min(bisect.bisect_left(weights, weight + target), len(borders) - 1)]
+        if start < metadata < end:
+            end = metadata
+        if int(offsets[end] - offsets[start]) > _BLOCK_BYTES_MAX or end - start > _BLOCK_ROWS_MAX:
+            fitting = int(np.searchsorted(offsets, offsets[start] + _BLOCK_BYTES_MAX, side="right")) - 1
+            end = min(end, max(fitting, start + 1), start + _BLOCK_ROWS_MAX)
         yield start, end
         start = end
+        weight = int(offsets[start] - offsets[0]) + _ROW_BYTES * start
 
 
 def head_length_of(header: bytes | memoryview, subject: str) -> int:

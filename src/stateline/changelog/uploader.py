@@ -89,6 +89,9 @@ class BlobUploader:
         self._ids = environment.ids
         self._prefix = f"{job_id or environment.ids.new_id()}/changelog/"
         self._metrics = metrics or ChangelogMetrics()
+        self._monitor = environment.executors.monitor()
+        self._max_encoding = max(2, settings.num_upload_threads // 2)
+        self._encoding = 0
         self._owns_registry = registry is None
         self._registry = registry or TaskChangelogRegistry(store, metrics=metrics, environment=environment)
 
@@ -101,7 +104,22 @@ class BlobUploader:
         return UploadTasksResult(made.results)
 
     def build(self, tasks: Iterable[UploadTask]) -> ChangelogObject:
-        """Encodes the change sets, by writer and number within a task, and lays them out under a fresh name."""
+        """Encodes the change sets, by writer and number within a task, and lays them out under a fresh name.
+
+        Only some threads encode at a time, so that the first objects are on their way while others are still being
+        encoded, and so that few sets are in memory in both of their forms.
+        """
+        with self._monitor:
+            self._monitor.wait_for(lambda: self._encoding < self._max_encoding)
+            self._encoding += 1
+        try:
+            return self._lay_out(tasks)
+        finally:
+            with self._monitor:
+                self._encoding -= 1
+                self._monitor.notify_all()
+
+    def _lay_out(self, tasks: Iterable[UploadTask]) -> ChangelogObject:
         name = self._prefix + self._ids.new_id()
         pieces: list[Buffer] = []
         frames: list[tuple[int, FrameHead]] = []

@@ -103,6 +103,10 @@ class SystemCalls:
                 self._journal.wrote(descriptor, bytes(wanted[:written]))
         return written
 
+    def writev(self, descriptor: int, buffers: Iterable[bytes | memoryview]) -> int:
+        """See :func:`os.writev`: one write of all buffers."""
+        return self.write(descriptor, b"".join(buffers))
+
     def fsync(self, descriptor: int) -> None:
         """See :func:`os.fsync`."""
         try:

@@ -53,6 +53,7 @@ def stable(changes: Sequence[StateChange]) -> list[StateChange]:
     return sorted(changes, key=lambda change: change.key_group)
 
 
+@settings(deadline=None)
 @given(st.lists(changes_strategy, max_size=4), st.sampled_from(Compression))
 @example([[StateChange(3, b"")] * 3], Compression.LZ4)
 @example([], Compression.ZSTD)
@@ -219,6 +220,7 @@ def test_single_changes_that_are_wrong_are_refused() -> None:
             ChangeColumns.of([bad])
 
 
+@settings(deadline=None)
 @given(changes_strategy, st.integers(1, 100))
 def test_splitting_keeps_everything_in_order_and_within_the_bound(changes: list[StateChange], bound: int) -> None:
     pieces = list(ChangeColumns.of(changes).split(bound))
@@ -375,7 +377,7 @@ def test_a_block_with_other_key_groups_than_its_table_is_refused() -> None:
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptDataError):
         decode(data)
@@ -384,7 +386,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_a_mutated_frame_is_refused_or_equal(data: st.DataObject) -> None:
     """Bytes replaced anywhere, with checksums made to match again where the head still allows it."""
     original = joined(encode(SMALL, compression=data.draw(st.sampled_from(Compression))))

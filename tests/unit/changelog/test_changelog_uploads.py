@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateline.changelog import (
@@ -85,6 +85,7 @@ def test_a_request_above_the_limit_goes_alone() -> None:
     assert throttle.in_flight == 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 15), max_size=60))
 def test_what_is_seized_never_exceeds_the_limit(sizes: list[int]) -> None:
     throttle = UploadThrottle(10)

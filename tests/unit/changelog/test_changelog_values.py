@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateline.blob.checksum import crc32c
@@ -98,6 +98,7 @@ def test_metadata_has_key_group_minus_one() -> None:
     assert StateChange(5, b"x") == StateChange(5, b"x") != StateChange(6, b"x")
 
 
+@settings(deadline=None)
 @given(handles)
 def test_a_handle_survives_its_encoding(made: ChangelogHandle) -> None:
     assert ChangelogHandle.from_bytes(made.to_bytes()) == made
