@@ -433,12 +433,16 @@ class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
         if settings.endpoint:
             options["client_options"] = ClientOptions(api_endpoint=settings.endpoint)
         if settings.anonymous:
-            return storage.Client(
-                **{**options, "project": settings.project or "none"}, credentials=AnonymousCredentials()
-            )
+            options |= {"project": settings.project or "none", "credentials": AnonymousCredentials()}
+        make = storage.Client
         if settings.credentials_file:
-            return storage.Client.from_service_account_json(settings.credentials_file, **options)
-        return storage.Client(**options)
+            make = partial(storage.Client.from_service_account_json, settings.credentials_file)
+        client = make(**options)
+        # For the traces of a process that may have none, a thread of the SDK asks for the bucket's settings, which
+        # takes
+        # a request and a right that nothing here needs.
+        client._bucket_metadata_cache = None  # noqa: SLF001 - it has no other switch for one client
+        return client
 
     def _disconnect(self, client: storage.Client) -> None:
         client.close()

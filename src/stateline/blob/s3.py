@@ -20,9 +20,12 @@ import base64
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Self
 
 import boto3
+import botocore.loaders
+import botocore.session
 from botocore import exceptions as sdk
 from botocore.config import Config
 
@@ -382,7 +385,9 @@ class S3Store(CloudStore[Any, S3StoreSettings]):
         settings = self._settings
         when = "when_supported" if settings.checksums else "when_required"
         keys = (settings.access_key_id, settings.secret_access_key, settings.session_token)
-        client = boto3.session.Session().client(
+        session = botocore.session.get_session()
+        session.register_component("data_loader", _loader())
+        client = boto3.session.Session(botocore_session=session).client(
             "s3",
             endpoint_url=settings.endpoint or None,
             region_name=settings.region or None,
@@ -433,6 +438,12 @@ class S3Store(CloudStore[Any, S3StoreSettings]):
         if isinstance(error, sdk.HTTPClientError):
             return Answer.SILENT
         return Answer.REFUSED if isinstance(error, sdk.BotoCoreError) else None
+
+
+@cache
+def _loader() -> Any:
+    """The SDK's description of the service, parsed once per process: it is most of the cost of a client."""
+    return botocore.loaders.create_loader()
 
 
 def _info(name: str, found: Mapping[str, Any]) -> ObjectInfo:

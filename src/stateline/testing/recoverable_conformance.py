@@ -327,9 +327,8 @@ class RecoverableConformance:
             assert stream.close_for_commit().commit_point == stream.close_for_commit().commit_point
 
     def test_a_closed_stream_still_gives_its_last_point(self, writer: RecoverableWriter) -> None:
-        stream = writer.open("file")
-        stream.write(b"bytes")
-        stream.close()
+        with writer.open("file") as stream:
+            stream.write(b"bytes")
         point = stream.persist()
         assert (point.length, point.closed) == (5, True)
         resumed = writer.recover(point)
@@ -444,8 +443,7 @@ class RecoverableConformance:
     # -- clean-up -------------------------------------------------------------------------------------------------
 
     def test_cleanup_frees_what_a_point_superseded_and_keeps_the_point(self, writer: RecoverableWriter) -> None:
-        assert writer.requires_cleanup
-        assert writer.supports_resume
+        assert (writer.requires_cleanup, writer.supports_resume) == (True, True)
         stream = writer.open("file")
         assert writer.cleanup(stream.persist()) is False
         for index in range(12):

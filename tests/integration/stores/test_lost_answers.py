@@ -19,8 +19,6 @@ from stateline.testing.fault_proxy import (
 )
 from stateline.testing.gcs_server import GcsServer
 
-pytestmark = pytest.mark.usefixtures("collected")
-
 FAILURES = (UnavailableError, OutcomeUnknownError)
 MUTATIONS = ("put", "put_if_absent", "delete", "stage", "publish")
 READS = ("get", "get_range", "head", "list")
@@ -60,6 +58,7 @@ def world(request, monkeypatch):
     if request.param == "s3":
         made = worlds.s3_world(request.getfixturevalue("ministack_endpoint"), request.getfixturevalue("s3_proxy"))
     elif request.param == "gcs":
+        request.getfixturevalue("collected")
         made = worlds.gcs_world(request.getfixturevalue("failing_gcs"))
     else:
         from test_azure_conformance import make_container

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import uuid
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ from test_gcs_conformance import open_gcs
 from test_s3_conformance import open_s3
 
 from stateline.blob.azure import AzureStore
+from stateline.recoverable.sweep import sweep
 from stateline.testing.gcs_server import GcsServer
 
 
@@ -31,7 +33,7 @@ def of_azure(request):
     endpoint = request.getfixturevalue("azurite_endpoint")
     make_container(endpoint)
     options = {"connection_string": connection_string(endpoint)}
-    return AzureStore.open(f"az://{CONTAINER}/forked", options, None)
+    return AzureStore.open(f"az://{CONTAINER}/{uuid.uuid4().hex}", options, None)
 
 
 @pytest.fixture(params=[of_s3, of_gcs, of_azure])
@@ -68,3 +70,13 @@ def test_a_forked_child_uses_connections_of_its_own(store):
     assert in_a_fork(child) == 0
     assert store.get("target") == bytes(range(4))
     assert [info.name for info in store.list("o")] == []
+
+
+def test_a_sweep_finds_what_a_dead_writer_left_and_keeps_what_is_reachable(store):
+    parts = [store.stage("target", bytes([index]) * 10) for index in range(3)]
+    kept = {parts[0].name}
+    assert sweep(store, kept).leftovers == 0, "they are young"
+    result = sweep(store, kept, min_age=0, delete=True)
+    assert (result.reachable, result.young, result.leftovers) == (1, 0, 2)
+    assert {info.name for info in store.list_staged()} == kept
+    store.discard(parts)
