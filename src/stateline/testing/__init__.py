@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from stateline.testing.ids import SeededIds
     from stateline.testing.invariants import INVARIANTS, InvariantViolation, require
     from stateline.testing.models import KeyedStateModel, OutputModel, RecoverableFileModel, StoreModel
-    from stateline.testing.power_loss import power_loss, power_losses
+    from stateline.testing.power_failure import power_loss, power_losses
     from stateline.testing.results import Exploration, Failure
     from stateline.testing.scenario import Scenario
     from stateline.testing.scheduler import ActorKilled, Scheduler
-    from stateline.testing.simulate import replay, run_seed, shrink, simulate
+    from stateline.testing.simulation import replay, run_seed, shrink, simulate
     from stateline.testing.world import Process, World
 
 _HOMES: Final = {
@@ -49,11 +49,11 @@ _HOMES: Final = {
     "ids": ("SeededIds",),
     "invariants": ("INVARIANTS", "InvariantViolation", "require"),
     "models": ("KeyedStateModel", "OutputModel", "RecoverableFileModel", "StoreModel"),
-    "power_loss": ("power_loss", "power_losses"),
+    "power_failure": ("power_loss", "power_losses"),
     "results": ("Exploration", "Failure"),
     "scenario": ("Scenario",),
     "scheduler": ("ActorKilled", "Scheduler"),
-    "simulate": ("replay", "run_seed", "shrink", "simulate"),
+    "simulation": ("replay", "run_seed", "shrink", "simulate"),
     "world": ("Process", "World"),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}

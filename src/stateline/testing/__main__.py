@@ -17,10 +17,10 @@ from stateline.environment import SystemClock
 from stateline.errors import InvalidInputError, StatelineError
 from stateline.testing import planted
 from stateline.testing.explore import Setting, fault_pairs, single_faults, zombie_sweep
-from stateline.testing.power_loss import power_losses
+from stateline.testing.power_failure import power_losses
 from stateline.testing.results import Exploration
 from stateline.testing.scenarios import SCENARIOS, ScenarioEntry, scenario
-from stateline.testing.simulate import replay, run_seed, simulate
+from stateline.testing.simulation import replay, run_seed, simulate
 
 __all__ = ["main"]
 
@@ -143,7 +143,8 @@ def _planted(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(json.dumps({"catches": rows, "missed": missed}, indent=2) + "\n")
     else:
-        sys.stdout.write(f"{len(caught) - len(missed)} of {len(caught)} planted bugs caught {missed or ''}\n")
+        names = f": missed {', '.join(missed)}" if missed else ""
+        sys.stdout.write(f"{len(caught) - len(missed)} of {len(caught)} planted bugs caught{names}\n")
     return 1 if missed else 0
 
 

@@ -48,6 +48,11 @@ class Backend(Protocol):
         """How many changes the disk has seen; 0 where nobody counts them."""
         ...
 
+    @property
+    def is_gated(self) -> bool:
+        """Whether its system calls go through the gate."""
+        ...
+
     def open(self, name: str, environment: Environment) -> BlobStore:
         """The store ``name``, opened anew by a process with ``environment``; all opens see the same objects."""
         ...
@@ -68,6 +73,11 @@ class MemoryBackend:
     def position(self) -> int:
         """See :attr:`Backend.position`."""
         return 0
+
+    @property
+    def is_gated(self) -> bool:
+        """See :attr:`Backend.is_gated`."""
+        return False
 
     def open(self, name: str, environment: Environment) -> BlobStore:
         """See :meth:`Backend.open`."""
@@ -105,6 +115,11 @@ class LocalBackend:
         """See :attr:`Backend.position`."""
         return len(self.journal.changes) if self.journal else 0
 
+    @property
+    def is_gated(self) -> bool:
+        """See :attr:`Backend.is_gated`."""
+        return self.journal is not None
+
     def open(self, name: str, environment: Environment) -> BlobStore:
         """See :meth:`Backend.open`."""
         store = LocalStore(f"{self.folder}/data/{name}", self._settings, environment)
@@ -114,12 +129,8 @@ class LocalBackend:
     @contextlib.contextmanager
     def attached(self, gate: Gate) -> Iterator[None]:
         """See :meth:`Backend.attached`."""
-        calls = (
-            contextlib.nullcontext()
-            if self.journal is None
-            else intercepted(LOCAL_MODULES, SystemCalls(gate, self.journal))
-        )
-        with calls:
+        calls = SystemCalls(gate, self.journal, self.folder)
+        with intercepted(() if self.journal is None else LOCAL_MODULES, calls):
             yield
             for store in self._opened:
                 store.close()
@@ -155,6 +166,11 @@ class FactoryBackend:
     def position(self) -> int:
         """See :attr:`Backend.position`."""
         return 0
+
+    @property
+    def is_gated(self) -> bool:
+        """See :attr:`Backend.is_gated`."""
+        return False
 
     def open(self, name: str, environment: Environment) -> BlobStore:
         """See :meth:`Backend.open`."""

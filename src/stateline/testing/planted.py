@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from stateline.errors import InvalidInputError
 from stateline.testing.explore import Setting, fault_pairs, single_faults, zombie_sweep
-from stateline.testing.power_loss import power_losses
+from stateline.testing.power_failure import power_losses
 from stateline.testing.results import Exploration
 from stateline.testing.scenarios import ScenarioEntry, scenario
-from stateline.testing.simulate import simulate
+from stateline.testing.simulation import simulate
 
 __all__ = ["BUGS", "SUITES", "Catch", "PlantedBug", "catch", "matrix", "planted", "register_bug", "replaced"]
 

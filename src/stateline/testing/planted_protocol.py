@@ -211,6 +211,6 @@ register_bug(
         site="testing.scenarios.reference_system.merged",
         plant=lambda: replaced(reference_system, "merged", _missing_run_is_empty),
         scenarios=_SCENARIO,
-        suites=("single", "sim"),
+        suites=("sim",),
     )
 )

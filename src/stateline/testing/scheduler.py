@@ -1,7 +1,7 @@
 """Actors that take turns: ordinary blocking code, interleaved in a chosen order.
 
 Owns who runs next, virtual waiting, and the death of actors. Does not own what they do (``world``) nor the choice of
-order (``simulate``, ``explore``).
+order (``simulation``, ``explore``).
 
 Each actor is a greenlet: it runs on the caller's thread until it reaches a switch point (a store call, a wait, a
 hand-off to an executor, a sleep), where control goes back to the scheduler. Nothing else can interrupt it, so a run is
@@ -228,6 +228,7 @@ class Scheduler:
         *,
         only: Collection[Group] | None = None,
         until: Callable[[], bool] | None = None,
+        deadline: float | None = None,
         max_steps: int = MAX_STEPS,
     ) -> None:
         """Runs actors until ``until()`` holds, or none can go on even if virtual time passes.
@@ -237,6 +238,7 @@ class Scheduler:
         Args:
             only: Runs only the actors of these families.
             until: Asked before each step.
+            deadline: Virtual monotonic time beyond which nobody is waited for.
             max_steps: Steps before this counts as a livelock.
 
         Raises:
@@ -250,12 +252,12 @@ class Scheduler:
                 ready = [actor for actor in ready if actor.group.family in only]
             if ready:
                 self.resume(self._last if self._last in ready else ready[0])
-            elif not self.advance_to_next_due(only):
+            elif not self.advance_to_next_due(only, deadline):
                 return
         raise InvariantViolation("H1", f"no end after {max_steps} steps\n{self.report()}")
 
-    def advance_to_next_due(self, only: Collection[Group] | None = None) -> bool:
-        """Lets time pass until the first sleeper or timer is due; ``False`` where nobody waits for time."""
+    def advance_to_next_due(self, only: Collection[Group] | None = None, deadline: float | None = None) -> bool:
+        """Lets time pass until the first sleeper or timer is due; ``False`` where nobody is, before ``deadline``."""
         dues = [
             actor.due
             for actor in self.actors
@@ -264,7 +266,7 @@ class Scheduler:
             and not (actor.group.dead or actor.group.family.frozen)
             and (only is None or actor.group.family in only)
         ]
-        if not dues:
+        if not dues or (deadline is not None and min(dues) > deadline):
             return False
         self.clock.advance(max(min(dues) - self.clock.monotonic(), 0.0))
         return True
@@ -310,7 +312,7 @@ class Scheduler:
     def _wait_outside(self, predicate: Callable[[], bool], due: float | None) -> bool:
         if self._greenlets.getcurrent() is not self._hub:
             raise InternalError("a wait outside of the scheduler's own thread", operation="wait")
-        self.run(until=lambda: predicate() or (due is not None and self.clock.monotonic() >= due))
+        self.run(until=lambda: predicate() or (due is not None and self.clock.monotonic() >= due), deadline=due)
         if predicate():
             return True
         if due is None:

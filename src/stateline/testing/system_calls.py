@@ -59,11 +59,14 @@ class SystemCalls:
     Args:
         gate: Asked before each call.
         journal: Where changes are recorded, if anywhere.
+        disk: The folder that stands for the disk; left out where a path is told to the gate, so that the same run has
+            the same trace wherever its disk is.
     """
 
-    def __init__(self, gate: Gate | None = None, journal: Journal | None = None) -> None:
+    def __init__(self, gate: Gate | None = None, journal: Journal | None = None, disk: str = "") -> None:
         self._gate: Gate = gate or OpenGate()
         self._journal = journal
+        self._disk = disk
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(os, name)
@@ -166,9 +169,9 @@ class SystemCalls:
                 self._journal.made_folder(path, dir_fd)
 
     def scandir(self, path: Any) -> Any:
-        """See :func:`os.scandir`."""
-        with self._call("os.scandir", str(path)):
-            return os.scandir(path)
+        """See :func:`os.scandir`; in the order of names, which is one of those that are allowed."""
+        with self._call("os.scandir", ""), os.scandir(path) as entries:
+            return contextlib.nullcontext(sorted(entries, key=lambda entry: entry.name))
 
     def fstat(self, descriptor: int) -> os.stat_result:
         """See :func:`os.fstat`; inode numbers are reused at once, as some file systems do."""
@@ -182,6 +185,7 @@ class SystemCalls:
     @contextlib.contextmanager
     def _call(self, operation: str, subject: str) -> Iterator[FaultKind | None]:
         """One call: the gate before it, the fault before or after it."""
+        subject = subject.removeprefix(self._disk) if self._disk else subject
         kind = self._gate.enter(operation, subject)
         number = None if kind is None else _ERRORS.get(kind)
         if number is not None and kind is not FaultKind.IO_ERROR_AFTER:

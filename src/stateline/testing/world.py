@@ -1,7 +1,7 @@
 """A simulated world: processes with clocks, ids, threads and stores of their own, over the same durable objects.
 
 Owns the wiring: scheduler, faults, trace and oracles' views around the code under test. Does not own what runs in it
-(``scenario``) nor in which order (``explore``, ``simulate``).
+(``scenario``) nor in which order (``explore``, ``simulation``).
 
 From the code under test down to the bytes, a store call passes: the backend model (optional, ``ResolvingStore``), the
 switch point and the trace, the faults, the watch of effects, the real backend.
@@ -247,6 +247,7 @@ class World:
         self.last_operation = ""
         self.violation: InvariantViolation | None = None
         self.may_replace: Callable[[str, Buffer], bool] = lambda _name, _data: False
+        self._looking = False
         self._objects: dict[str, BlobStore] = {}
         self._contents: dict[str, Contents] = {}
         self._histories: dict[str, StoreHistory] = {}
@@ -275,7 +276,8 @@ class World:
         """The store as the oracle sees it: no faults, no switch points."""
         if store not in self._objects:
             oracle = SimulatedEnvironment(self.scheduler, Group("oracle"), self.seed)
-            self._objects[store] = self.backend.open(store, oracle)
+            bottom = self.backend.open(store, oracle)
+            self._objects[store] = _OracleStore(bottom, self) if self.backend.is_gated else bottom
         return self._objects[store]
 
     def _replaces(self, name: str, data: Buffer) -> bool:
@@ -307,12 +309,21 @@ class World:
         finally:
             self.faults.suspended = before
 
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """A stretch in which system calls are the oracle's, whoever is running: no switch points and no faults."""
+        before, self._looking = self._looking, True
+        try:
+            yield
+        finally:
+            self._looking = before
+
     # -- the gate of system calls -----------------------------------------------------------------------------------
 
     def enter(self, operation: str, subject: str) -> FaultKind | None:
         """See :meth:`stateline.testing.system_calls.Gate.enter`."""
         process = self.current_process()
-        if process is None:
+        if process is None or self._looking:
             return None
         process.begin(operation)
         fault = self.faults.strike(operation, process.name) if process.faulty else None
@@ -354,6 +365,34 @@ class World:
     def _notice(self, effect: Effect) -> None:
         for watch in self.watchers:
             watch(effect)
+
+
+class _OracleStore(StoreDecorator):
+    """What an oracle reads through, where system calls are switch points for everybody else."""
+
+    def __init__(self, inner: BlobStore, world: World) -> None:
+        super().__init__(inner)
+        self._world = world
+
+    def put(self, name: str, data: Buffer) -> ObjectInfo:
+        """See :meth:`BlobStore.put`."""
+        with self._world.looking():
+            return self.inner.put(name, data)
+
+    def get(self, name: str) -> bytes:
+        """See :meth:`BlobStore.get`."""
+        with self._world.looking():
+            return self.inner.get(name)
+
+    def head(self, name: str) -> ObjectInfo:
+        """See :meth:`BlobStore.head`."""
+        with self._world.looking():
+            return self.inner.head(name)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See :meth:`BlobStore.list`."""
+        with self._world.looking():
+            return iter(list(self.inner.list(prefix)))
 
 
 class _ProcessStore(StoreDecorator):

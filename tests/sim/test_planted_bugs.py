@@ -1,0 +1,39 @@
+"""Every planted bug is caught by each suite that must catch it: the proof that the suites see."""
+
+import pytest
+
+from stateline.testing import planted, planted_protocol, planted_store
+from stateline.testing.scenarios import SCENARIOS
+
+assert planted_store is not None
+assert planted_protocol is not None
+
+
+def test_there_are_enough_bugs():
+    assert len(planted.BUGS) >= 25
+    for bug in planted.BUGS.values():
+        assert bug.description
+        assert bug.site
+        assert bug.suites
+        assert set(bug.scenarios) <= set(SCENARIOS)
+        assert set(bug.suites) <= set(planted.SUITES)
+
+
+@pytest.mark.parametrize("name", sorted(planted.BUGS))
+def test_the_quickest_suite_catches_it(name):
+    bug = planted.BUGS[name]
+    for scenario in bug.scenarios:
+        catch = planted.catch(name, bug.suites[0], scenario)
+        if catch.invariant:
+            assert catch.recipe
+            return
+    pytest.fail(f"{bug.suites[0]} does not see {name} in {bug.scenarios}")
+
+
+def test_a_bug_is_gone_when_its_context_ends():
+    from stateline.blob.memory import MemoryStore
+
+    before = MemoryStore.put_if_absent
+    with planted.planted("plain_put_instead_of_create"):
+        assert MemoryStore.put_if_absent is MemoryStore.put
+    assert MemoryStore.put_if_absent is before

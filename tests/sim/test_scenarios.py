@@ -1,0 +1,92 @@
+"""The scenarios hold under every suite, within the budget of a run of the tests."""
+
+import pytest
+
+from stateline.testing import (
+    Setting,
+    fault_pairs,
+    power_losses,
+    replay,
+    run_seed,
+    simulate,
+    single_faults,
+    zombie_sweep,
+)
+from stateline.testing.scenarios import SCENARIOS
+
+MEMORY = ["create_race", "store_publish", "micro_batch_reference"]
+LOCAL = ["create_race_local", "store_publish_local"]
+
+
+def holds(result):
+    assert not result.failures, "\n".join(failure.render() for failure in result.failures)
+    return result
+
+
+def setting(entry, **more):
+    return Setting(backend=entry.backend, **more)
+
+
+@pytest.mark.parametrize("resolving", [False, True])
+@pytest.mark.parametrize("name", MEMORY)
+def test_single_faults_exhaustively(name, resolving):
+    entry = SCENARIOS[name]
+    result = holds(single_faults(entry.small(), setting(entry, resolving=resolving)))
+    assert result.points > 400
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_single_faults_at_system_calls(name):
+    entry = SCENARIOS[name]
+    result = holds(single_faults(entry.small(), setting(entry), kinds=entry.kinds, sample=500))
+    assert result.points == 500
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_pairs_of_faults(name):
+    entry = SCENARIOS[name]
+    assert holds(fault_pairs(entry.small(), setting(entry), sample=1500)).points > 200
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_zombies(name):
+    entry = SCENARIOS[name]
+    assert holds(zombie_sweep(entry.small(), setting(entry), sample=3000)).points > 1000
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_zombies_at_system_calls(name):
+    entry = SCENARIOS[name]
+    assert holds(zombie_sweep(entry.small(), setting(entry), sample=500)).points > 200
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_seeds_hold_and_no_knob_is_dead(name):
+    entry = SCENARIOS[name]
+    scenario = entry.large()
+    result = holds(simulate(scenario, range(250), setting(entry)))
+    assert result.points == 250
+    assert result.dead_knobs(scenario.kinds, share=0.15) == []  # 0.2 over many seeds, less over these few.
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_seeds_hold_at_system_calls(name):
+    entry = SCENARIOS[name]
+    holds(simulate(entry.large(), range(30), setting(entry), kinds=entry.kinds))
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_power_loss(name):
+    entry = SCENARIOS[name]
+    result = holds(power_losses(entry.small(), races=4, deaths=15, failing=4, max_states=80))
+    assert result.points > 700
+
+
+@pytest.mark.parametrize("name", [*MEMORY, *LOCAL])
+def test_runs_are_determined_by_their_seed(name):
+    entry = SCENARIOS[name]
+    for seed in range(6):
+        first = run_seed(entry.large(), seed, setting(entry), kinds=entry.kinds)
+        again = run_seed(entry.large(), seed, setting(entry), kinds=entry.kinds)
+        replayed = replay(entry.large(), first.script, setting(entry))
+        assert first.trace.digest() == again.trace.digest() == replayed.trace.digest()

@@ -1,0 +1,176 @@
+"""The real side of the environment: threads, timers, monitors. Waits are on events, never on time."""
+
+import threading
+import uuid
+from concurrent.futures import CancelledError
+
+import pytest
+
+from stateline.environment import Environment, SystemClock, SystemExecutors, SystemIds, system_environment
+
+LONG = 60.0
+"""Seconds after which a test that hangs fails."""
+
+
+@pytest.fixture
+def executor():
+    made = SystemExecutors().executor("pool", 2)
+    yield made
+    made.close()
+
+
+def test_ids_are_version_4_and_never_repeat():
+    ids = SystemIds()
+    made = [ids.new_id() for _ in range(1000)]
+    assert len(set(made)) == 1000
+    assert all(uuid.UUID(hex=text).version == 4 and text == text.lower() and len(text) == 32 for text in made)
+    assert ids.new_uuid().version == 4
+
+
+def test_sleeping_for_no_time_returns_at_once():
+    SystemClock().sleep(0)
+    SystemClock().sleep(-1)
+
+
+def test_monotonic_time_does_not_go_back():
+    clock = SystemClock()
+    readings = [clock.monotonic() for _ in range(100)]
+    assert readings == sorted(readings)
+
+
+def test_submit_runs_on_a_thread_of_the_pool(executor):
+    name = executor.submit(lambda: threading.current_thread().name).result(LONG)
+    assert name.startswith("pool")
+
+
+def test_submit_hands_arguments_and_errors_through(executor):
+    assert executor.submit(divmod, 7, 2).result(LONG) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        executor.submit(divmod, 1, 0).result(LONG)
+
+
+def test_no_more_threads_than_asked_for(executor):
+    barrier = threading.Barrier(2)
+    executor.submit(barrier.wait, LONG)
+    executor.submit(barrier.wait, LONG).result(LONG)
+    assert executor.submit(threading.active_count).result(LONG) <= threading.active_count()
+
+
+def test_a_timer_fires_on_another_thread(executor):
+    fired = threading.Event()
+    threads = []
+    executor.call_later(0.0, lambda: (threads.append(threading.get_ident()), fired.set()))
+    assert fired.wait(LONG)
+    assert threads != [threading.get_ident()]
+
+
+def test_timers_fire_in_the_order_of_their_delays(executor):
+    order: list[str] = []
+    done = threading.Event()
+    blocked = threading.Event()
+    executor.call_later(0.0, lambda: blocked.wait(LONG))
+    executor.call_later(0.02, lambda: (order.append("late"), done.set()))
+    executor.call_later(0.01, lambda: order.append("early"))
+    blocked.set()
+    assert done.wait(LONG)
+    assert order == ["early", "late"]
+
+
+def test_a_cancelled_timer_does_not_fire(executor):
+    fired = []
+    done = threading.Event()
+    timer = executor.call_later(0.02, lambda: fired.append(1))
+    assert timer.cancel() is True
+    assert timer.cancel() is False
+    executor.call_later(0.04, done.set)
+    assert done.wait(LONG)
+    assert fired == []
+
+
+def test_cancelling_after_the_call_says_so(executor):
+    fired = threading.Event()
+    timer = executor.call_later(0.0, fired.set)
+    assert fired.wait(LONG)
+    assert timer.cancel() is False
+
+
+def test_close_cancels_queued_work_and_timers_and_lets_running_work_end():
+    executor = SystemExecutors().executor("closing", 1)
+    started, release = threading.Event(), threading.Event()
+    running = executor.submit(lambda: (started.set(), release.wait(LONG))[1])
+    queued = executor.submit(lambda: "never")
+    executor.call_later(LONG * 10, lambda: None)
+    assert started.wait(LONG)
+    release.set()
+    executor.close()
+    executor.close()
+    assert running.result(LONG) is True
+    if not queued.cancelled():  # It may have been taken in the moment before the close.
+        assert queued.result(LONG) == "never"
+    else:
+        with pytest.raises(CancelledError):
+            queued.result(LONG)
+
+
+def test_a_closed_executor_refuses_work():
+    executor = SystemExecutors().executor("closed", 1)
+    executor.close()
+    with pytest.raises(RuntimeError):
+        executor.submit(int)
+    with pytest.raises(RuntimeError, match="closed"):
+        executor.call_later(0.0, int)
+
+
+def test_close_from_a_timer_does_not_wait_for_itself():
+    executor = SystemExecutors().executor("self", 1)
+    closed = threading.Event()
+    executor.call_later(0.0, lambda: (executor.close(), closed.set()))
+    assert closed.wait(LONG)
+
+
+def test_a_monitor_is_reentrant():
+    monitor = SystemExecutors().monitor()
+    with monitor, monitor:
+        monitor.notify_all()
+
+
+def test_wait_for_returns_when_notified():
+    monitor = SystemExecutors().monitor()
+    state = {"ready": False}
+    waiting = threading.Event()
+    results = []
+
+    def wait() -> None:
+        with monitor:
+            waiting.set()
+            results.append(monitor.wait_for(lambda: state["ready"], LONG))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waiting.wait(LONG)
+    with monitor:  # Entered only once the waiter has given the lock up.
+        state["ready"] = True
+        monitor.notify_all()
+    thread.join(LONG)
+    assert results == [True]
+
+
+def test_wait_for_gives_the_last_value_after_its_time():
+    monitor = SystemExecutors().monitor()
+    with monitor:
+        assert monitor.wait_for(lambda: False, 0.0) is False
+        assert monitor.wait_for(lambda: True, 0.0) is True
+
+
+def test_notifying_without_the_lock_is_an_error():
+    with pytest.raises(RuntimeError):
+        SystemExecutors().monitor().notify_all()
+
+
+def test_the_environment_is_frozen_and_takes_components_by_name():
+    environment = system_environment()
+    assert environment.ids.new_id()
+    with pytest.raises(AttributeError):
+        environment.clock = SystemClock()  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Environment(SystemClock())  # type: ignore[misc]

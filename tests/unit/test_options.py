@@ -1,0 +1,128 @@
+"""Strings to typed settings."""
+
+import dataclasses
+import json
+import pickle
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateline.errors import ErrorKind, InvalidInputError
+from stateline.options import (
+    Secret,
+    check_known,
+    normalise_settings,
+    parse_bool,
+    parse_choice,
+    parse_duration,
+    parse_int,
+    parse_size,
+    setting,
+    settings_from_options,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (0, 0), ("0", 0), (17, 17), ("17", 17), ("17b", 17), ("1kB", 1000), ("1KiB", 1024), ("5MB", 5_000_000),
+        ("5 MiB", 5 * 2**20), ("1.5gb", 1_500_000_000), (" 2tib ", 2 * 2**40), ("0.5KiB", 512), ("3PB", 3 * 10**15),
+    ],
+)  # fmt: skip
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", [-1, "-1", "", "MB", "5 XB", "5M B", "1e3", "0.3b", "1.0001KiB", True, None, 1.5, "٣"])
+def test_what_is_no_size_is_refused_with_its_name(text):
+    with pytest.raises(InvalidInputError, match=r"buffer_size.*Give a") as caught:
+        parse_size(text, "buffer_size")
+    assert caught.value.subject == "buffer_size"
+
+
+@given(st.integers(0, 2**70))
+def test_whole_numbers_of_bytes_keep_their_value(size):
+    assert parse_size(size) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (0, 0.0), (1.5, 1.5), ("1.5", 1.5), ("500ms", 0.5), ("10s", 10.0), ("5 min", 300.0), ("2m", 120.0),
+        ("1h", 3600.0), ("2 days", 172800.0), ("1d", 86400.0), ("250us", 0.00025), (timedelta(minutes=1), 60.0),
+    ],
+)  # fmt: skip
+def test_durations(text, seconds):
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", [-1, "-1s", "", "1 fortnight", float("nan"), float("inf"), True, None, timedelta(-1)])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(InvalidInputError, match="delay"):
+        parse_duration(text, "delay")
+
+
+@pytest.mark.parametrize(
+    ("value", "flag"), [(True, True), ("Yes", True), (" on ", True), ("1", True), ("FALSE", False), ("off", False)]
+)
+def test_flags(value, flag):
+    assert parse_bool(value) is flag
+
+
+@pytest.mark.parametrize("value", ["", "2", "tru", 1, None])
+def test_what_is_no_flag_is_refused(value):
+    with pytest.raises(InvalidInputError):
+        parse_bool(value)
+
+
+def test_whole_numbers_respect_inclusive_bounds():
+    assert parse_int("7", minimum=7, maximum=7) == 7
+    for bad in ("6", "8", "7.0", "", None, True, 7.0):
+        with pytest.raises(InvalidInputError):
+            parse_int(bad, "n", minimum=7, maximum=7)
+
+
+def test_choices_are_case_insensitive():
+    assert parse_choice(" LZ4 ", ("none", "lz4")) == "lz4"
+    with pytest.raises(InvalidInputError, match="none, lz4"):
+        parse_choice("gzip", ("none", "lz4"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    buffer_size: int = setting("1KiB", parse_size, help="How much.")
+    plain: str = "as is"
+
+    def __post_init__(self) -> None:
+        normalise_settings(self)
+
+
+def test_settings_parse_defaults_options_and_keywords_alike():
+    assert Sample().buffer_size == 1024
+    assert settings_from_options(Sample, {"buffer_size": "2KiB"}) == Sample(buffer_size="2KiB")  # type: ignore[arg-type]
+
+
+def test_an_unknown_option_names_the_nearest_known_one():
+    with pytest.raises(InvalidInputError, match="Did you mean 'buffer_size'") as caught:
+        settings_from_options(Sample, {"bufer_size": "1"})
+    assert caught.value.kind is ErrorKind.UNKNOWN_OPTION
+
+
+def test_an_option_near_to_nothing_lists_all():
+    with pytest.raises(InvalidInputError, match="Known: buffer_size, plain"):
+        settings_from_options(Sample, {"zzz": "1"})
+    with pytest.raises(InvalidInputError, match="Known: none"):
+        check_known(["a"], [])
+
+
+def test_a_secret_shows_itself_to_reveal_only():
+    secret = Secret("hunter2")
+    assert secret.reveal() == "hunter2"
+    for shown in (str(secret), repr(secret), f"{secret}", f"{secret:>10}", f"{[secret]}", "%s" % secret):  # noqa: UP031
+        assert "hunter2" not in shown
+    with pytest.raises(InvalidInputError, match="cannot be pickled"):
+        pickle.dumps(secret)
+    with pytest.raises(TypeError):
+        json.dumps(secret)
