@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,28 +221,29 @@ class SlowStore(StoreDecorator):
 
 
 def memory(writers: int) -> list[dict[str, Any]]:
-    """Resident memory while producers are faster than the store, against the limit and one frame per writer."""
+    """Live bytes (Python and Arrow) while producers are faster than the store; resident memory for comparison."""
     limit, frame = 40_000_000, 5_000_000
     settings = ChangelogSettings(max_in_flight=limit, upload_timeout=0)
     store = SlowStore(0.05)
     value = os.urandom(1000)
     resident = Path("/proc/self/statm")
 
-    def pages() -> int:
-        return int(resident.read_text().split()[1])
+    def live() -> int:
+        return tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes()
 
+    def pages() -> int:
+        return int(resident.read_text().split()[1]) * resource.getpagesize()
+
+    gc.collect()
+    tracemalloc.start()
     with ChangelogStorage.open(store, settings) as storage:
-        gc.collect()
-        before = pages()
-        peak = [before]
+        before = live(), pages()
+        peak = list(before)
         stop = threading.Event()
 
         def watch() -> None:
             while not stop.wait(0.002):
-                peak[0] = max(peak[0], pages())
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
+                peak[:] = max(peak[0], live()), max(peak[1], pages())
 
         def produce(index: int) -> None:
             writer = storage.create_writer(f"operator-{index}", ALL)
@@ -250,21 +252,24 @@ def memory(writers: int) -> list[dict[str, Any]]:
             writer.persist(writer.initial_sequence_number(), 1).result()
 
         threads = [threading.Thread(target=produce, args=(index,)) for index in range(writers)]
-        for thread in threads:
+        watcher = threading.Thread(target=watch)
+        for thread in (watcher, *threads):
             thread.start()
         for thread in threads:
             thread.join()
         stop.set()
         watcher.join()
+    tracemalloc.stop()
     MemoryStore.forget("benchmark-slow")
-    grown = (peak[0] - before) * resource.getpagesize()
+    grown, grown_resident = peak[0] - before[0], peak[1] - before[1]
     bound = limit + writers * frame
     return [
         {
-            "name": f"resident memory, slow store, {writers} writers, against limit + a frame each",
+            "name": f"live memory, slow store, {writers} writers, against max_in_flight + a frame each",
             "ratio": grown / bound,
             "wanted": "<= 1",
-            "note": f"{grown / 1e6:.0f} MB grown, bound {bound / 1e6:.0f} MB, written {store.written / 1e6:.0f} MB",
+            "note": f"{grown / 1e6:.0f} MB live ({grown_resident / 1e6:.0f} MB resident), {store.written / 1e6:.0f} MB "
+            f"written; with a frame per encoding thread the bound is {(bound + 2 * frame) / 1e6:.0f} MB",
         }
     ]
 

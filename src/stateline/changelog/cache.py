@@ -5,8 +5,8 @@ what the bytes mean; a reader that finds damage asks for :meth:`HostCache.drop`.
 
 Rules:
 - An object never changes and its name is never used twice, so a cached file is valid for ever, for every process.
-- A file gets its name when it is complete. Processes that want the same object at once wait for the one that holds its
-  lock file; a lock ends with its process. Threads of one process wait for each other before that.
+- A file gets its name when it is complete. Threads and processes that want the same object at once wait for the one
+  that holds its lock file; a lock ends with its process.
 - A reader holds the file open, so an eviction, by whatever process, cannot take it away from under it.
 - The bound holds for the folder, over all processes. What would not fit is not cached.
 """
@@ -19,8 +19,8 @@ import hashlib
 import logging
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from stateline.blob.api import BlobStore
@@ -37,14 +37,6 @@ _LOCK_POLL_SECONDS: Final = 0.02
 _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _OBJECT: Final = ".object"
 _LOCK: Final = ".lock"
-
-
-@dataclass(slots=True)
-class _Use:
-    """How this process uses one object."""
-
-    readers: int = 0
-    downloading: bool = False
 
 
 class CachedObject:
@@ -107,7 +99,7 @@ class HostCache:
         self._ids = environment.ids
         self._executors = environment.executors
         self._monitor = environment.executors.monitor()
-        self._uses: dict[str, _Use] = {}
+        self._uses: Counter[str] = Counter()
         self._executor: Executor | None = None
         self._sweeping = False
         self._closed = False
@@ -121,17 +113,11 @@ class HostCache:
             OSError: The download failed; nothing is left behind.
         """
         with self._monitor:
-            use = self._uses.setdefault(name, _Use())
-            use.readers += 1
-            self._monitor.wait_for(lambda: not use.downloading)
-            use.downloading = True
+            self._uses[name] += 1
         found: CachedObject | None = None
         try:
             found = self._open(name) or self._download(name)
         finally:
-            with self._monitor:
-                use.downloading = False
-                self._monitor.notify_all()
             if found is None:
                 self._forget(name)
         return found
@@ -204,7 +190,7 @@ class HostCache:
 
     @contextlib.contextmanager
     def _locked(self, path: str) -> Iterator[None]:
-        """Holds a lock between processes. It is asked for again and again: no signal tells that it is free."""
+        """Holds the lock file of an object. It is asked for again and again: nothing tells that it is free."""
         descriptor = os.open(path, _CREATE, 0o600)
         try:
             while True:
@@ -274,9 +260,8 @@ class HostCache:
 
     def _forget(self, name: str) -> None:
         with self._monitor:
-            use = self._uses[name]
-            use.readers -= 1
-            if use.readers == 0:
+            self._uses[name] -= 1
+            if self._uses[name] == 0:
                 del self._uses[name]
 
     def _is_used(self, path: str) -> bool:

@@ -112,11 +112,16 @@ def _taken(
     lengths = np.diff(offsets)
     width = int(lengths[0])
     if width == 0 or bool((lengths != width).any()):
-        return _buffers(pc.take(_as_array(offsets, data), pa.array(order), boundscheck=False))
+        return _buffers(pc.take(_as_array(offsets, data), _indices(order), boundscheck=False))
     rows = len(order)
     values = pa.Array.from_buffers(pa.binary(width), rows, [None, data.slice(int(offsets[0]), rows * width)])
-    moved = pc.take(values, pa.array(order), boundscheck=False)
+    moved = pc.take(values, _indices(order), boundscheck=False)
     return np.arange(rows + 1, dtype=np.int64) * width, moved.buffers()[1]
+
+
+def _indices(order: npt.NDArray[np.intp]) -> pa.Array:
+    """The order as an Arrow array. Not by ``pa.array``: its first call with a numpy array imports pandas, if it can."""
+    return pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)])
 
 
 def batch_columns(key_groups: Any, values: Any, allowed: KeyGroupRange) -> list[ChangeColumns]:

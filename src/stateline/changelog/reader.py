@@ -111,7 +111,8 @@ class ChangelogReader:
     ) -> Iterator[pa.RecordBatch]:
         """As :meth:`read`, as Arrow record batches with the columns ``key_group`` and ``change``."""
         for groups, values in self._read(handle, key_groups):
-            yield pa.RecordBatch.from_arrays([pa.array(groups), values], schema=SCHEMA)
+            column = pa.Array.from_buffers(pa.int16(), len(groups), [None, pa.py_buffer(groups)])
+            yield pa.RecordBatch.from_arrays([column, values], schema=SCHEMA)
 
     def close(self) -> None:
         """Ends the threads that fetch ahead. Idempotent; the reader may be used again."""

@@ -31,8 +31,8 @@ __all__ = ["RetryPolicy", "RetryingExecutor"]
 
 _LOG = logging.getLogger(__name__)
 
-_FOLLOW_UP: Final = 0
-"""Stands for an attempt that will certainly start, so that no other failure is taken for the last one."""
+_NONE: Final = 0
+"""The number of no attempt: a follow-up waits for its time."""
 
 
 class RetryPolicy:
@@ -174,7 +174,7 @@ class _Execution:
         self._action = action
         self._decided = False
         self._started = 0
-        self._in_time: set[int] = set()
+        self._in_time = _NONE
         self._first_start: float | None = None
 
     def submit_next(self) -> None:
@@ -183,8 +183,7 @@ class _Execution:
             if self._decided:
                 return
             self._started += 1
-            attempt = self._started
-            self._in_time.add(attempt)
+            attempt = self._in_time = self._started
         try:
             self._world.executor.submit(self._run, attempt)
         except RuntimeError:
@@ -238,33 +237,28 @@ class _Execution:
         self._failed(attempt, error)
 
     def _failed(self, attempt: int, error: BaseException) -> None:
-        """An attempt ended with an error or ran out of time; only the first of the two counts."""
+        """An attempt ended with an error or ran out of time. Only the first of the two counts, and only while in time.
+
+        An attempt that is out of time has a follow-up already, so its error says nothing about the action.
+        """
         with self._world.monitor:
-            if self._decided or attempt not in self._in_time:
+            if self._decided or attempt != self._in_time:
                 return
-            self._in_time.discard(attempt)
-            delay = self._policy.retry_after(attempt, error)
-            last = delay is None and not self._in_time
-        if delay is not None:
-            self._retry_later(delay)
-        elif last:
+            self._in_time = _NONE
+        delay = self._policy.retry_after(attempt, error)
+        if delay is None:
             self.give_up(error)
+        else:
+            self._retry_later(delay)
 
     def _retry_later(self, delay: float) -> None:
         if delay == 0:
             self.submit_next()
             return
-        with self._world.monitor:
-            self._in_time.add(_FOLLOW_UP)
         try:
-            self._world.executor.call_later(delay, self._follow_up)
+            self._world.executor.call_later(delay, self.submit_next)
         except RuntimeError:
             self.give_up(_closed())
-
-    def _follow_up(self) -> None:
-        self.submit_next()
-        with self._world.monitor:
-            self._in_time.discard(_FOLLOW_UP)
 
     def _succeeded(self, attempt: int, started: float, result: object) -> None:
         if not self._decide():

@@ -346,6 +346,21 @@ def test_a_compressed_column_that_is_too_short_does_not_become_other_memory(comp
         decode(data)
 
 
+@pytest.mark.parametrize("compression", [Compression.LZ4, Compression.ZSTD])
+@pytest.mark.parametrize("announced", [4, 6, 0, -1, -2, 2**62])
+def test_a_column_must_announce_its_length(compression: Compression, announced: int) -> None:
+    packed = pa.Codec(compression.name.lower()).compress(b"short", asbytes=True)
+    columns = struct.pack("<h", 0) + struct.pack("<ii", 0, 5) + b"short"
+    for said, refused in ((5, False), (announced, True)):
+        stored = compressed_block(5, said, packed, compression)
+        data = hostile_frame(stored, rows=1, change_bytes=5, raw_crc=crc32c(columns), compression=compression)
+        if refused:
+            with pytest.raises(CorruptDataError):
+                decode(data)
+        else:
+            assert decode(data)[1] == [StateChange(0, b"short")]
+
+
 def test_offsets_and_key_groups_that_lie_are_refused() -> None:
     for groups, offsets, rows, size in [
         ([1, 0], [0, 1, 2], 2, 2),  # not sorted

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import uuid
+import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stateline.blob.local import LocalStore, LocalStoreSettings
@@ -15,15 +18,18 @@ from stateline.changelog import (
     DuplicatingUploader,
     LocalChangelogRegistry,
     SequenceNumber,
+    StateChangeSet,
     TaskChangelogRegistry,
     UploadTask,
 )
+from stateline.changelog.block import Compression
+from stateline.changelog.columns import batch_columns
 from stateline.changelog.inspection import inspect_object
 from stateline.changelog.local_recovery import LocalCopies
 from stateline.changelog.uploader import gather
-from stateline.errors import InvalidInputError, OutcomeUnknownError, StorageFullError, UnavailableError
+from stateline.errors import ClosedError, InvalidInputError, OutcomeUnknownError, StorageFullError, UnavailableError
 from stateline.key_groups import KeyGroupRange
-from tests.unit.changelog.worlds import ManualWorld, ScriptedStore, memory_store, open_storage, task_of
+from tests.unit.changelog.worlds import ManualWorld, ScriptedStore, memory_store, open_storage, task_of, values
 
 
 class Handle:
@@ -121,6 +127,23 @@ def test_a_discarded_result_leaves_neither_object_nor_count() -> None:
     assert store.names() == []
     assert not registry.is_tracked(Handle(name))
     assert store.count("delete") == 1
+
+
+def test_a_set_holds_its_columns_or_its_frame_and_neither_once_it_is_durable() -> None:
+    [columns] = batch_columns(np.array([1, 0]), [b"a", b"b"], KeyGroupRange(0, 1))
+    group = weakref.ref(columns.key_groups)
+    change_set = StateChangeSet.of_columns(uuid.UUID(int=1), SequenceNumber(0), [columns])
+    del columns
+    assert group() is not None
+    frame = change_set.encode(Compression.NONE)
+    assert group() is None
+    assert change_set.encode(Compression.NONE) is frame
+    assert values(change_set.changes) == [(0, b"b"), (1, b"a")]
+    change_set.give_up()
+    assert change_set.changes == ()
+    assert (change_set.size, len(change_set)) == (2, 2)
+    with pytest.raises(ClosedError):
+        change_set.encode(Compression.NONE)
 
 
 def test_compression_and_buffers_are_options() -> None:

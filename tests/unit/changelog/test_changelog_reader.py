@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import struct
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 from stateline.blob.local import LocalStore
 from stateline.changelog import ChangelogHandle, ChangelogMetrics, ChangelogReader, SegmentHandle, SequenceNumber
 from stateline.changelog.cache import HostCache
+from stateline.changelog.frame import encode_index
 from stateline.changelog.inspection import changes_of, inspect_object, verify_frame
 from stateline.errors import AccessDeniedError, CorruptDataError, DataLossError, NotFoundError
 from stateline.key_groups import KeyGroupRange, range_for_subtask
@@ -468,6 +470,18 @@ def test_damage_in_one_frame_does_not_hide_the_others() -> None:
     found = inspect_object(written.store, name)
     assert [frame.head.sequence_number for frame in found.frames] == [0, 2]
     assert [problem.offset for problem in found.problems] == [second.offset]
+
+
+def test_an_index_that_contradicts_its_frames_is_reported() -> None:
+    written = Written(sets=2, changes=3)
+    name = written.handle.segments[0].name
+    first, second = inspect_object(written.store, name).frames
+    lying = encode_index([(0, dataclasses.replace(first.head, sequence_number=9)), (second.offset, second.head)])
+    data = written.store.get(name)[: second.offset + second.head.length] + lying
+    written.store.inner.put(name, data)
+    found = inspect_object(written.store, name)
+    assert [problem.offset for problem in found.problems] == [0]
+    assert [frame.head.sequence_number for frame in found.frames] == [1]
 
 
 def test_damage_in_a_block_is_reported_with_its_offset() -> None:

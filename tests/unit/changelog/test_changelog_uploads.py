@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +18,7 @@ from stateline.changelog import (
     ChangelogSettings,
     RetryingExecutor,
     RetryPolicy,
+    SequenceNumber,
     UploadTask,
     UploadTasksResult,
     UploadThrottle,
@@ -23,7 +27,15 @@ from stateline.changelog import (
     scheduler_from_options,
 )
 from stateline.errors import ClosedError, InternalError, InvalidInputError, UnavailableError
-from tests.unit.changelog.worlds import ManualExecutor, ManualWorld, results_of, task_of
+from stateline.key_groups import KeyGroupRange
+from tests.unit.changelog.worlds import (
+    ManualExecutor,
+    ManualWorld,
+    memory_store,
+    open_storage,
+    results_of,
+    task_of,
+)
 
 # -- tasks -----------------------------------------------------------------------------------------------------------
 
@@ -237,6 +249,47 @@ def test_it_fails_when_the_last_attempt_is_out_of_time_and_discards_what_comes_l
     assert [event[0] for event in action.events] == ["fail", "discard", "discard"]
     assert isinstance(future.exception(0), TimeoutError)
     assert isinstance(future.exception(0), UnavailableError)
+
+
+def test_an_error_that_is_kept_does_not_keep_the_bytes_of_its_attempt() -> None:
+    class Bytes:
+        pass
+
+    seen: list[weakref.ref[Bytes]] = []
+
+    class Failing(Action):
+        def try_execute(self) -> object:
+            held = Bytes()
+            seen.append(weakref.ref(held))
+            try:
+                raise ValueError("cause")
+            except ValueError as error:
+                raise OSError("kept") from error
+
+    world = ManualWorld()
+    action = Failing(world)
+    future = retrying(world).execute(POLICY, action)
+    world.advance(10)
+    assert str(future.exception(0)) == "kept"
+    assert len(seen) == 3
+    assert [reference() for reference in seen] == [None] * 3
+
+
+def test_uploaded_bytes_are_freed_without_the_garbage_collector() -> None:
+    world = ManualWorld()
+    storage = open_storage(world, memory_store(world))
+    writer = storage.create_writer("operator", KeyGroupRange(0, 9))
+    base = pa.total_allocated_bytes()
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(10):
+            writer.append_batch([number % 10, 0] * 50, [bytes(10_000)] * 100)
+            storage.store.script.append(OSError("x") if number % 2 else None)
+            writer.persist(SequenceNumber(0), number).result()
+            assert pa.total_allocated_bytes() - base < 1_500_000
+    finally:
+        gc.enable()
 
 
 def test_closing_fails_what_has_no_winner_and_discards_what_ends_later() -> None:
