@@ -20,7 +20,9 @@ def is_public(module: Module) -> bool:
 def declared_names(module: Module) -> list[str] | None:
     """``__all__`` as it is written; ``None`` without one."""
     for statement in module.tree.body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+            continue
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
             return list(ast.literal_eval(statement.value))
     return None

@@ -20,7 +20,7 @@ from stateline.testing.faults import FaultKind
 from stateline.testing.invariants import require
 from stateline.testing.scenario import Scenario
 from stateline.testing.scenarios.retry import certain
-from stateline.testing.simulate import simulate
+from stateline.testing.simulation import simulate
 from stateline.testing.world import Process, World
 
 RANGE = KeyGroupRange(0, 3)

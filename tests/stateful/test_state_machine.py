@@ -195,5 +195,5 @@ class Bounds:
         self.low, self.high = hash_bounds(table.key_groups, GROUPS)
 
 
-StateMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=20, deadline=None)
+StateMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
 TestStateMachine = StateMachine.TestCase

@@ -191,16 +191,22 @@ def merge_windows(
     """
     borders = _window_borders(runs, key_groups, max_parallelism, window_rows)
     for low, high in itertools.pairwise(borders):
-        parts = [part for run in reversed(runs) for part in run.between(low, high)]
-        if not parts:
-            continue
-        merged = parts[0] if len(parts) == 1 else _newest(parts)
-        if expired is not None:
-            merged = _with_expired(merged, expired(merged))
-        if drop_tombstones and merged.deleted is not None:
-            merged = dataclasses.replace(merged.take(np.flatnonzero(~merged.deleted)), deleted=None)
-        if len(merged):
-            yield merged
+        stacks = [parts for run in reversed(runs) if (parts := run.between(low, high))]
+        # The rows of one run are merged already: they are handed on as they lie.
+        windows = [_newest(list(itertools.chain(*stacks)))] if len(stacks) > 1 else itertools.chain(*stacks)
+        for window in windows:
+            kept = _kept(window, drop_tombstones=drop_tombstones, expired=expired)
+            if len(kept):
+                yield kept
+
+
+def _kept(rows: StateRows, *, drop_tombstones: bool, expired: Expired | None) -> StateRows:
+    """What remains of rows once those that expired, and tombstones below which nothing lies, are gone."""
+    if expired is not None:
+        rows = _with_expired(rows, expired(rows))
+    if drop_tombstones and rows.deleted is not None:
+        rows = dataclasses.replace(rows.take(np.flatnonzero(~rows.deleted)), deleted=None)
+    return rows
 
 
 def _newest(parts: Sequence[StateRows]) -> StateRows:

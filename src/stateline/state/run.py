@@ -87,6 +87,11 @@ _FOOTER_LENGTH: Final = struct.Struct("<i")
 _END_OF_STREAM_BYTES: Final = 64
 """More than the end-of-stream marker and its padding take."""
 
+_BATCHES_WANTED: Final = 128
+"""Into how many record batches a run is cut, if they do not become smaller than :data:`_BATCH_ROWS_MIN` by it."""
+
+_BATCH_ROWS_MIN: Final = 8192
+
 _COMPRESSION_SLACK: Final = 64
 """LZ4 and zstd grow incompressible bytes by less than one part in this many."""
 
@@ -96,13 +101,15 @@ class RunSettings:
     """How runs are written.
 
     Attributes:
-        batch_rows: Rows of a record batch, about: what one search step looks at, and the grain of ranged reads.
+        batch_rows: Rows of a record batch, at most about: what one search step looks at, and the grain of ranged
+            reads. A run of fewer than 128 times as many rows has smaller ones, down to 8,192 rows, so that a look at
+            one key reads a small part of any run.
         batch_bytes: Bytes of a record batch, about: wide rows make shorter batches.
         compression: ``none``, ``lz4`` or ``zstd``. Anything but ``none`` gives up memory-mapping without a copy.
     """
 
     batch_rows: int = setting(
-        65_536, lambda value, name: parse_int(value, name, minimum=1, maximum=1 << 24), help="rows per record batch"
+        32_768, lambda value, name: parse_int(value, name, minimum=1, maximum=1 << 24), help="rows per record batch"
     )
     batch_bytes: int = setting("16MiB", parse_size, help="bytes per record batch, at most about")
     compression: str = setting(
@@ -154,6 +161,12 @@ class RunIndex:
         start = max(sum(first <= low for first in firsts) - 1, 0)
         return range(start, sum(first < high for first in firsts))
 
+    def holding(self, hashes: Hashes) -> list[int]:
+        """The batches, by number and ascending, that can hold rows of some hashes: one per hash at most."""
+        firsts = np.array([entry.first_hash for entry in self.batches], dtype=np.uint64)
+        places = np.unique(firsts.searchsorted(hashes, side="right")) - 1
+        return [int(place) for place in places if place >= 0]
+
 
 # -- writing ----------------------------------------------------------------------------------------------------------
 
@@ -165,10 +178,11 @@ def encode_run(run: Run, schema: StateSchema, max_parallelism: int, settings: Ru
         raise InvalidInputError("it has no rows", operation="encode", subject="run", hint="Write no run at all")
     tombstones = run.tombstones
     arrow_schema = schema.run(tombstones=tombstones > 0)
+    batch_rows = max(len(run) // _BATCHES_WANTED, _BATCH_ROWS_MIN)
     batches = [
         _record_batch(piece, arrow_schema, with_marks=tombstones > 0)
         for rows in run.batches
-        for piece in _cut(rows, max_parallelism, settings)
+        for piece in _cut(rows, max_parallelism, settings.batch_bytes, min(settings.batch_rows, batch_rows))
     ]
     firsts = [int(batch.column(0)[0].as_py()) for batch in batches]
     numbers = {b"version": RUN_VERSION, b"rows": len(run), b"tombstones": tombstones}
@@ -225,11 +239,11 @@ def _record_batch(rows: StateRows, schema: pa.Schema, *, with_marks: bool) -> pa
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _cut(rows: StateRows, max_parallelism: int, settings: RunSettings) -> Iterator[StateRows]:
+def _cut(rows: StateRows, max_parallelism: int, batch_bytes: int, batch_rows: int) -> Iterator[StateRows]:
     """Cuts rows into record batches of about the wanted size, at key groups where possible, never within a hash."""
     hashes = rows.keys.hashes
     bytes_per_row = max(rows.nbytes // len(rows), 1)
-    wanted = max(min(settings.batch_rows, settings.batch_bytes // bytes_per_row), 1)
+    wanted = max(min(batch_rows, batch_bytes // bytes_per_row), 1)
     borders = _key_group_borders(hashes, max_parallelism) if len(rows) > wanted else np.empty(0, np.int64)
     start = 0
     while start < len(rows):
@@ -268,7 +282,7 @@ def check_whole(buffer: pa.Buffer, handle: RunHandle) -> None:
         raise _corrupt(handle.name, f"its CRC32C is not {handle.crc32c:08x}")
 
 
-def check_slice(buffer: pa.Buffer, handle: RunHandle, index: RunIndex, batches: range) -> None:
+def check_slice(buffer: pa.Buffer, handle: RunHandle, index: RunIndex, batches: Sequence[int]) -> None:
     """Proves that tail and ``batches`` of ``buffer`` are those of the object that ``handle`` names.
 
     Args:
@@ -338,7 +352,7 @@ def read_index(buffer: pa.Buffer, handle: RunHandle) -> RunIndex:
 
 
 def decode_batches(
-    buffer: pa.Buffer, handle: RunHandle, schema: StateSchema, index: RunIndex, batches: range
+    buffer: pa.Buffer, handle: RunHandle, schema: StateSchema, index: RunIndex, batches: Sequence[int]
 ) -> list[StateRows]:
     """The rows of a run, in place: nothing is copied unless the run is compressed or its schema is older.
 

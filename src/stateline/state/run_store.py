@@ -17,7 +17,8 @@ In each case size and CRC32C are checked against the handle once per process; se
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ from stateline.errors import (
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange
 from stateline.options import normalise_settings, parse_int, parse_size, setting
+from stateline.state.keys import Hashes
 from stateline.state.rows import Run, StateRows
 from stateline.state.run import (
     TAIL_GUESS_BYTES,
@@ -189,11 +191,44 @@ class RunReader:
             self._open_runs.put(whole_key if whole else slice_key, opened)
         return Run(opened.rows, handle.key_groups, opened.max_parallelism, handle)
 
-    def open_all(self, handles: Sequence[RunHandle]) -> list[Run]:
-        """Opens a stack of runs, in the order given; those to be fetched come in parallel."""
+    def open_at(self, handle: RunHandle, hashes: Hashes) -> Run:
+        """The rows of one run in those record batches that may hold given hashes; the others are not fetched.
+
+        For a look at few keys: always by ranged reads, also where the store is this host's disk, and nothing is kept.
+
+        Raises:
+            DataLossError: The object is gone.
+            CorruptDataError: The tail or one of these record batches is not what the handle says.
+            UnsupportedVersionError: A newer format.
+            InvalidInputError: Of kind ``SCHEMA_MISMATCH``.
+        """
+        try:
+            space = np.zeros(handle.size, dtype=np.uint8)
+            tail = self._fetch_tail(handle, space)
+            buffer = pa.py_buffer(space)
+            index = read_index(buffer, handle)
+            batches = index.holding(hashes)
+            pieces = (_bytes_of(index, range(number, number + 1)) for number in batches)
+            ranges = _joined((start, min(end, tail)) for start, end in pieces if start < tail)
+            for (first, last), data in zip(ranges, self._store.get_ranges(handle.name, ranges), strict=True):
+                space[first:last] = np.frombuffer(data, dtype=np.uint8)
+        except NotFoundError as error:
+            raise _gone(handle) from error
+        check_slice(buffer, handle, index, batches)
+        rows = decode_batches(buffer, handle, self._schema, index, batches)
+        return Run(rows, handle.key_groups, index.max_parallelism, handle)
+
+    def open_all(self, handles: Sequence[RunHandle], hashes: Hashes | None = None) -> list[Run]:
+        """Opens a stack of runs, in the order given; those to be fetched come in parallel.
+
+        Args:
+            handles: The runs.
+            hashes: Only what :meth:`open_at` opens for them.
+        """
+        open_one = self.open if hashes is None else partial(self.open_at, hashes=hashes)
         remote = len(handles) > 1 and self._store.local_path(handles[0].name) is None
         if not remote:
-            return [self.open(handle) for handle in handles]
+            return [open_one(handle) for handle in handles]
         executors = self._environment.executors
         executor = executors.executor("stateline-fetch", min(self._settings.fetch_threads, len(handles)))
         monitor = executors.monitor()
@@ -203,7 +238,7 @@ class RunReader:
                 monitor.notify_all()
 
         try:
-            futures = [executor.submit(self.open, handle) for handle in handles]
+            futures = [executor.submit(open_one, handle) for handle in handles]
             for future in futures:
                 future.add_done_callback(wake)
             with monitor:
@@ -300,6 +335,17 @@ def _bytes_of(index: RunIndex, batches: range) -> tuple[int, int]:
         return index.tail_start, index.tail_start
     first, last = index.batches[batches[0]], index.batches[batches[-1]]
     return first.offset, last.offset + last.length
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ascending half-open ranges, with those that touch made into one."""
+    joined: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    return joined
 
 
 def _split(start: int, end: int, step: int) -> list[tuple[int, int]]:

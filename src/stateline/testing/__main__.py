@@ -24,7 +24,11 @@ from stateline.testing.simulation import replay, run_seed, simulate
 
 __all__ = ["main"]
 
-_MODULES: Final = ("stateline.testing.planted_store", "stateline.testing.planted_protocol")
+_MODULES: Final = (
+    "stateline.testing.planted_store",
+    "stateline.testing.planted_protocol",
+    "stateline.testing.planted_pipeline",
+)
 _SUITES: Final = ("single", "pairs", "zombies", "sim", "powerloss")
 _USAGE: Final = """\
 examples:

@@ -13,11 +13,7 @@ Owns what is promised. Does not own faults: what a backend makes of lost answers
 # ruff: noqa: D102 - the name of a test says what it checks
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache
-from multiprocessing import get_context
 from typing import Any, ClassVar
 
 import pytest
@@ -25,7 +21,6 @@ import pytest
 from stateline.blob import BlobStore, ObjectInfo
 from stateline.blob.checksum import crc32c
 from stateline.blob.names import MAX_NAME_BYTES, MAX_SEGMENT_BYTES, STAGING_PREFIX
-from stateline.environment import system_environment
 from stateline.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -36,10 +31,17 @@ from stateline.errors import (
     StatelineError,
 )
 from stateline.handles import Part
+from stateline.testing.races import Call, at_once, elsewhere
 
-__all__ = ["BlobStoreConformance", "at_once", "bytes_of", "elsewhere", "publish_once", "stage_once", "visible"]
-
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
+__all__ = [
+    "BlobStoreConformance",
+    "bytes_of",
+    "create_once",
+    "part_of",
+    "publish_once",
+    "stage_once",
+    "visible",
+]
 
 BAD_NAMES = ("", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\\b", "a\0b", "a\nb", "a" * 256, "é" * 128)
 ODD_NAMES = (
@@ -87,33 +89,6 @@ def _outcome(call: Callable[[], object]) -> str:
     return "done"
 
 
-def at_once(calls: Sequence[Call]) -> list[Any]:
-    """Runs calls on threads of this process, at the same time; their results in order."""
-    executor = system_environment().executors.executor("conformance", len(calls))
-    try:
-        return [future.result() for future in [executor.submit(function, *args) for function, args in calls]]
-    finally:
-        executor.close()
-
-
-def elsewhere(calls: Sequence[Call]) -> list[Any]:
-    """Runs calls in other processes, two at a time; their results in order."""
-    environment = dict(os.environ)
-    futures = [_processes().submit(_in_environment, environment, function, args) for function, args in calls]
-    return [future.result() for future in futures]
-
-
-@cache
-def _processes() -> ProcessPoolExecutor:
-    """Two fresh interpreters, kept for the whole test run: starting one costs half a second."""
-    return ProcessPoolExecutor(2, mp_context=get_context("spawn"))
-
-
-def _in_environment(environment: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    os.environ.update(environment)
-    return function(*args)
-
-
 class BlobStoreConformance:
     """One test per promise. Override :meth:`store`; the other hooks have defaults.
 
@@ -134,7 +109,7 @@ class BlobStoreConformance:
     @pytest.fixture
     def store(self) -> BlobStore:
         """A store over an empty root of its own."""
-        raise NotImplementedError
+        raise InvalidInputError("a subclass must override this fixture", subject="store")
 
     def lose(self, store: BlobStore, part: Part) -> Part:
         """Makes a piece disappear, and returns the part that names it."""

@@ -164,7 +164,7 @@ def _sim(entry: ScenarioEntry) -> Exploration:
 
 
 def _power_loss(entry: ScenarioEntry) -> Exploration:
-    return power_losses(entry.small(), max_states=400)
+    return power_losses(entry.small(), limit=4)
 
 
 SUITES: Final[dict[str, Callable[[ScenarioEntry], Exploration]]] = {

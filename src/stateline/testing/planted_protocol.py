@@ -22,6 +22,8 @@ from stateline.testing.scenarios.reference_system import Record, ReferenceSystem
 from stateline.testing.scenarios.retry import certain
 from stateline.testing.world import Process
 
+__all__: list[str] = []
+
 # A replacement has the arguments of what it replaces, wanted or not.
 # ruff: noqa: ARG001
 

@@ -23,10 +23,13 @@ from stateline.errors import AlreadyExistsError, DataLossError, NotFoundError, U
 from stateline.handles import Part
 from stateline.testing.planted import Plant, PlantedBug, register_bug, replaced
 
+__all__: list[str] = []
+
 # A replacement has the arguments of what it replaces, wanted or not.
 # ruff: noqa: ARG001, ARG005
 
 _LOCAL = ("create_race_local", "store_publish_local")
+_PUBLISH = ("store_publish_local",)
 _MEMORY = ("store_publish",)
 
 
@@ -119,7 +122,7 @@ _bug(
     "an fsync that failed is called again, and its success believed",
     "blob.folders.Folders.fsync",
     lambda: replaced(Folders, "fsync", _with_a_second_try),
-    _LOCAL,
+    _PUBLISH,
     "powerloss",
 )
 _bug(
@@ -127,7 +130,7 @@ _bug(
     "a deletion is acknowledged before the folder is synced",
     "blob.local.LocalStore._unlink",
     lambda: replaced(LocalStore, "_unlink", _unlink_without_sync),
-    _LOCAL,
+    _PUBLISH,
     "powerloss",
 )
 _bug(
@@ -135,7 +138,7 @@ _bug(
     "a name that somebody else made a moment ago is taken for durable",
     "blob.local.LocalStore._sync_entry",
     lambda: replaced(LocalStore, "_sync_entry", lambda self, folders: None),
-    _LOCAL,
+    _PUBLISH,
     "powerloss",
 )
 
@@ -208,7 +211,7 @@ _bug(
     "several pieces are joined in a file that outlives their discard",
     "blob.local.LocalStore._join",
     lambda: replaced(LocalStore, "_join", _joined_beside_the_pieces),
-    ("store_publish_local",),
+    _PUBLISH,
     "zombies",
 )
 

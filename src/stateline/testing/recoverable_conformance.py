@@ -17,6 +17,7 @@ import array
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 from stateline.blob import BlobStore, InstrumentedStore
@@ -32,9 +33,10 @@ from stateline.errors import (
 from stateline.handles import CommitPoint, Part, ResumePoint
 from stateline.recoverable import Committer, RecoverableStream, RecoverableWriter, RecoverableWriterSettings
 from stateline.recoverable.folding import PIECES_PER_TIER, tier_count
-from stateline.testing.blob_conformance import Call, at_once, bytes_of, elsewhere, visible
+from stateline.testing.blob_conformance import bytes_of, visible
+from stateline.testing.races import Call, at_once, elsewhere
 
-__all__ = ["RecoverableConformance"]
+__all__ = ["RecoverableConformance", "commit_once", "write_all_on", "write_on"]
 
 CHUNK = 1000
 FOLD = 500
@@ -83,7 +85,7 @@ class RecoverableConformance:
     @pytest.fixture
     def store(self) -> BlobStore:
         """A store over an empty root of its own."""
-        raise NotImplementedError
+        raise InvalidInputError("a subclass must override this fixture", subject="store")
 
     @pytest.fixture
     def writer(self, store: BlobStore) -> RecoverableWriter:
@@ -490,11 +492,7 @@ class RecoverableConformance:
         return stream.close_for_commit()
 
     def _with_parts(self, point: ResumePoint, parts: tuple[Part, ...]) -> ResumePoint:
-        return ResumePoint(
-            target=point.target, parts=parts, length=point.length, crc32c=point.crc32c, nonce=point.nonce
-        )
+        return msgspec.structs.replace(point, parts=parts)
 
     def _with_target(self, point: CommitPoint, target: str) -> CommitPoint:
-        return CommitPoint(
-            target=target, parts=point.parts, length=point.length, crc32c=point.crc32c, nonce=point.nonce
-        )
+        return msgspec.structs.replace(point, target=target)

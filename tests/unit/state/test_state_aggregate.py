@@ -116,7 +116,7 @@ def check(
 
 
 @given(batches_of("s"))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_count(batches: list[list[dict[str, Any]]]) -> None:
     found = feed({"rows": agg.count(), "values": agg.count("s")}, batches)
     for key, row in found.items():
@@ -126,7 +126,7 @@ def test_count(batches: list[list[dict[str, Any]]]) -> None:
 
 @pytest.mark.parametrize("column", ["i8", "i32", "i64", "d10", "d30"])
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_sums_of_exact_numbers_are_exact(column: str, data: st.DataObject) -> None:
     batches = data.draw(batches_of(column))
     check(column, batches, agg.sum(column), lambda values: sum(values[1:], values[0]) if values else None)
@@ -134,7 +134,7 @@ def test_sums_of_exact_numbers_are_exact(column: str, data: st.DataObject) -> No
 
 @pytest.mark.parametrize("column", ["f32", "f64"])
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_sums_and_means_of_doubles(column: str, data: st.DataObject) -> None:
     batches = data.draw(batches_of(column))
     values = [value for batch in batches for row in batch if (value := row[column]) is not None]
@@ -146,14 +146,14 @@ def test_sums_and_means_of_doubles(column: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("column", ["i8", "i32", "small"])
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_means_of_integers(column: str, data: st.DataObject) -> None:
     batches = data.draw(batches_of(column))
     check(column, batches, agg.mean(column), lambda values: sum(values) / len(values) if values else None)
 
 
 @given(batches_of("d10", "d30"))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_means_of_decimals_are_rounded_half_away_from_zero(batches: list[list[dict[str, Any]]]) -> None:
     def expected(values: list[D]) -> D | None:
         exact = sum(values, D(0)) / len(values) if values else None
@@ -250,7 +250,7 @@ def test_variances(column: str, made: Callable[[str], agg.Aggregation], model: C
 
 @pytest.mark.parametrize("column", [name for name in COLUMNS if name != "small"])
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_minimum_and_maximum_of_every_type(column: str, data: st.DataObject) -> None:
     batches = data.draw(batches_of(column))
     check(column, batches, agg.max(column), lambda values: max(values, key=order, default=None))
@@ -270,7 +270,7 @@ def test_nan_is_above_infinity() -> None:
     [("s", "ts"), ("i64", "f64"), ("f64", "small"), ("ts", "s"), ("small", "t"), ("d30", "small"), ("small", "small")],
 )
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_value_at_the_extreme_depends_on_no_order_of_rows(value: str, by: str, data: st.DataObject) -> None:
     batches = data.draw(batches_of(value, by))
     found = feed(
@@ -306,7 +306,7 @@ def test_a_value_without_an_order_is_kept_too() -> None:
 
 
 @given(batches_of("s", "f64"), st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_lists_and_sets_are_bounded_and_in_order_of_arrival(batches: list[list[dict[str, Any]]], limit: int) -> None:
     found = feed(
         {
@@ -487,7 +487,7 @@ class Spread(agg.Aggregator):
 
 
 @given(batches_of("i64"))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_an_aggregator_of_ones_own(batches: list[list[dict[str, Any]]]) -> None:
     check("i64", batches, Spread("i64"), lambda values: max(values) - min(values) if values else None)
 

@@ -16,6 +16,7 @@ from stateline.testing.faults import FaultKind
 from stateline.testing.scenario import SYSTEM_CALL_FAULTS, Scenario
 from stateline.testing.scenarios.create_race import CreateRace
 from stateline.testing.scenarios.micro_batch import MicroBatch
+from stateline.testing.scenarios.pipeline import Pipeline
 from stateline.testing.scenarios.reference_system import ReferenceAdapter
 from stateline.testing.scenarios.store_publish import StorePublish
 
@@ -103,7 +104,7 @@ register(
     ScenarioEntry(
         name="store_publish_local",
         summary="the same on local disk, interleaved at each system call",
-        small=lambda: StorePublish((2,)),
+        small=lambda: StorePublish((2,), foreign=False),
         large=lambda: StorePublish((1, 3, 0)),
         backend=ScratchBackend,
         kinds=_BY_SYSTEM_CALL,
@@ -115,5 +116,21 @@ register(
         summary="micro-batches over the reference coordinator",
         small=lambda: MicroBatch(ReferenceAdapter(), batches=4),
         large=lambda: MicroBatch(ReferenceAdapter(), batches=20, partitions=3, rows=6),
+    )
+)
+register(
+    ScenarioEntry(
+        name="pipeline",
+        summary="micro-batches over the real coordinator, tasks, state and files",
+        small=Pipeline,
+        large=lambda: Pipeline(batches=10, partitions=3, rows=6, keys=4),
+    )
+)
+register(
+    ScenarioEntry(
+        name="pipeline_spanning",
+        summary="the same, with files that span checkpoints and a stream that ends",
+        small=lambda: Pipeline(spanning=True),
+        large=lambda: Pipeline(spanning=True, batches=10, partitions=3, rows=6, keys=4),
     )
 )

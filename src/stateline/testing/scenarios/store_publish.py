@@ -35,12 +35,14 @@ class StorePublish(Scenario):
 
     Args:
         pieces: How many pieces each file has; one file per entry.
+        foreign: Whether each process also tries to publish over somebody else's object.
     """
 
     name: ClassVar[str] = "store_publish"
 
-    def __init__(self, pieces: tuple[int, ...] = (1, 3, 0)) -> None:
+    def __init__(self, pieces: tuple[int, ...] = (1, 3, 0), *, foreign: bool = True) -> None:
         self.pieces = pieces
+        self.foreign = foreign
 
     def prepare(self, world: World) -> None:
         """See :meth:`Scenario.prepare`."""
@@ -92,7 +94,8 @@ class StorePublish(Scenario):
         require(not finals, "C2", f"finals that no record names: {sorted(finals)}")
 
     def _work(self, process: Process) -> None:
-        self._refuse_foreign(process)
+        if self.foreign:
+            self._refuse_foreign(process)
         for slot in range(len(self.pieces)):
             if process.world.acknowledged(("done", slot)) is None:
                 self._commit(process, slot)
