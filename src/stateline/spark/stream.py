@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import StreamingQuery
 
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore
@@ -34,6 +33,7 @@ from stateline.spark.ending import finish_open_files
 from stateline.spark.offsets import offsets_digest, read_with_hadoop
 from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings
 from stateline.spark.query import PipelineQuery
+from stateline.spark.reporting import BatchReporter
 from stateline.spark.task import OperatorProgram
 from stateline.state.aggregate import Aggregation
 
@@ -124,6 +124,9 @@ class KeyedStream:
             max_parallelism=self._max_parallelism,
             operators=(),
             retained_checkpoints=self._settings.retained_checkpoints,
+            metrics_log=self._settings.metrics_log,
+            local_copies=self._settings.local_copies,
+            local_copies_bytes=self._settings.local_copies_bytes,
             root_options=self._root_options,
         )
         operator = OperatorPlan(
@@ -241,7 +244,7 @@ class Pipeline:
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
         finish_on_stop: bool = False,
-    ) -> StreamingQuery:
+    ) -> PipelineQuery:
         """Starts the query, or goes on where an earlier run of it ended.
 
         Args:
@@ -254,7 +257,8 @@ class Pipeline:
                 ``awaitTermination()`` returns.
 
         Returns:
-            Spark's handle. A query whose record was overtaken by another driver fails with ``FencedError``.
+            Spark's handle, which also tells what each batch cost. A query whose record was overtaken by another driver
+            fails with ``FencedError``.
 
         Raises:
             InvalidInputError: The root belongs to another pipeline, or the trigger is not a micro-batch trigger.
@@ -265,6 +269,7 @@ class Pipeline:
         environment = system_environment()
         coordinator = self._coordinator(environment)
         coordinator.start()
+        reporter = BatchReporter(environment.clock, self._plan.metrics_log or None)
 
         def handle(rows: DataFrame, batch_id: int) -> None:
             session = rows.sparkSession
@@ -272,7 +277,8 @@ class Pipeline:
             query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
             read = read_with_hadoop(session, spark_checkpoint)
             digest = offsets_digest(read, spark_checkpoint, batch_id)
-            coordinator.run_batch(Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows))
+            batch = Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows)
+            reporter(coordinator.run_batch(batch))
 
         writer = self._df.writeStream.foreachBatch(handle).option("checkpointLocation", spark_checkpoint)
         if chosen:
@@ -282,6 +288,7 @@ class Pipeline:
         return PipelineQuery(
             writer.start(),
             lambda: finish_open_files(self._plan, coordinator, environment),
+            reporter,
             finish_on_stop=finish_on_stop,
             ends=any(chosen.get(name) for name in _TRIGGERS_THAT_END),
         )
