@@ -12,7 +12,7 @@ from typing import Final, Self
 import numpy as np
 import pyarrow as pa
 
-from stateline.spark.task import HASH_COLUMN, Processed
+from stateline.spark.task import HASH_COLUMN, BatchMoment, Processed
 from stateline.state.aggregate import Aggregation, KeyedAggregation
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
@@ -72,7 +72,7 @@ class AggregateProgram:
         return self._aggregation.output_schema.append(pa.field(CHECKPOINT_COLUMN, pa.int64(), nullable=False))
 
     def process(
-        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], checkpoint_id: int
+        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], moment: BatchMoment
     ) -> Processed:
         """Merges the rows into the state of their keys, and hands on one row per key."""
         received = list(batches)
@@ -82,7 +82,7 @@ class AggregateProgram:
         hashes = rows.column(HASH_COLUMN).to_numpy() if self.wants_hash else None
         update = self._aggregation.update(tables[_TABLE], rows, hashes)
         output = pa.Table.from_batches([update.output])
-        numbers = pa.array(np.full(output.num_rows, checkpoint_id))
+        numbers = pa.array(np.full(output.num_rows, moment.checkpoint_id))
         numbered = output.append_column(self.output_schema.field(CHECKPOINT_COLUMN), numbers)
         counts = {"rows": rows.num_rows, "keys": len(update.changes)}
         return Processed(changes={_TABLE: update.changes}, output=numbered, metrics=counts)

@@ -89,6 +89,7 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
         states: Its key groups and its runs so far, by table.
         open_files: Output files it goes on with.
         now: The checkpoint's wall-clock time, seconds since the epoch: the same for all subtasks.
+        watermark_us: The watermark that holds for this batch, microseconds since the epoch; ``None`` without one.
     """
 
     checkpoint_id: int
@@ -97,6 +98,7 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[str, SubtaskState]
     open_files: tuple[OpenFile, ...]
     now: float
+    watermark_us: int | None = None
 
 
 class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):

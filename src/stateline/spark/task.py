@@ -31,10 +31,25 @@ from stateline.state.schema import StateSchema
 from stateline.state.snapshot import snapshot
 from stateline.state.table import StateTable
 
-__all__ = ["HASH_COLUMN", "OperatorProgram", "Processed", "TaskContext", "run_subtask"]
+__all__ = ["HASH_COLUMN", "BatchMoment", "OperatorProgram", "Processed", "TaskContext", "run_subtask"]
 
 HASH_COLUMN: Final = "__hash"
 """The stable hash of the key, where the JVM has computed it already."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMoment:
+    """Which batch it is, and when: decided by the coordinator, the same for all subtasks and for every attempt.
+
+    Attributes:
+        checkpoint_id: The checkpoint being made.
+        now: Processing time of the batch, seconds since the epoch.
+        watermark_us: The watermark that holds for the batch, microseconds since the epoch; ``None`` without one.
+    """
+
+    checkpoint_id: int
+    now: float
+    watermark_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +101,7 @@ class OperatorProgram(Protocol):
         ...
 
     def process(
-        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], checkpoint_id: int
+        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], moment: BatchMoment
     ) -> Processed:
         """Processes the rows of one batch that belong to one subtask; there may be none.
 
@@ -145,7 +160,7 @@ def run_subtask(
         name: _open_table(context, schema, task, name, max_parallelism) for name, schema in program.tables.items()
     }
     opened = clock.monotonic()
-    processed = program.process(batches, tables, task.checkpoint_id)
+    processed = program.process(batches, tables, BatchMoment(task.checkpoint_id, task.now, task.watermark_us))
     computed = clock.monotonic()
     states = {}
     metrics = dict(processed.metrics)
