@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from stateline.files import FileOutput
 from stateline.options import normalise_settings, parse_int, setting
+from stateline.spark.event_time import WatermarkPlan, WindowPlan
 
 __all__ = ["OperatorPlan", "PipelinePlan", "PipelineSettings"]
 
@@ -43,12 +44,18 @@ class OperatorPlan:
             empty for an operator without state.
         definition: What computes the state, as text; must be the same on restart.
         output: Its files, if it writes any.
+        delivers: Whether its output is handed to a function after the checkpoint.
+        window: Windows of event time, whose start is the last key column.
+        acts_on_watermark: Whether a watermark that advances changes its state or output, even without rows.
     """
 
     name: str
     tables: Mapping[str, str]
     definition: str
     output: FileOutput | None = None
+    delivers: bool = False
+    window: WindowPlan | None = None
+    acts_on_watermark: bool = False
 
     def state_name(self, table: str) -> str:
         """The name of a table in the checkpoint: the operator's own for its only table."""
@@ -66,6 +73,7 @@ class PipelinePlan:
         operators: Keyed operators, at least one.
         retained_checkpoints: See :class:`PipelineSettings`.
         root_options: Options of the root's store.
+        watermark: The watermark of the stream, one for all operators.
     """
 
     root_url: str
@@ -74,3 +82,4 @@ class PipelinePlan:
     operators: tuple[OperatorPlan, ...]
     retained_checkpoints: int = 3
     root_options: Mapping[str, str] = field(default_factory=dict)
+    watermark: WatermarkPlan | None = None
