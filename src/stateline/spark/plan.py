@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from stateline.files import FileOutput
 from stateline.options import normalise_settings, parse_int, parse_size, setting
+from stateline.spark.event_time import WatermarkPlan, WindowPlan
 
 __all__ = ["OperatorPlan", "PipelinePlan", "PipelineSettings"]
 
@@ -55,12 +56,18 @@ class OperatorPlan:
             empty for an operator without state.
         definition: What computes the state, as text; must be the same on restart.
         output: Its files, if it writes any.
+        delivers: Whether its output is handed to a function after the checkpoint.
+        window: Windows of event time, whose start is the last key column.
+        acts_on_watermark: Whether a watermark that advances changes its state or output, even without rows.
     """
 
     name: str
     tables: Mapping[str, str]
     definition: str
     output: FileOutput | None = None
+    delivers: bool = False
+    window: WindowPlan | None = None
+    acts_on_watermark: bool = False
 
     def state_name(self, table: str) -> str:
         """The name of a table in the checkpoint: the operator's own for its only table."""
@@ -81,6 +88,7 @@ class PipelinePlan:
         local_copies: Empty for none.
         local_copies_bytes: Room for them.
         root_options: Options of the root's store.
+        watermark: The watermark of the stream, one for all operators.
     """
 
     root_url: str
@@ -92,3 +100,4 @@ class PipelinePlan:
     local_copies: str = ""
     local_copies_bytes: int = 0
     root_options: Mapping[str, str] = field(default_factory=dict)
+    watermark: WatermarkPlan | None = None
