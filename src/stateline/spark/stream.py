@@ -64,7 +64,7 @@ class KeyedStream:
         watermark: Event-time column and delay, such as ``("at", "10 minutes")``: rows may come this much later than
             the newest one. ``df.withWatermark(...)`` says the same and is honoured; there is one watermark per stream.
             It is kept in the checkpoint and never goes back.
-        late_data: What happens to rows that come later: ``drop`` (counted as ``late_rows_dropped`` in the metrics) or
+        late_data: What happens to rows that come later: ``drop`` (counted as ``rows_late`` in the metrics) or
             ``keep`` (a closed window begins anew with them). As in Spark, a row is late for a window when a batch
             before has closed the window, and for a function of :meth:`apply_arrow` when its time is not after the
             watermark of the batch before. For aggregations without windows nothing is late.

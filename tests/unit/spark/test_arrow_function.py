@@ -85,7 +85,7 @@ def test_it_is_not_called_without_events_and_late_ones_are_taken_out():
     driver.run(late)
     driver.run(late[:1])
     assert calls == [1, 4, 2]
-    assert driver.metrics["late_rows_dropped"] == 1
+    assert driver.metrics["rows_late"] == 1
     kept = engine(note, watermark=WatermarkPlan.of(SCHEMA, "at", "5 seconds", "keep"))
     for _ in range(3):
         kept.run([{"key": "a", "value": 1, "at": 1}, {"key": "a", "value": 1, "at": 9_000_000}])
