@@ -28,6 +28,7 @@ from stateline.spark.coordinator import Batch, SubtaskResult, SubtaskTask
 from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_START, EventTimeWatch, WindowPlan
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.task import HASH_COLUMN, OperatorProgram, TaskContext, run_subtask
+from stateline.state.run_cache import RunCache
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -165,12 +166,18 @@ def task_context(plan: PipelinePlan, operator: OperatorPlan) -> TaskContext:
         root=_process_store(plan.root_url, tuple(sorted(plan.root_options.items()))),
         output=None if output is None else _process_store(output.url, tuple(sorted(output.store_options.items()))),
         environment=_process_environment(),
+        cache=_process_cache(plan.local_copies, plan.local_copies_bytes) if plan.local_copies else None,
     )
 
 
 @cache
 def _process_environment() -> Environment:
     return system_environment()
+
+
+@cache
+def _process_cache(folder: str, bytes_max: int) -> RunCache:
+    return RunCache(folder, bytes_max, _process_environment())
 
 
 @cache

@@ -17,13 +17,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import Environment, system_environment
-from stateline.errors import ErrorKind, InvalidInputError
+from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import check_key_type, check_parallelism
 from stateline.options import check_known, settings_from_options
@@ -38,11 +37,14 @@ from stateline.spark.for_each_batch import BatchDelivery, BatchFunction
 from stateline.spark.offsets import offsets_digest, read_with_hadoop
 from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings
 from stateline.spark.query import PipelineQuery
+from stateline.spark.reporting import BatchReporter
+from stateline.spark.stream_checks import check_collation, check_columns
 from stateline.spark.stream_time import stream_watermark
 from stateline.spark.task import OperatorProgram
+from stateline.spark.windowed import WindowedStream
 from stateline.state.aggregate import Aggregation
 
-__all__ = ["KeyedStream", "Pipeline", "PipelineStage", "WindowedStream"]
+__all__ = ["KeyedStream", "Pipeline", "PipelineStage"]
 
 _ROOT_PREFIX: Final = "root."
 _TRIGGERS: Final = ("processingTime", "availableNow", "once")
@@ -101,10 +103,10 @@ class KeyedStream:
         self._df = df
         self._schema = arrow_schema(df.schema)
         self._keys = [key] if isinstance(key, str) else list(key)
-        _check_columns(self._schema, self._keys, "key")
+        check_columns(self._schema, self._keys, "key")
         for column in self._keys:
             check_key_type(self._schema.field(column).type, column)
-        _check_collation(df, self._keys)
+        check_collation(df, self._keys)
         cores = df.sparkSession.sparkContext.defaultParallelism
         self._parallelism = min(cores, max_parallelism) if parallelism is None else parallelism
         check_parallelism(self._parallelism, max_parallelism)
@@ -202,7 +204,8 @@ class KeyedStream:
         Raises:
             InvalidInputError: No timestamp column, or lengths that make no windows.
         """
-        return WindowedStream(self, WindowPlan.of(self._schema, column, size, slide, start))
+        plan = WindowPlan.of(self._schema, column, size, slide, start)
+        return WindowedStream(lambda mode, aggregations: self._aggregated(mode, aggregations, plan))
 
     def _aggregated(
         self, output_mode: str, aggregations: Mapping[str, Aggregation], window: WindowPlan | None
@@ -224,6 +227,9 @@ class KeyedStream:
             max_parallelism=self._max_parallelism,
             operators=(),
             retained_checkpoints=self._settings.retained_checkpoints,
+            metrics_log=self._settings.metrics_log,
+            local_copies=self._settings.local_copies,
+            local_copies_bytes=self._settings.local_copies_bytes,
             root_options=self._root_options,
             watermark=self._watermark,
         )
@@ -234,22 +240,6 @@ class KeyedStream:
             **more,
         )
         return PipelineStage(self._df, plan, operator, program)
-
-
-class WindowedStream:
-    """A keyed stream in windows of event time. Made by :meth:`KeyedStream.window`."""
-
-    def __init__(self, stream: KeyedStream, window: WindowPlan) -> None:
-        self._stream = stream
-        self._window = window
-
-    def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> PipelineStage:
-        """Keeps aggregations per key and window; see :meth:`KeyedStream.aggregate`.
-
-        With a watermark on the windows' column, a window closes when the watermark passes its end: in the modes
-        ``update`` and ``append`` its state goes then, and in ``append`` that is when its row appears.
-        """
-        return self._stream._aggregated(output_mode, aggregations, self._window)  # noqa: SLF001 - its other half
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +367,7 @@ class Pipeline:
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
         finish_on_stop: bool = False,
-    ) -> StreamingQuery:
+    ) -> PipelineQuery:
         """Starts the query, or goes on where an earlier run of it ended.
 
         Args:
@@ -390,7 +380,8 @@ class Pipeline:
                 ``awaitTermination()`` returns, and closes what the last watermark has passed.
 
         Returns:
-            Spark's handle. A query whose record was overtaken by another driver fails with ``FencedError``.
+            Spark's handle, which also tells what each batch cost. A query whose record was overtaken by another driver
+            fails with ``FencedError``.
 
         Raises:
             InvalidInputError: The root belongs to another pipeline, or the trigger is not a micro-batch trigger.
@@ -401,6 +392,7 @@ class Pipeline:
         environment = system_environment()
         coordinator = self._coordinator(environment)
         coordinator.start()
+        reporter = BatchReporter(environment.clock, self._plan.metrics_log or None)
 
         def handle(rows: DataFrame, batch_id: int) -> None:
             session = rows.sparkSession
@@ -408,7 +400,8 @@ class Pipeline:
             query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
             read = read_with_hadoop(session, spark_checkpoint)
             digest = offsets_digest(read, spark_checkpoint, batch_id)
-            coordinator.run_batch(Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows))
+            batch = Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows)
+            reporter(coordinator.run_batch(batch))
 
         writer = self._df.writeStream.foreachBatch(handle).option("checkpointLocation", spark_checkpoint)
         if chosen:
@@ -418,12 +411,15 @@ class Pipeline:
 
         def finish() -> None:
             session = self._df.sparkSession
-            coordinator.settle(session.createDataFrame([], self._df.schema))
+            settled = coordinator.settle(session.createDataFrame([], self._df.schema))
+            if settled is not None:
+                reporter(settled)
             finish_open_files(self._plan, coordinator, environment)
 
         return PipelineQuery(
             writer.start(),
             finish,
+            reporter,
             finish_on_stop=finish_on_stop,
             ends=any(chosen.get(name) for name in _TRIGGERS_THAT_END),
         )
@@ -444,25 +440,3 @@ class Pipeline:
             environment,
             BatchDelivery(self._df.sparkSession, self._plan, functions),
         )
-
-
-def _check_columns(schema: pa.Schema, columns: Sequence[str], what: str) -> None:
-    if what == "key" and not columns:
-        raise InvalidInputError("it is empty", subject="key", hint="Name at least one column")
-    for position, column in enumerate(columns):
-        if column in columns[:position]:
-            raise InvalidInputError(f"{column!r} is named twice", subject=what, hint="Name each column once")
-        check_known([column], schema.names, what)
-
-
-def _check_collation(df: DataFrame, columns: Sequence[str]) -> None:
-    """Refuses strings that Spark compares by other rules than their bytes: its hash and ours would differ."""
-    for column in columns:
-        collation = getattr(df.schema[column].dataType, "collation", "UTF8_BINARY")
-        if collation != "UTF8_BINARY":
-            raise InvalidInputError(
-                f"its collation is {collation}",
-                subject=f"key {column!r}",
-                hint="Cast it: F.col(...).cast('string collate UTF8_BINARY')",
-                kind=ErrorKind.SCHEMA_MISMATCH,
-            )
