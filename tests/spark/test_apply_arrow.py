@@ -16,18 +16,23 @@ def events(tmp_path, spark):
     return EventFiles(tmp_path, spark)
 
 
-def running_total(events, state):
-    sums = events.group_by("key_index").aggregate([("value", "sum")]).sort_by("key_index")
-    total = pc.add(state["total"].fill_null(0), sums["value_sum"])
-    state = state.set_column(state.schema.get_field_index("total"), "total", total)
-    return state, state
+def running_total():
+    """A function made here travels to the workers as it is; one of a module would have to be there."""
+
+    def total(events, state):
+        sums = events.group_by("key_index").aggregate([("value", "sum")]).sort_by("key_index")
+        new = pc.add(state["total"].fill_null(0), sums["value_sum"])
+        state = state.set_column(state.schema.get_field_index("total"), "total", new)
+        return state, state
+
+    return total
 
 
 def test_totals_go_on_over_batches_and_restarts_at_another_parallelism(events):
     for parallelism in (1, 3):
         events.add([("a", 1), ("b", 2), ("a", 3)], [("b", 1), (None, 5)])
         stage = events.keyed(parallelism=parallelism).apply_arrow(
-            running_total, "total long", "key string, total long", columns=["value"]
+            running_total(), "total long", "key string, total long", columns=["value"]
         )
         stage.write_files(f"file://{events.folder}/out", every_checkpoint=True).start(
             str(events.folder / "spark"), trigger={"availableNow": True}
@@ -67,11 +72,11 @@ def test_late_events_do_not_reach_the_function(events):
     ("make", "message"),
     [
         (lambda k: k.apply_arrow(lambda a: a, "n long", "n long"), r"fn\(events, state\)"),
-        (lambda k: k.apply_arrow(running_total, "n lung", "n long"), "state_schema"),
-        (lambda k: k.apply_arrow(running_total, 5, "n long"), "state_schema"),
-        (lambda k: k.apply_arrow(running_total, "n long", "n long", "complete"), "append, update"),
-        (lambda k: k.apply_arrow(running_total, "key string", "n long"), "twice"),
-        (lambda k: k.apply_arrow(running_total, "n long", "n long", columns=["valu"]), "Did you mean 'value'"),
+        (lambda k: k.apply_arrow(running_total(), "n lung", "n long"), "state_schema"),
+        (lambda k: k.apply_arrow(running_total(), 5, "n long"), "state_schema"),
+        (lambda k: k.apply_arrow(running_total(), "n long", "n long", "complete"), "append, update"),
+        (lambda k: k.apply_arrow(running_total(), "key string", "n long"), "twice"),
+        (lambda k: k.apply_arrow(running_total(), "n long", "n long", columns=["valu"]), "Did you mean 'value'"),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_runs(events, make, message):

@@ -27,24 +27,29 @@ def test_without_windows_the_modes_answer_as_sparks_do(events, mode):
     assert len(ours) == 3
 
 
-class Spread(st.Aggregator):
-    """A user's own: the distance between the smallest and the largest value."""
+def spread_of(column):
+    """A class made here travels to the workers as it is; one of a module would have to be there."""
 
-    state_schema = pa.schema([("low", pa.int64()), ("high", pa.int64())])
-    output_type = pa.int64()
+    class Spread(st.Aggregator):
+        """A user's own: the distance between the smallest and the largest value."""
 
-    def reduce(self, rows, group, num_groups):
-        made = rows.append_column("g", group).group_by("g").aggregate([("value", "min"), ("value", "max")])
-        made = made.sort_by("g")
-        return pa.table([made["value_min"], made["value_max"]], schema=self.state_schema)
+        state_schema = pa.schema([("low", pa.int64()), ("high", pa.int64())])
+        output_type = pa.int64()
 
-    def merge(self, older, newer):
-        low = pc.min_element_wise(older["low"], newer["low"])
-        high = pc.max_element_wise(older["high"], newer["high"])
-        return pa.table([low, high], schema=self.state_schema)
+        def reduce(self, rows, group, num_groups):
+            made = rows.append_column("g", group).group_by("g").aggregate([("value", "min"), ("value", "max")])
+            made = made.sort_by("g")
+            return pa.table([made["value_min"], made["value_max"]], schema=self.state_schema)
 
-    def result(self, state):
-        return pc.subtract(state["high"], state["low"])
+        def merge(self, older, newer):
+            low = pc.min_element_wise(older["low"], newer["low"])
+            high = pc.max_element_wise(older["high"], newer["high"])
+            return pa.table([low, high], schema=self.state_schema)
+
+        def result(self, state):
+            return pc.subtract(state["high"], state["low"])
+
+    return Spread(column)
 
 
 OURS = {
@@ -66,7 +71,7 @@ OURS = {
     "var_p": st.var_pop("value"),
     "dev": st.stddev("value"),
     "dev_p": st.stddev_pop("value"),
-    "spread": Spread("value"),
+    "spread": spread_of("value"),
 }
 
 
