@@ -43,7 +43,7 @@ from stateline.handles import RunHandle
 from stateline.state.run import damaged_place
 from stateline.state.schema import StateSchema
 
-__all__ = ["checkpoint"]
+__all__ = ["checkpoint", "ls", "show", "verify"]
 
 _LS_COLUMNS: Final = ("id", "batch", "created", "parallelism", "runs", "rows", "bytes", "new bytes", "finished", "open")
 _LS_KEYS: Final = (

@@ -22,7 +22,7 @@ from stateline.cli.output import (
 )
 from stateline.errors import CorruptDataError, NotFoundError
 
-__all__ = ["savepoint"]
+__all__ = ["create", "drop", "ls", "savepoint"]
 
 
 @click.group(cls=CommandGroup)

@@ -33,7 +33,7 @@ from stateline.recoverable import RecoverableWriter
 from stateline.state.changes import changes_between
 from stateline.state.stored import StoredState
 
-__all__ = ["state"]
+__all__ = ["diff", "export", "get", "ls", "state"]
 
 _NULL: Final = r"\N"
 _ROWS_PER_SLICE: Final = 1_000_000

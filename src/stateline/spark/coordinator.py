@@ -27,7 +27,6 @@ advance together and differ by the number of such ends.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -38,24 +37,23 @@ from msgspec.structs import replace
 from stateline.blob import BlobStore
 from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, OutputState, SubtaskState
 from stateline.environment import Environment
-from stateline.errors import ErrorKind, InternalError, InvalidInputError
+from stateline.errors import InternalError
 from stateline.handles import FinishedFile, OpenFile
 from stateline.key_groups import check_parallelism, range_for_subtask
 from stateline.recoverable import RecoverableWriter
+from stateline.spark.continuity import Step, check_plan, check_same_offsets, next_step
+from stateline.spark.evolution import carried_properties
 from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.spark.starting import first_checkpoint, open_start
 from stateline.state.rescale import rescale
 
 __all__ = [
     "Batch",
     "BatchReport",
     "MicroBatchCoordinator",
-    "Step",
     "SubtaskResult",
     "SubtaskRunner",
     "SubtaskTask",
-    "check_plan",
-    "check_same_offsets",
-    "next_step",
     "summed_metrics",
 ]
 
@@ -138,65 +136,6 @@ class BatchReport:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class Step(enum.Enum):
-    """What to do with a batch, given the newest record."""
-
-    RUN = "run"
-    FINISH_NEWEST = "finish the newest record"
-    LOOK_BACK = "compare with an older record"
-
-
-def next_step(newest: Checkpoint | None, batch: Batch[D]) -> Step:
-    """What to do with ``batch``: a pure rule.
-
-    Raises:
-        InvalidInputError: The root belongs to another query, the same batch comes with other offsets, or batches are
-            missing between the newest record and this one. The message says which, and what to do.
-    """
-    if newest is not None and newest.query_id != batch.query_id:
-        raise InvalidInputError(
-            f"the root belongs to query {newest.query_id}, this is query {batch.query_id}",
-            operation="run_batch",
-            subject=f"batch {batch.batch_id}",
-            hint="Use a new root with a new Spark checkpoint; start a new query over old state from a savepoint",
-            kind=ErrorKind.FOREIGN_ROOT,
-        )
-    decided = -1 if newest is None else newest.batch_id
-    if batch.batch_id == decided + 1:
-        return Step.RUN
-    if newest is None or batch.batch_id > decided:
-        raise InvalidInputError(
-            f"the newest decided batch is {decided if newest else 'none'}, so batch {decided + 1} must come next",
-            operation="run_batch",
-            subject=f"batch {batch.batch_id}",
-            hint="The rows in between would be lost. Restore the root that belongs to this Spark checkpoint, or start "
-            "anew with a new root and a new Spark checkpoint",
-            kind=ErrorKind.CONFLICT,
-        )
-    if batch.batch_id < decided:
-        return Step.LOOK_BACK
-    check_same_offsets(newest, batch)
-    return Step.FINISH_NEWEST
-
-
-def check_same_offsets(decided: Checkpoint, batch: Batch[D]) -> None:
-    """Checks that a batch which comes again covers the same input.
-
-    Raises:
-        InvalidInputError: It does not: Spark's checkpoint was rolled back, copied or edited.
-    """
-    if decided.offsets_digest != batch.offsets_digest:
-        raise InvalidInputError(
-            "it was decided with other source offsets "
-            f"({decided.offsets_digest[:16]} then, {batch.offsets_digest[:16]} now)",
-            operation="run_batch",
-            subject=f"batch {batch.batch_id}",
-            hint="Spark's checkpoint was rolled back, copied or edited. Restore the one that belongs to this root, or "
-            "start anew with a new root and a new Spark checkpoint",
-            kind=ErrorKind.CONFLICT,
-        )
-
-
 class MicroBatchCoordinator(Generic[D]):
     """Runs the protocol of the module docstring. Not thread-safe: one batch after the other.
 
@@ -246,6 +185,8 @@ class MicroBatchCoordinator(Generic[D]):
                 check_plan(self._plan, newest, {name: store.url for name, store in self._outputs.items()})
                 if not self._checkpoints.is_published(newest):
                     self._publish(newest)
+            else:
+                self._check_start()
             self._newest = newest
             self._started = True
         return self._newest
@@ -261,6 +202,8 @@ class MicroBatchCoordinator(Generic[D]):
             InvalidInputError: See :func:`next_step`.
         """
         newest = self.start()
+        if newest is None and batch.batch_id == 0:
+            newest = self._started_from_savepoint(batch.query_id)
         step = next_step(newest, batch)
         if newest is not None and step is Step.FINISH_NEWEST:
             return BatchReport(checkpoint=newest, replayed=True)
@@ -284,6 +227,7 @@ class MicroBatchCoordinator(Generic[D]):
             operators=operators,
             outputs=outputs,
             watermark_us=None if newest is None else newest.watermark_us,
+            properties=carried_properties(self._plan, newest),
         )
         metrics = summed_metrics(results)
         metrics["subtasks_seconds"] = computed - began
@@ -319,6 +263,28 @@ class MicroBatchCoordinator(Generic[D]):
         )
         self._commit(record)
         return record
+
+    def _check_start(self) -> None:
+        """Checks that the savepoint, if the plan has one, can be continued by the plan."""
+        savepoint = open_start(self._plan, self._checkpoints.store, self._environment)
+        if savepoint is not None:
+            # Its files may go on in another output than the one they were begun in.
+            urls = {output.operator: output.url for output in savepoint.checkpoint.outputs}
+            known = {name: url for name, url in urls.items() if name in self._outputs}
+            check_plan(self._plan, savepoint.checkpoint, known)
+
+    def _started_from_savepoint(self, query_id: str) -> Checkpoint | None:
+        """Decides the checkpoint before the first batch, if the plan starts from a savepoint; ``None`` otherwise.
+
+        Raises:
+            FencedError: Another driver started the root.
+        """
+        savepoint = open_start(self._plan, self._checkpoints.store, self._environment)
+        if savepoint is None:
+            return None
+        record = first_checkpoint(savepoint, self._plan, self._checkpoints, self._outputs, query_id, self._environment)
+        self._newest = self._checkpoints.publish(record)
+        return self._newest
 
     def _commit(self, record: Checkpoint) -> dict[str, float]:
         """Steps 3 and 4; the seconds they took."""
@@ -442,30 +408,6 @@ class MicroBatchCoordinator(Generic[D]):
         return {output.url: self._outputs[output.operator] for output in record.outputs}
 
 
-def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str, str]) -> None:
-    """Checks that a record can be continued by a plan.
-
-    Raises:
-        InvalidInputError: Other key groups, operators, state schemas or output folders; says what is stored and what is
-            asked for.
-    """
-    if plan.max_parallelism != newest.max_parallelism:
-        raise _mismatch("max_parallelism", newest.max_parallelism, plan.max_parallelism)
-    stored = {state.name: state.definition for state in newest.operators}
-    planned = {
-        operator.state_name(table): operator.definition for operator in plan.operators for table in operator.tables
-    }
-    if stored.keys() != planned.keys():
-        raise _mismatch("operators", sorted(stored), sorted(planned))
-    for name, definition in planned.items():
-        if definition != stored[name]:
-            raise _mismatch(f"definition of operator {name}", stored[name], definition)
-    for output in newest.outputs:
-        url = output_urls.get(output.operator)
-        if url != output.url and (output.open or output.finished):
-            raise _mismatch(f"output of operator {output.operator}", output.url, url)
-
-
 def summed_metrics(results: Sequence[SubtaskResult]) -> dict[str, float]:
     """Sums of the subtasks' metrics by name."""
     totals: dict[str, float] = {}
@@ -477,13 +419,3 @@ def summed_metrics(results: Sequence[SubtaskResult]) -> dict[str, float]:
 
 def _next_id(newest: Checkpoint | None) -> int:
     return 0 if newest is None else newest.checkpoint_id + 1
-
-
-def _mismatch(what: str, stored: object, asked: object) -> InvalidInputError:
-    return InvalidInputError(
-        f"the checkpoint has {stored}, the program asks for {asked}",
-        operation="start",
-        subject=what,
-        hint="Start the program that made the checkpoint, or use a new root",
-        kind=ErrorKind.SCHEMA_MISMATCH,
-    )

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from stateline.files import FileOutput
-from stateline.options import normalise_settings, parse_int, setting
+from stateline.options import normalise_settings, parse_choice, parse_int, setting
 
-__all__ = ["OperatorPlan", "PipelinePlan", "PipelineSettings"]
+__all__ = ["OperatorPlan", "PipelinePlan", "PipelineSettings", "SavepointStart"]
+
+
+def _text(value: str | None, _: str) -> str | None:
+    return value
+
+
+def _start_mode(value: str, name: str) -> str:
+    return parse_choice(value, ("copy", "claim"), name)
 
 
 def _at_least_two(value: int | str, name: str) -> int:
@@ -25,12 +34,33 @@ class PipelineSettings:
 
     Attributes:
         retained_checkpoints: How many of the newest checkpoints are kept, with all they reach; at least 2.
+        start_from: URL of a savepoint, from which a root without checkpoints starts. A root with checkpoints goes on
+            from its newest one, so the option may stay in the program.
+        start_mode: ``copy`` leaves the savepoint as it is. ``claim`` uses its objects where they are, below the root,
+            and makes them the query's own.
     """
 
     retained_checkpoints: int = setting(3, _at_least_two, help="newest checkpoints that are kept")
+    start_from: str | None = setting(None, _text, help="savepoint from which a new root starts")
+    start_mode: str = setting("copy", _start_mode, help="copy or claim")
 
     def __post_init__(self) -> None:
         normalise_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavepointStart:
+    """Where a new root starts.
+
+    Attributes:
+        url: Folder of the savepoint.
+        mode: See :class:`PipelineSettings`.
+        options: Options of the savepoint's store.
+    """
+
+    url: str
+    mode: Literal["copy", "claim"] = "copy"
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +96,7 @@ class PipelinePlan:
         operators: Keyed operators, at least one.
         retained_checkpoints: See :class:`PipelineSettings`.
         root_options: Options of the root's store.
+        start: Where a root without checkpoints starts; ``None`` for an empty state.
     """
 
     root_url: str
@@ -74,3 +105,4 @@ class PipelinePlan:
     operators: tuple[OperatorPlan, ...]
     retained_checkpoints: int = 3
     root_options: Mapping[str, str] = field(default_factory=dict)
+    start: SavepointStart | None = None

@@ -32,7 +32,7 @@ from stateline.spark.batch_job import BatchJob
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.ending import finish_open_files
 from stateline.spark.offsets import offsets_digest, read_with_hadoop
-from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings
+from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings, SavepointStart
 from stateline.spark.query import PipelineQuery
 from stateline.spark.task import OperatorProgram
 from stateline.state.aggregate import Aggregation
@@ -40,6 +40,7 @@ from stateline.state.aggregate import Aggregation
 __all__ = ["KeyedStream", "Pipeline", "PipelineStage"]
 
 _ROOT_PREFIX: Final = "root."
+_SAVEPOINT_PREFIX: Final = "savepoint."
 _TRIGGERS: Final = ("processingTime", "availableNow", "once")
 _TRIGGERS_THAT_END: Final = ("availableNow", "once")
 
@@ -54,8 +55,10 @@ class KeyedStream:
             query.
         parallelism: Subtasks; may change at every restart. Default: the cores that Spark has.
         max_parallelism: Key groups; fixed for the life of the root, and the bound of ``parallelism``.
-        options: Settings by name; see ``PipelineSettings``. ``root.<option>`` goes to the root's store.
+        options: Settings by name; see ``PipelineSettings``. ``root.<option>`` goes to the root's store,
+            ``savepoint.<option>`` to that of the savepoint.
         name: Name of the operator in the checkpoint. Default: made from the key.
+        start_from: URL of a savepoint from which a root without checkpoints starts; the option of that name.
 
     Raises:
         InvalidInputError: ``df`` is no stream, a key column does not exist or cannot be a key, an option is unknown.
@@ -71,6 +74,7 @@ class KeyedStream:
         max_parallelism: int = 128,
         options: Mapping[str, str] | None = None,
         name: str | None = None,
+        start_from: str | None = None,
     ) -> None:
         if not df.isStreaming:
             raise InvalidInputError(
@@ -96,9 +100,10 @@ class KeyedStream:
         self._max_parallelism = max_parallelism
         self._checkpoint = checkpoint
         given = dict(options or {})
-        self._root_options = {
-            key.removeprefix(_ROOT_PREFIX): given.pop(key) for key in list(given) if key.startswith(_ROOT_PREFIX)
-        }
+        if start_from is not None:
+            given["start_from"] = start_from
+        self._root_options = _popped(given, _ROOT_PREFIX)
+        self._savepoint_options = _popped(given, _SAVEPOINT_PREFIX)
         self._settings = settings_from_options(PipelineSettings, given)
         self._name = name or "by_" + "_".join(self._keys)
 
@@ -117,6 +122,12 @@ class KeyedStream:
         program = AggregateProgram.bind(self._schema, self._keys, aggregations)
         return self._stage(program)
 
+    def _start(self) -> SavepointStart | None:
+        url, mode = self._settings.start_from, self._settings.start_mode
+        if url is None:
+            return None
+        return SavepointStart(url=url, mode="claim" if mode == "claim" else "copy", options=self._savepoint_options)
+
     def _stage(self, program: OperatorProgram) -> PipelineStage:
         plan = PipelinePlan(
             root_url=self._checkpoint,
@@ -125,6 +136,7 @@ class KeyedStream:
             operators=(),
             retained_checkpoints=self._settings.retained_checkpoints,
             root_options=self._root_options,
+            start=self._start(),
         )
         operator = OperatorPlan(
             name=self._name,
@@ -300,6 +312,11 @@ class Pipeline:
             BatchJob(self._plan, self._programs),
             environment,
         )
+
+
+def _popped(options: dict[str, str], prefix: str) -> dict[str, str]:
+    """Takes the options with a prefix out, and gives them without it."""
+    return {key.removeprefix(prefix): options.pop(key) for key in list(options) if key.startswith(prefix)}
 
 
 def _check_columns(schema: pa.Schema, columns: Sequence[str], what: str) -> None:

@@ -28,7 +28,7 @@ from stateline.errors import InvalidInputError
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds, range_for_subtask
 from stateline.options import check_known
-from stateline.state.columns import Column
+from stateline.state.columns import Column, from_words
 from stateline.state.keys import Hashes, KeyRows, group_rows, key_rows
 from stateline.state.rescale import state_of_range
 from stateline.state.rows import Run
@@ -180,7 +180,7 @@ class SliceReader:
         runs = self._runs.open_all(state.runs, wanted.hashes) if len(wanted) else []
         found = StateTable(self.schema, state.key_groups, self.max_parallelism, runs).probe(wanted)
         rows = pa.RecordBatch.from_arrays([*wanted.columns, *found.values], schema=self.schema.row)
-        rows = rows.take(pa.array(np.flatnonzero(found.mask)))
+        rows = rows.take(from_words(np.flatnonzero(found.mask), pa.int64()))
         return rows if indexes is None else rows.select(indexes)
 
     def columns_schema(self, columns: Sequence[str]) -> pa.Schema:

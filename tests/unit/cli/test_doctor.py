@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -88,6 +89,12 @@ def test_every_command_has_help_and_says_what_its_exit_codes_mean() -> None:
         answer = CliRunner().invoke(commands.stateline, [*path, "--help"])
         assert answer.exit_code == 0
         assert "Exit codes:" in answer.output
+
+
+def test_every_command_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+    paths = [path for path, command in all_commands(commands.stateline) if not isinstance(command, click.Group)]
+    assert [path for path in paths if f"stateline {' '.join(path)}" not in page] == []
 
 
 def test_the_entry_point_runs() -> None:
