@@ -241,7 +241,9 @@ class _Rows:
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
+        """The rows of one task; Spark makes one partition without a value where there is nothing to read."""
+        if partition.value is None:
+            return
         task = msgspec.json.decode(partition.value, type=_Task)
         target = pa.ipc.read_schema(pa.py_buffer(self.target))
         store = open_store(self.store_url, self.store_options)
