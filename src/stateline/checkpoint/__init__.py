@@ -4,6 +4,7 @@
 """
 
 from stateline.checkpoint.api import (
+    DELIVERY_PREFIX,
     MAX_FILE_STATE_THRESHOLD,
     Checkpoint,
     FileState,
@@ -32,6 +33,7 @@ from stateline.checkpoint.sweep import RootSweep, sweep_root
 from stateline.checkpoint.verify import Finding, Problem, VerifyReport, verify_root, verify_savepoint
 
 __all__ = [
+    "DELIVERY_PREFIX",
     "MAX_FILE_STATE_THRESHOLD",
     "Checkpoint",
     "CheckpointStateOutputStream",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stateline.checkpoint import Checkpoint
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.spark.event_time import Watermark
 from stateline.spark.evolution import check_evolution
 from stateline.spark.plan import PipelinePlan
 
@@ -88,6 +89,9 @@ def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str,
     """
     if plan.max_parallelism != newest.max_parallelism:
         raise _mismatch("max_parallelism", newest.max_parallelism, plan.max_parallelism)
+    column = Watermark.of(newest).column
+    if plan.watermark is not None and column not in (None, plan.watermark.column):
+        raise _mismatch("column of the watermark", column, plan.watermark.column)
     stored = {state.name: state for state in newest.operators}
     planned = {
         operator.state_name(table): (operator.definition, schema)

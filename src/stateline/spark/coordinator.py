@@ -12,6 +12,7 @@ One batch ``b``; its checkpoint gets the id that follows the newest one::
                                       then the floor is read: a stale driver that re-made a freed slot stops here
     4. publish the finished files     create-if-absent, verified, idempotent
        discard their pieces           by exact name, before the batch is acknowledged
+       deliver rows                   to functions of the user's own, under a key that never changes
        mark it published              so that files which a consumer has moved away since are not missed
        retain                         keep the newest records and all they reach
 
@@ -19,10 +20,10 @@ A crash anywhere is answered by starting again: before 3 nothing has happened (g
 repeated for the newest record, by whichever driver comes next. ``abort`` does not exist.
 
 End of stream: an input that has ended (``availableNow``) leaves files open that no later batch will roll. ``finish``
-makes
-one more checkpoint of the same batch, with the same state and with the open files finished: the same record, the same
-race, so a driver believed dead cannot go on filling files that its successor has finished. Batch ids and checkpoint ids
-advance together and differ by the number of such ends.
+makes one more checkpoint of the same batch, with the same state and with the open files finished: the same record, the
+same race, so a driver believed dead cannot go on filling files that its successor has finished. ``settle`` comes before
+it and closes what the last watermark has passed, in the same way. Batch ids and checkpoint ids advance together and
+differ by the number of such ends.
 """
 
 from __future__ import annotations
@@ -35,16 +36,18 @@ import msgspec
 from msgspec.structs import replace
 
 from stateline.blob import BlobStore
-from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, OutputState, SubtaskState
+from stateline.checkpoint import Checkpoint, CheckpointStore, FileState, OperatorState, OutputState, SubtaskState
 from stateline.environment import Environment
 from stateline.errors import InternalError
 from stateline.handles import FinishedFile, OpenFile
 from stateline.key_groups import check_parallelism, range_for_subtask
 from stateline.recoverable import RecoverableWriter
 from stateline.spark.continuity import Step, check_plan, check_same_offsets, next_step
+from stateline.spark.delivery import Delivery, deliveries_of, delivery_states
+from stateline.spark.event_time import Watermark
 from stateline.spark.evolution import carried_properties
 from stateline.spark.plan import OperatorPlan, PipelinePlan
-from stateline.spark.starting import first_checkpoint, open_start
+from stateline.spark.starting import check_start, first_checkpoint
 from stateline.state.rescale import rescale
 
 __all__ = [
@@ -54,6 +57,7 @@ __all__ = [
     "SubtaskResult",
     "SubtaskRunner",
     "SubtaskTask",
+    "max_event_time",
     "summed_metrics",
 ]
 
@@ -87,6 +91,8 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
         states: Its key groups and its runs so far, by table.
         open_files: Output files it goes on with.
         now: The checkpoint's wall-clock time, seconds since the epoch: the same for all subtasks.
+        watermark_us: The watermark that holds for this batch, microseconds since the epoch; ``None`` without one.
+        late_watermark_us: The one that held for the batch before: what lies at or below it is closed, and late.
     """
 
     checkpoint_id: int
@@ -95,6 +101,8 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[str, SubtaskState]
     open_files: tuple[OpenFile, ...]
     now: float
+    watermark_us: int | None = None
+    late_watermark_us: int | None = None
 
 
 class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +115,8 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
         finished: Files to publish with the checkpoint.
         open: Files that go on.
         metrics: Counts and seconds by name, summed over subtasks in the report.
+        max_event_time_us: The greatest event time of its rows, microseconds since the epoch; ``None`` for none.
+        delivery: Its output rows, where they are handed to a function after the checkpoint; ``None`` for none.
     """
 
     operator: str
@@ -115,6 +125,8 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
     finished: tuple[FinishedFile, ...] = ()
     open: tuple[OpenFile, ...] = ()
     metrics: dict[str, float] = {}
+    max_event_time_us: int | None = None
+    delivery: FileState | None = None
 
 
 SubtaskRunner = Callable[[Batch[D], Sequence[SubtaskTask]], Sequence[SubtaskResult]]
@@ -145,6 +157,7 @@ class MicroBatchCoordinator(Generic[D]):
         outputs: Store of each operator that writes files, by operator name.
         run_subtasks: Runs the subtasks of a batch.
         environment: Clock for ages, ids for nonces.
+        deliver: Hands over rows that a checkpoint delivers; called after the checkpoint exists, until it returns.
     """
 
     def __init__(
@@ -154,6 +167,7 @@ class MicroBatchCoordinator(Generic[D]):
         outputs: Mapping[str, BlobStore],
         run_subtasks: SubtaskRunner[D],
         environment: Environment,
+        deliver: Callable[[Delivery], None] | None = None,
     ) -> None:
         check_parallelism(plan.parallelism, plan.max_parallelism)
         self._plan = plan
@@ -161,8 +175,10 @@ class MicroBatchCoordinator(Generic[D]):
         self._outputs = dict(outputs)
         self._run_subtasks = run_subtasks
         self._environment = environment
+        self._deliver = deliver
         self._newest: Checkpoint | None = None
         self._started = False
+        self._is_published = True
 
     @property
     def newest(self) -> Checkpoint | None:
@@ -183,12 +199,13 @@ class MicroBatchCoordinator(Generic[D]):
             newest = self._checkpoints.latest(at_least)
             if newest is not None:
                 check_plan(self._plan, newest, {name: store.url for name, store in self._outputs.items()})
-                if not self._checkpoints.is_published(newest):
-                    self._publish(newest)
+                self._is_published = self._checkpoints.is_published(newest)
             else:
-                self._check_start()
+                check_start(self._plan, self._checkpoints.store, self._outputs, self._environment)
             self._newest = newest
             self._started = True
+        if self._newest is not None and not self._is_published:
+            self._publish(self._newest)
         return self._newest
 
     def run_batch(self, batch: Batch[D]) -> BatchReport:
@@ -202,37 +219,39 @@ class MicroBatchCoordinator(Generic[D]):
             InvalidInputError: See :func:`next_step`.
         """
         newest = self.start()
-        if newest is None and batch.batch_id == 0:
-            newest = self._started_from_savepoint(batch.query_id)
+        if newest is None and batch.batch_id == 0 and self._plan.start is not None:
+            first = first_checkpoint(self._plan, self._checkpoints, self._outputs, batch.query_id, self._environment)
+            newest = self._newest = self._checkpoints.publish(first)
         step = next_step(newest, batch)
         if newest is not None and step is Step.FINISH_NEWEST:
             return BatchReport(checkpoint=newest, replayed=True)
         if newest is not None and step is Step.LOOK_BACK:
             return BatchReport(checkpoint=self._decided_earlier(newest, batch), replayed=True)
-        clock = self._environment.clock
-        began = clock.monotonic()
-        now = clock.now()
-        results = self._run_subtasks(batch, self._tasks(newest, now))
-        computed = clock.monotonic()
-        operators, outputs = self._gathered(results)
-        record = Checkpoint(
-            checkpoint_id=_next_id(newest),
-            batch_id=batch.batch_id,
-            query_id=batch.query_id,
-            offsets_digest=batch.offsets_digest,
-            max_parallelism=self._plan.max_parallelism,
-            parallelism=self._plan.parallelism,
-            nonce=self._environment.ids.new_id(),
-            created_at=now,
-            operators=operators,
-            outputs=outputs,
-            watermark_us=None if newest is None else newest.watermark_us,
-            properties=carried_properties(self._plan, newest),
+        return self._run(newest, batch)
+
+    def settle(self, data: D) -> Checkpoint | None:
+        """Closes what the newest watermark has passed, in one more checkpoint of the newest batch. Idempotent.
+
+        A batch works with the watermark of the batches before it, so at the end of a stream something may be left
+        that no further batch will close.
+
+        Args:
+            data: No rows.
+
+        Returns:
+            The newest record: a new one if there was something to do.
+
+        Raises:
+            FencedError: Another driver went on from the record.
+        """
+        newest = self.start()
+        acts = any(operator.acts_on_watermark for operator in self._plan.operators)
+        if newest is None or not acts or Watermark.of(newest).is_applied:
+            return newest
+        again = Batch(
+            query_id=newest.query_id, batch_id=newest.batch_id, offsets_digest=newest.offsets_digest, data=data
         )
-        metrics = summed_metrics(results)
-        metrics["subtasks_seconds"] = computed - began
-        metrics.update(self._commit(record))
-        return BatchReport(checkpoint=record, replayed=False, metrics=metrics)
+        return self._run(newest, again).checkpoint
 
     def finish(self, finish_files: Callable[[str, Sequence[OpenFile]], Sequence[FinishedFile]]) -> Checkpoint | None:
         """Finishes the files that the newest record left open, at the end of the stream. Idempotent.
@@ -255,7 +274,7 @@ class MicroBatchCoordinator(Generic[D]):
         )
         environment = self._environment
         record = replace(
-            newest,
+            newest.without_deliveries(),
             checkpoint_id=_next_id(newest),
             nonce=environment.ids.new_id(),
             created_at=environment.clock.now(),
@@ -264,27 +283,33 @@ class MicroBatchCoordinator(Generic[D]):
         self._commit(record)
         return record
 
-    def _check_start(self) -> None:
-        """Checks that the savepoint, if the plan has one, can be continued by the plan."""
-        savepoint = open_start(self._plan, self._checkpoints.store, self._environment)
-        if savepoint is not None:
-            # Its files may go on in another output than the one they were begun in.
-            urls = {output.operator: output.url for output in savepoint.checkpoint.outputs}
-            known = {name: url for name, url in urls.items() if name in self._outputs}
-            check_plan(self._plan, savepoint.checkpoint, known)
-
-    def _started_from_savepoint(self, query_id: str) -> Checkpoint | None:
-        """Decides the checkpoint before the first batch, if the plan starts from a savepoint; ``None`` otherwise.
-
-        Raises:
-            FencedError: Another driver started the root.
-        """
-        savepoint = open_start(self._plan, self._checkpoints.store, self._environment)
-        if savepoint is None:
-            return None
-        record = first_checkpoint(savepoint, self._plan, self._checkpoints, self._outputs, query_id, self._environment)
-        self._newest = self._checkpoints.publish(record)
-        return self._newest
+    def _run(self, newest: Checkpoint | None, batch: Batch[D]) -> BatchReport:
+        clock = self._environment.clock
+        began = clock.monotonic()
+        now = clock.now()
+        results = self._run_subtasks(batch, self._tasks(newest, now))
+        computed = clock.monotonic()
+        operators, outputs = self._gathered(results)
+        watermark = Watermark.of(newest).after(self._plan.watermark, max_event_time(results))
+        record = Checkpoint(
+            checkpoint_id=_next_id(newest),
+            batch_id=batch.batch_id,
+            query_id=batch.query_id,
+            offsets_digest=batch.offsets_digest,
+            max_parallelism=self._plan.max_parallelism,
+            parallelism=self._plan.parallelism,
+            nonce=self._environment.ids.new_id(),
+            created_at=now,
+            operators=operators,
+            outputs=outputs,
+            watermark_us=watermark.current_us,
+            properties=carried_properties(self._plan, newest),
+            states={**watermark.states, **delivery_states(results)},
+        )
+        metrics = summed_metrics(results)
+        metrics["subtasks_seconds"] = computed - began
+        metrics.update(self._commit(record))
+        return BatchReport(checkpoint=record, replayed=False, metrics=metrics)
 
     def _commit(self, record: Checkpoint) -> dict[str, float]:
         """Steps 3 and 4; the seconds they took."""
@@ -292,7 +317,7 @@ class MicroBatchCoordinator(Generic[D]):
         began = clock.monotonic()
         self._checkpoints.publish(record)
         decided = clock.monotonic()
-        self._newest = record
+        self._newest, self._is_published = record, False
         self._publish(record)
         published = clock.monotonic()
         self._checkpoints.retain(self._plan.retained_checkpoints, self._stores_by_url(record))
@@ -320,6 +345,7 @@ class MicroBatchCoordinator(Generic[D]):
 
     def _tasks(self, newest: Checkpoint | None, now: float) -> list[SubtaskTask]:
         tasks = []
+        watermark = Watermark.of(newest)
         for operator in self._plan.operators:
             files = self._open_files(newest, operator)
             states = {table: self._states(newest, operator.state_name(table)) for table in operator.tables}
@@ -331,6 +357,8 @@ class MicroBatchCoordinator(Generic[D]):
                     states={table: stack[subtask] for table, stack in states.items()},
                     open_files=tuple(files.get(subtask, ())),
                     now=now,
+                    watermark_us=watermark.current_us,
+                    late_watermark_us=watermark.applied_us,
                 )
                 for subtask in range(self._plan.parallelism)
             ]
@@ -391,18 +419,22 @@ class MicroBatchCoordinator(Generic[D]):
     # -- step 4: publishing ---------------------------------------------------------------------------------------
 
     def _publish(self, record: Checkpoint) -> None:
-        """Makes files visible, removes their pieces, and remembers that it did.
+        """Makes files visible, removes their pieces, delivers rows, and remembers that it did.
 
         The pieces go before the mark and the mark before the acknowledgement: a zombie that publishes late finds either
         the file or nothing to make it from, and a driver that starts later does not miss files that were moved away.
         """
-        with_files = [output for output in record.outputs if output.finished]
-        for output in with_files:
-            writer = RecoverableWriter(self._outputs[output.operator])
+        for output in record.outputs:
             for file in output.finished:
+                writer = RecoverableWriter(self._outputs[output.operator])
                 writer.recover_for_commit(file.commit).commit_after_recovery()
-        if with_files:
+        for delivery in deliveries_of(record):
+            if self._deliver is None:
+                raise InternalError("there is nobody to deliver to", operation="publish", subject=str(delivery.key))
+            self._deliver(delivery)
+        if record.publishes:
             self._checkpoints.mark_published(record.checkpoint_id)
+        self._is_published = True
 
     def _stores_by_url(self, record: Checkpoint) -> dict[str, BlobStore]:
         return {output.url: self._outputs[output.operator] for output in record.outputs}
@@ -415,6 +447,12 @@ def summed_metrics(results: Sequence[SubtaskResult]) -> dict[str, float]:
         for name, value in result.metrics.items():
             totals[name] = totals.get(name, 0) + value
     return totals
+
+
+def max_event_time(results: Sequence[SubtaskResult]) -> int | None:
+    """The greatest event time that any subtask saw, microseconds since the epoch; ``None`` for none."""
+    times = [result.max_event_time_us for result in results if result.max_event_time_us is not None]
+    return max(times, default=None)
 
 
 def _next_id(newest: Checkpoint | None) -> int:

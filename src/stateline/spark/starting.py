@@ -15,29 +15,32 @@ from stateline.blob import BlobStore, open_store
 from stateline.blob.urls import relative_name
 from stateline.checkpoint import Checkpoint, CheckpointStore, Savepoint, open_savepoint, start_from_savepoint
 from stateline.environment import Environment
-from stateline.spark.plan import PipelinePlan
+from stateline.errors import InternalError
+from stateline.spark.continuity import check_plan
+from stateline.spark.plan import PipelinePlan, SavepointStart
 
-__all__ = ["first_checkpoint", "open_start"]
+__all__ = ["check_start", "first_checkpoint"]
 
 
-def open_start(plan: PipelinePlan, root: BlobStore, environment: Environment) -> Savepoint | None:
-    """The savepoint that a plan starts from; ``None`` for an empty state.
+def check_start(
+    plan: PipelinePlan, root: BlobStore, outputs: Mapping[str, BlobStore], environment: Environment
+) -> None:
+    """Checks, before anything runs, that the savepoint of a plan, if it has one, can be continued by the plan.
 
     Raises:
         NotFoundError: There is none, or it is incomplete.
         CorruptDataError: Its record is not what was written.
-        InvalidInputError: It is to be claimed and does not lie below the root.
+        InvalidInputError: It holds something else than the plan goes on with; it is to be claimed and does not lie
+            below the root.
     """
-    start = plan.start
-    if start is None:
-        return None
-    if start.mode == "claim":
-        return open_savepoint(root, relative_name(root.url, start.url))
-    return open_savepoint(open_store(start.url, start.options, environment))
+    if plan.start is None:
+        return
+    record = _open(plan.start, root, environment).checkpoint
+    # Its files may go on in another output than the one they were begun in.
+    check_plan(plan, record, {output.operator: output.url for output in record.outputs if output.operator in outputs})
 
 
 def first_checkpoint(
-    savepoint: Savepoint,
     plan: PipelinePlan,
     root: CheckpointStore,
     outputs: Mapping[str, BlobStore],
@@ -47,8 +50,7 @@ def first_checkpoint(
     """The state before batch 0 of a query. The caller publishes it.
 
     Args:
-        savepoint: From :func:`open_start`.
-        plan: Says whether it is copied or claimed.
+        plan: Says where to start.
         root: A root without a checkpoint.
         outputs: The query's outputs by operator: files that the savepoint left open go on there.
         query_id: The query.
@@ -59,12 +61,26 @@ def first_checkpoint(
         DataLossError: Something in it is gone.
         CorruptDataError: Something in it is not what was written.
     """
+    if plan.start is None:
+        raise InternalError("the plan starts from nothing", operation="start")
+    savepoint = _open(plan.start, root.store, environment)
     targets = {
         output.url: outputs[output.operator]
         for output in savepoint.checkpoint.outputs
         if output.open and output.operator in outputs
     }
-    mode = "copy" if plan.start is None else plan.start.mode
     return start_from_savepoint(
-        savepoint, root, query_id=query_id, mode=mode, outputs=targets, first_batch_id=0, environment=environment
+        savepoint,
+        root,
+        query_id=query_id,
+        mode=plan.start.mode,
+        outputs=targets,
+        first_batch_id=0,
+        environment=environment,
     )
+
+
+def _open(start: SavepointStart, root: BlobStore, environment: Environment) -> Savepoint:
+    if start.mode == "claim":
+        return open_savepoint(root, relative_name(root.url, start.url))
+    return open_savepoint(open_store(start.url, start.options, environment))
