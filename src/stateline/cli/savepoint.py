@@ -17,6 +17,7 @@ from stateline.cli.output import (
     plain,
     print_json,
     print_table,
+    progress,
     store_option,
     time_text,
 )
@@ -61,7 +62,8 @@ def create(
     urls = {output.url for output in record.outputs} if record is not None else set()
     outputs = {url: open_store(url, map_options(output_options)) for url in sorted(urls)}
     store = open_store(target, map_options(target_options))
-    made = create_savepoint(source, store, checkpoint_id=checkpoint_id, outputs=outputs, label=label)
+    with progress("copying", hidden=as_json) as tell:
+        made = create_savepoint(source, store, checkpoint_id=checkpoint_id, outputs=outputs, label=label, progress=tell)
     if as_json:
         print_json({"url": made.url, "checkpoint_id": made.checkpoint.checkpoint_id})
     else:

@@ -339,6 +339,10 @@ class _FeedReader(DataSourceReader):
         """Runs in a task."""
         return self._rows.read(partition)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Only what tasks need."""
+        return {"_rows": self._rows}
+
 
 class _StreamReader(DataSourceStreamReader):
     """The changes as a stream. An offset is ``{"checkpoint": id, "nonce": nonce}``; -1 is before the first one."""
