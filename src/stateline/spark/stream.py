@@ -35,7 +35,7 @@ from stateline.spark.ending import finish_open_files
 from stateline.spark.event_time import Duration, WindowPlan
 from stateline.spark.for_each_batch import BatchDelivery, BatchFunction
 from stateline.spark.offsets import offsets_digest, read_with_hadoop
-from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings
+from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings, SavepointStart
 from stateline.spark.query import PipelineQuery
 from stateline.spark.reporting import BatchReporter
 from stateline.spark.stream_checks import check_collation, check_columns
@@ -47,6 +47,7 @@ from stateline.state.aggregate import Aggregation
 __all__ = ["KeyedStream", "Pipeline", "PipelineStage"]
 
 _ROOT_PREFIX: Final = "root."
+_SAVEPOINT_PREFIX: Final = "savepoint."
 _TRIGGERS: Final = ("processingTime", "availableNow", "once")
 _TRIGGERS_THAT_END: Final = ("availableNow", "once")
 
@@ -61,8 +62,10 @@ class KeyedStream:
             query.
         parallelism: Subtasks; may change at every restart. Default: the cores that Spark has.
         max_parallelism: Key groups; fixed for the life of the root, and the bound of ``parallelism``.
-        options: Settings by name; see ``PipelineSettings``. ``root.<option>`` goes to the root's store.
+        options: Settings by name; see ``PipelineSettings``. ``root.<option>`` goes to the root's store,
+            ``savepoint.<option>`` to that of the savepoint.
         name: Name of the operator in the checkpoint. Default: made from the key.
+        start_from: URL of a savepoint from which a root without checkpoints starts; the option of that name.
         watermark: Event-time column and delay, such as ``("at", "10 minutes")``: rows may come this much later than
             the newest one. ``df.withWatermark(...)`` says the same and is honoured; there is one watermark per stream.
             It is kept in the checkpoint and never goes back.
@@ -86,6 +89,7 @@ class KeyedStream:
         max_parallelism: int = 128,
         options: Mapping[str, str] | None = None,
         name: str | None = None,
+        start_from: str | None = None,
         watermark: tuple[str, Duration] | None = None,
         late_data: str = "drop",
     ) -> None:
@@ -113,9 +117,10 @@ class KeyedStream:
         self._max_parallelism = max_parallelism
         self._checkpoint = checkpoint
         given = dict(options or {})
-        self._root_options = {
-            key.removeprefix(_ROOT_PREFIX): given.pop(key) for key in list(given) if key.startswith(_ROOT_PREFIX)
-        }
+        if start_from is not None:
+            given["start_from"] = start_from
+        self._root_options = _popped(given, _ROOT_PREFIX)
+        self._savepoint_options = _popped(given, _SAVEPOINT_PREFIX)
         self._settings = settings_from_options(PipelineSettings, given)
         self._name = name or "by_" + "_".join(self._keys)
         self._watermark = stream_watermark(df, self._schema, watermark, late_data)
@@ -220,6 +225,12 @@ class KeyedStream:
         )
         return self._stage(program, window=window, acts_on_watermark=program.closes_windows)
 
+    def _start(self) -> SavepointStart | None:
+        url, mode = self._settings.start_from, self._settings.start_mode
+        if not url:
+            return None
+        return SavepointStart(url=url, mode="claim" if mode == "claim" else "copy", options=self._savepoint_options)
+
     def _stage(self, program: OperatorProgram, **more: Any) -> PipelineStage:
         plan = PipelinePlan(
             root_url=self._checkpoint,
@@ -232,6 +243,7 @@ class KeyedStream:
             local_copies_bytes=self._settings.local_copies_bytes,
             root_options=self._root_options,
             watermark=self._watermark,
+            start=self._start(),
         )
         operator = OperatorPlan(
             name=self._name,
@@ -440,3 +452,8 @@ class Pipeline:
             environment,
             BatchDelivery(self._df.sparkSession, self._plan, functions),
         )
+
+
+def _popped(options: dict[str, str], prefix: str) -> dict[str, str]:
+    """Takes the options with a prefix out, and gives them without it."""
+    return {key.removeprefix(prefix): options.pop(key) for key in list(options) if key.startswith(prefix)}
