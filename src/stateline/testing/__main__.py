@@ -28,6 +28,7 @@ _MODULES: Final = (
     "stateline.testing.planted_store",
     "stateline.testing.planted_protocol",
     "stateline.testing.planted_pipeline",
+    "stateline.testing.planted_components",
 )
 _SUITES: Final = ("single", "pairs", "zombies", "sim", "powerloss")
 _USAGE: Final = """\
