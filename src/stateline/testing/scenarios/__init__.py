@@ -162,3 +162,13 @@ register(
         kinds=_BY_SYSTEM_CALL,
     )
 )
+register(
+    ScenarioEntry(
+        name="pipeline_local",
+        summary="the real pipeline on local disk, interleaved at each system call",
+        small=lambda: Pipeline(spanning=True, batches=3),
+        large=lambda: Pipeline(spanning=True, batches=5),
+        backend=ScratchBackend,
+        kinds=_BY_SYSTEM_CALL,
+    )
+)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import pyarrow as pa
 
-from stateline.blob.api import BlobStore
+from stateline.blob.api import BlobStore, Buffer
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.errors import InternalError, NotFoundError
 from stateline.files import FileOutput, RollingPolicy, encode_file
@@ -284,11 +284,9 @@ class Pipeline(MicroBatch):
         self._pipeline = PipelineAdapter(rolling=rolling)
         super().__init__(self._pipeline, **{"keys": 6, **more})
 
-    def prepare(self, world: World) -> None:
-        """See :meth:`Scenario.prepare`. Retiring a record overwrites it with its tombstone."""
-        world.may_replace = lambda name, data: (
-            name.endswith("/_metadata") and b'"stateline.retired"' in bytes(data[:200])
-        )
+    def may_replace(self, name: str, data: Buffer) -> bool:
+        """See :meth:`Scenario.may_replace`. Retiring a record overwrites it with its tombstone."""
+        return name.endswith("/_metadata") and b'"stateline.retired"' in bytes(data[:200])
 
     def check(self, world: World) -> None:
         """See :meth:`Scenario.check`. One decision names output and state: both are of the same attempts."""
