@@ -12,12 +12,13 @@ refused by the call that names it. Does not own the run: ``coordinator`` decides
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
+from pyspark.sql.types import StructType
 
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore
@@ -31,8 +32,10 @@ from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.batch_job import BatchJob
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.ending import finish_open_files
+from stateline.spark.initial_state import initial_rows
 from stateline.spark.offsets import offsets_digest, read_with_hadoop
 from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings
+from stateline.spark.processor import ProcessorProgram
 from stateline.spark.query import PipelineQuery
 from stateline.spark.task import OperatorProgram
 from stateline.state.aggregate import Aggregation
@@ -117,6 +120,49 @@ class KeyedStream:
         program = AggregateProgram.bind(self._schema, self._keys, aggregations)
         return self._stage(program)
 
+    def process(
+        self,
+        processor: StatefulProcessor,
+        output_schema: StructType | str,
+        output_mode: str = "update",
+        time_mode: str = "None",
+        initial_state: GroupedData | DataFrame | None = None,
+        *,
+        form: str | None = None,
+    ) -> PipelineStage:
+        """Runs a ``StatefulProcessor``, written for ``transformWithState`` or its pandas form, unchanged.
+
+        ``init`` runs once here, on a copy, to learn the state variables. What the processor yields is the output.
+
+        Args:
+            processor: An instance; each batch and subtask works on a copy of it.
+            output_schema: What it yields, as a struct or DDL text.
+            output_mode: ``update`` or ``append``: as for Spark, a word for the reader.
+            time_mode: ``None``, ``ProcessingTime`` or ``EventTime``, for timers and time to live.
+            initial_state: Rows for ``handleInitialState`` in the first batch of a new root: a grouped DataFrame as for
+                Spark, or a DataFrame with the key columns.
+            form: ``row`` for a processor of ``transformWithState``, ``pandas`` for one of
+                ``transformWithStateInPandas``. Default: what the annotations of its ``handleInputRows`` say, and
+                ``row`` where they say nothing.
+
+        Raises:
+            InvalidInputError: A mode, schema or state variable that cannot be.
+            UserCodeError: ``init`` raised.
+        """
+        initial = initial_rows(initial_state, self._keys)
+        program = ProcessorProgram.bind(
+            processor,
+            self._df.schema,
+            self._keys,
+            output_schema=output_schema,
+            output_mode=output_mode,
+            time_mode=time_mode,
+            time_zone=str(self._df.sparkSession.conf.get("spark.sql.session.timeZone")),
+            form=form,
+            initial=None if initial is None else initial.schema,
+        )
+        return replace(self._stage(program), _initial=initial)
+
     def _stage(self, program: OperatorProgram) -> PipelineStage:
         plan = PipelinePlan(
             root_url=self._checkpoint,
@@ -142,6 +188,7 @@ class PipelineStage:
     _plan: PipelinePlan
     _operator: OperatorPlan
     _program: OperatorProgram
+    _initial: DataFrame | None = None
 
     def write_files(
         self,
@@ -199,7 +246,8 @@ class PipelineStage:
 
     def _pipeline(self, operator: OperatorPlan) -> Pipeline:
         plan = replace(self._plan, operators=(operator,))
-        return Pipeline(self._df, plan, {operator.name: self._program})
+        initial = {} if self._initial is None else {operator.name: self._initial}
+        return Pipeline(self._df, plan, {operator.name: self._program}, initial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +257,7 @@ class Pipeline:
     _df: DataFrame
     _plan: PipelinePlan
     _programs: Mapping[str, OperatorProgram]
+    _initial: Mapping[str, DataFrame] = field(default_factory=dict)
 
     def alongside(self, other: Pipeline) -> Pipeline:
         """Both pipelines as one: the same batches, one atomic checkpoint for all state and all files.
@@ -232,7 +281,7 @@ class Pipeline:
                 "their roots, options or parallelism differ", operation="alongside", hint="Use the same for both"
             )
         plan = replace(self._plan, operators=self._plan.operators + other._plan.operators)
-        return Pipeline(self._df, plan, {**self._programs, **other._programs})
+        return Pipeline(self._df, plan, {**self._programs, **other._programs}, {**self._initial, **other._initial})
 
     def start(
         self,
@@ -297,7 +346,7 @@ class Pipeline:
             self._plan,
             CheckpointStore(root, environment=environment),
             outputs,
-            BatchJob(self._plan, self._programs),
+            BatchJob(self._plan, self._programs, self._initial),
             environment,
         )
 
