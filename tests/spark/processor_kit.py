@@ -73,7 +73,7 @@ class Bench:
         """The same root, another process: perhaps another program."""
         self.program = ProcessorProgram.bind(processor, self.schema, initial=self.initial_schema, **self.options)
 
-    def batch(self, rows, *, now=1_000.0, watermark=None, parallelism=2):
+    def batch(self, rows, *, now=1_000.0, watermark=None, late=None, parallelism=2):
         """Runs one batch; returns what it put out, as tuples, sorted."""
         taken: list[dict[str, Any]] = []
         program = _Watched(self.program, taken)
@@ -102,6 +102,7 @@ class Bench:
                         open_files=(),
                         now=now,
                         watermark_us=None if watermark is None else int(watermark * 1_000_000),
+                        late_watermark_us=None if late is None else int(late * 1_000_000),
                     ),
                     mine.to_batches() if mine.num_rows else [],
                     GROUPS,

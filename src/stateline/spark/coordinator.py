@@ -90,6 +90,7 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
         open_files: Output files it goes on with.
         now: The checkpoint's wall-clock time, seconds since the epoch: the same for all subtasks.
         watermark_us: The watermark that holds for this batch, microseconds since the epoch; ``None`` without one.
+        late_watermark_us: The one that held for the batch before: what lies at or below it is closed, and late.
     """
 
     checkpoint_id: int
@@ -99,6 +100,7 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
     open_files: tuple[OpenFile, ...]
     now: float
     watermark_us: int | None = None
+    late_watermark_us: int | None = None
 
 
 class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):

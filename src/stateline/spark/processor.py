@@ -39,7 +39,7 @@ from stateline.spark.processor_variables import (
     parse_struct,
 )
 from stateline.spark.task import HASH_COLUMN, BatchMoment, Processed
-from stateline.state.columns import Rows
+from stateline.state.columns import Rows, contiguous
 from stateline.state.keys import KeyRows, key_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
@@ -47,13 +47,14 @@ from stateline.state.table import StateTable
 from stateline.state.timers import EXPIRY, Timers, expired_timers
 from stateline.state.variables import expiry_test, variable_schema
 
-__all__ = ["ProcessorProgram"]
+__all__ = ["ProcessorProgram", "event_time_column"]
 
 _FORMS: Final = ("row", "pandas")
 _OUTPUT_MODES: Final = ("update", "append")
 _TIME_MODES: Final = ("none", PROCESSING_TIME, EVENT_TIME)
 _TIMERS: Final = "timers"
 _VARIABLE: Final = "state."
+_DELAY: Final = "spark.watermarkDelayMs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,7 @@ class ProcessorProgram:
         variables: What ``init`` declares, by name.
         time_zone: The session's, for data frames.
         initial: Schema of the initial state, if there is any.
+        event_time: The column of the watermark, by which late rows are dropped; ``None`` to keep them.
     """
 
     processor: bytes
@@ -81,6 +83,7 @@ class ProcessorProgram:
     variables: Mapping[str, Variable]
     time_zone: str
     initial: StructType | None = None
+    event_time: str | None = None
 
     @classmethod
     def bind(
@@ -95,6 +98,7 @@ class ProcessorProgram:
         time_zone: str,
         form: str | None = None,
         initial: StructType | None = None,
+        event_time: str | None = None,
     ) -> Self:
         """Checks everything that can be checked before a row comes, and learns the state variables from ``init``.
 
@@ -121,6 +125,7 @@ class ProcessorProgram:
             variables=discover(pickled, mode),
             time_zone=time_zone,
             initial=initial,
+            event_time=event_time,
         )
         program.tables  # noqa: B018 - refuses types that cannot be stored
         _check_initial(initial, schema, keys)
@@ -174,6 +179,8 @@ class ProcessorProgram:
     ) -> Processed:
         """Runs the processor over the rows, then over the timers that have come."""
         rows, hashes, initial, initial_hashes = self._received(list(batches))
+        received = rows.num_rows
+        rows, hashes = self._in_time(rows, hashes, moment)
         now_ms = int(moment.now * 1000)
         watermark_ms = 0 if moment.watermark_us is None else moment.watermark_us // 1000
         until_ms = watermark_ms if self.time_mode == EVENT_TIME else now_ms
@@ -207,7 +214,12 @@ class ProcessorProgram:
         timer_changes = None if timers is None else timers.changes()
         if timer_changes is not None:
             changes[_TIMERS] = timer_changes
-        counts = {"rows": rows.num_rows, "keys": len(keyed.keys), "timers_fired": run.fired}
+        counts = {
+            "rows": received,
+            "late_rows_dropped": received - rows.num_rows,
+            "keys": len(keyed.keys),
+            "timers_fired": run.fired,
+        }
         return Processed(changes=changes, output=output, metrics=counts, expired=expired)
 
     def _run(
@@ -263,6 +275,16 @@ class ProcessorProgram:
             _hashes(first),
         )
 
+    def _in_time(self, rows: pa.Table, hashes: Any, moment: BatchMoment) -> tuple[pa.Table, Any]:
+        """The rows whose time is after the watermark of the batch before. Rows without a time are never late."""
+        if self.event_time is None or moment.late_watermark_us is None or rows.num_rows == 0:
+            return rows, hashes
+        times = contiguous(rows[self.event_time]).cast(pa.int64())
+        late = times.fill_null(moment.late_watermark_us + 1).to_numpy() <= moment.late_watermark_us
+        if not late.any():
+            return rows, hashes
+        return rows.filter(pa.array(~late)), None if hashes is None else hashes[~late]
+
     def _come(self, grouping: StateSchema, tables: Mapping[str, StateTable], until_ms: int) -> tuple[KeyRows, Rows]:
         """Stored timers up to now: their grouping keys and times."""
         if not self._has_timers:
@@ -275,6 +297,11 @@ class ProcessorProgram:
         fields = StructType([self.input[name] for name in self.keys])
         make = row_class(fields.names)
         return [tuple.__new__(make, key) for key in StructCodec(fields, "key").decode(keys.columns)]
+
+
+def event_time_column(schema: StructType) -> str | None:
+    """The column that ``withWatermark`` was called with; ``None`` if it was not."""
+    return next((field.name for field in schema if _DELAY in (field.metadata or {})), None)
 
 
 def _key_tuples(keys: KeyRows) -> list[tuple[Any, ...]]:

@@ -35,7 +35,7 @@ from stateline.spark.ending import finish_open_files
 from stateline.spark.initial_state import initial_rows
 from stateline.spark.offsets import offsets_digest, read_with_hadoop
 from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings
-from stateline.spark.processor import ProcessorProgram
+from stateline.spark.processor import ProcessorProgram, event_time_column
 from stateline.spark.query import PipelineQuery
 from stateline.spark.task import OperatorProgram
 from stateline.state.aggregate import Aggregation
@@ -160,6 +160,7 @@ class KeyedStream:
             time_zone=str(self._df.sparkSession.conf.get("spark.sql.session.timeZone")),
             form=form,
             initial=None if initial is None else initial.schema,
+            event_time=event_time_column(self._df.schema),
         )
         return replace(self._stage(program), _initial=initial)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 import pyarrow as pa
 
@@ -44,12 +44,20 @@ class BatchMoment:
     Attributes:
         checkpoint_id: The checkpoint being made.
         now: Processing time of the batch, seconds since the epoch.
-        watermark_us: The watermark that holds for the batch, microseconds since the epoch; ``None`` without one.
+        watermark_us: The watermark that holds for the batch, microseconds since the epoch; ``None`` without one. What
+            it has passed is closed at the end of the batch.
+        late_watermark_us: The one that held for the batch before: what lies at or below it is closed, and late.
     """
 
     checkpoint_id: int
     now: float
     watermark_us: int | None = None
+    late_watermark_us: int | None = None
+
+    @classmethod
+    def of(cls, task: SubtaskTask) -> Self:
+        """The moment of a task's batch."""
+        return cls(task.checkpoint_id, task.now, task.watermark_us, task.late_watermark_us)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +170,7 @@ def run_subtask(
         name: _open_table(context, schema, task, name, max_parallelism) for name, schema in program.tables.items()
     }
     opened = clock.monotonic()
-    processed = program.process(batches, tables, BatchMoment(task.checkpoint_id, task.now, task.watermark_us))
+    processed = program.process(batches, tables, BatchMoment.of(task))
     computed = clock.monotonic()
     states = {}
     metrics = dict(processed.metrics)
