@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
@@ -27,6 +31,8 @@ from stateline.state.rescale import rescale
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot find this module.
 
 GROUPS = 16
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -202,7 +208,7 @@ def through_spark(
 
 
 class Counter(StatefulProcessor):
-    """A running count and sum."""
+    """A running count and sum, for a key of any columns."""
 
     def init(self, handle):
         self.totals = handle.getValueState("totals", "n long, total long")
@@ -213,10 +219,181 @@ class Counter(StatefulProcessor):
             n += 1
             total += row.v
         self.totals.update((n, total))
-        yield Row(*COUNTER_FIELDS)(*key, n, total)
+        yield Row(k="/".join(map(str, key)), n=n, total=total)
 
     def close(self):
         pass
 
 
-COUNTER_FIELDS = ("k", "n", "total")
+class FrameCounter(StatefulProcessor):
+    """The same in pandas."""
+
+    def init(self, handle):
+        self.totals = handle.getValueState("totals", "n long, total long, newest timestamp")
+
+    def handleInputRows(self, key, rows: Iterator[pd.DataFrame], timerValues):
+        n, total, newest = self.totals.get() or (0, 0, None)
+        for frame in rows:
+            assert frame.index[0] == 0
+            n += len(frame)
+            total += frame["v"].sum()
+            newest = frame["at"].max().to_pydatetime()
+            frame["written"] = frame["v"] * 2
+        self.totals.update((n, total, newest))
+        yield pd.DataFrame({"k": [key[0]], "n": [n], "total": [total], "newest": [frame["at"].max()]})
+
+    def close(self):
+        pass
+
+
+class Sessions(StatefulProcessor):
+    """A session ends five seconds of event time after its last row. Timers are listed, deleted, and set anew."""
+
+    def init(self, handle):
+        self.handle = handle
+        self.rows = handle.getListState("rows", "v long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        for timer in self.handle.listTimers():
+            self.handle.deleteTimer(timer)
+        seen = sorted(rows, key=lambda row: row.v)
+        self.rows.appendList([(row.v,) for row in seen])
+        end = max(row.at for row in seen).timestamp() + 5
+        self.handle.registerTimer(int(end * 1000))
+        yield Row(k=key[0], what="open", at=timerValues.getCurrentWatermarkInMs(), v=[row.v for row in seen])
+
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
+        at = expiredTimerInfo.getExpiryTimeInMs()
+        yield Row(k=key[0], what="closed", at=at, v=sorted(v for (v,) in self.rows.get()))
+        self.rows.clear()
+
+    def close(self):
+        pass
+
+
+class Chained(StatefulProcessor):
+    """Every rule of timers: in the past, chained, set anew while it fires, deleted while it is due."""
+
+    def init(self, handle):
+        self.handle = handle
+
+    def handleInputRows(self, key, rows, timerValues):
+        for row in rows:
+            self.handle.registerTimer(row.v * 1000)
+        yield Row(k=key[0], what="in", at=timerValues.getCurrentWatermarkInMs(), v=sorted(self.handle.listTimers()))
+
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
+        at = expiredTimerInfo.getExpiryTimeInMs()
+        if key.k == "chain":
+            self.handle.registerTimer(at + 1000)
+        if key.k == "again":
+            self.handle.registerTimer(at)
+        if key.k == "drop":
+            self.handle.deleteTimer(at + 1000)
+        yield Row(k=key[0], what="fired", at=at, v=sorted(self.handle.listTimers()))
+
+    def close(self):
+        pass
+
+
+class Stock(StatefulProcessor):
+    """An inventory in a map, and the three highest quantities ever seen in a list."""
+
+    def init(self, handle):
+        self.items = handle.getMapState("items", "item string", "quantity long")
+        self.top = handle.getListState("top", "quantity long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        for row in sorted(rows, key=lambda row: (row.at, row.v)):
+            item = (f"i{row.v % 3}",)
+            if row.v < 0:
+                self.items.removeKey(item)
+            elif self.items.containsKey(item):
+                self.items.updateValue(item, (self.items.getValue(item)[0] + row.v,))
+            else:
+                self.items.updateValue(item, (row.v,))
+            self.top.put(sorted([*self.top.get(), (row.v,)], reverse=True)[:3])
+        listed = sorted(f"{item}={quantity}" for (item,), (quantity,) in self.items.iterator())
+        assert sorted(self.items.keys()) == sorted(item for item, _ in self.items.iterator())
+        yield Row(k=key[0], items=",".join(listed), top=[quantity for (quantity,) in self.top.get()])
+        if len(listed) == 3:
+            self.items.clear()
+
+    def close(self):
+        pass
+
+
+class Seen(StatefulProcessor):
+    """Lets a key through once in a while: deduplication with a time to live."""
+
+    def init(self, handle):
+        self.seen = handle.getValueState("seen", "v long", 10_000)
+        self.last = handle.getListState("last", "v long", 20_000)
+        self.by_value = handle.getMapState("by_value", "v long", "n long", 10_000)
+
+    def handleInputRows(self, key, rows, timerValues):
+        rows = list(rows)
+        self.last.appendValue((rows[0].v,))
+        if not self.by_value.containsKey((rows[0].v,)):
+            self.by_value.updateValue((rows[0].v,), (1,))
+        if not self.seen.exists():
+            self.seen.update((rows[0].v,))
+            kept = [v for (v,) in self.last.get()]
+            values = sorted(v for (v,), _ in self.by_value.iterator())
+            yield Row(k=key[0], last=kept, values=values)
+
+    def close(self):
+        pass
+
+
+class Seeded(Counter):
+    """A running count that begins with an initial state."""
+
+    def handleInitialState(self, key, initialState, timerValues):
+        self.totals.update((initialState.n, initialState.n * 100))
+
+
+class Types(StatefulProcessor):
+    """What values of every type look like: in rows, in state, in output."""
+
+    def init(self, handle):
+        self.value = handle.getValueState("value", TYPES)
+        self.list = handle.getListState("list", TYPES)
+        self.map = handle.getMapState("map", "k string, n int", TYPES)
+
+    def handleInputRows(self, key, rows, timerValues):
+        (row,) = rows
+        seen = "nothing"
+        if self.value.exists():
+            (listed,) = self.list.get()
+            ((entry, mapped),) = self.map.iterator()
+            fetched = self.map.getValue(entry)
+            assert listed == mapped == tuple(fetched) == self.value.get()
+            seen = f"{self.value.get()!r} {entry!r}"
+        naive = row.ts.replace(tzinfo=None)
+        nested = Row(x=row.i, y=naive)
+        kept = (
+            *(row.by, row.sh, row.i, row.v, row.f, row.d, row.s, row.b, row.bo, row.da, naive, row.ntz, row.de),
+            *(row.a, dict(row.m), nested, [nested], {"k": nested}, None),
+        )
+        self.value.update(kept)
+        self.list.put([kept])
+        self.map.updateValue(("a", 1), kept)
+        yield Row(k=key[0], seen=seen, row=repr(tuple(row)[:13]), ts=row.ts, nested=nested, m=dict(row.m), a=row.a)
+
+    def close(self):
+        pass
+
+
+SCALARS = (
+    "by byte, sh short, i int, v long, f float, d double, s string, b binary, bo boolean, da date, ts timestamp, "
+    "ntz timestamp_ntz, de decimal(10,2)"
+)
+TYPES = (
+    f"{SCALARS}, a array<int>, m map<string,int>, st struct<x:int,y:timestamp>, ast array<struct<x:int,y:timestamp>>, "
+    "mst map<string,struct<x:int,y:timestamp>>, nothing string"
+)
+TYPES_INPUT = f"{SCALARS}, k string, a array<int>, m map<string,int>"
+TYPES_OUTPUT = (
+    "k string, seen string, row string, ts timestamp, nested struct<x:int,y:timestamp>, m map<string,int>, a array<int>"
+)

@@ -93,7 +93,7 @@ class StructCodec:
             InvalidInputError: A value does not fit.
         """
         kind = self.schema.field(number).type
-        direct = _direct(values, kind) if self._plain[number] else None
+        direct = _direct(values, kind) if self._plain[number] and _is_whole(values, kind) else None
         if direct is not None:
             return direct
         write = self._writers[number]
@@ -139,6 +139,14 @@ def _item_getter(number: int) -> Convert:
         return tuple.__getitem__(row, number)
 
     return get
+
+
+_INTEGERS: Final = frozenset((int, type(None), np.int64, np.int32, np.int16, np.int8))
+
+
+def _is_whole(values: Sequence[Any], kind: pa.DataType) -> bool:
+    """Whether an integer column is made of integers: Arrow would cut the rest of a float off without a word."""
+    return not pa.types.is_integer(kind) or set(map(type, values)) <= _INTEGERS
 
 
 def _direct(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
@@ -201,6 +209,8 @@ def _writer(kind: DataType) -> Convert:
         return _struct_writer(kind)
     if isinstance(kind, spark_types.StringType):
         return _text
+    if isinstance(kind, spark_types.IntegralType):
+        return _whole
     return _plain
 
 
@@ -227,6 +237,13 @@ def _plain(value: Any) -> Any:
         if hasattr(value, method):
             return getattr(value, method)()
     return value
+
+
+def _whole(value: Any) -> Any:
+    value = _plain(value)
+    if isinstance(value, bool) or value != int(value):
+        raise ValueError("it is no whole number")
+    return int(value)
 
 
 def _text(value: Any) -> Any:

@@ -122,13 +122,12 @@ def _search(run: Run, keys: KeyRows, upper: Hashes) -> list[tuple[StateRows, Row
         starts = stored.searchsorted(wanted)
         counts = stored.searchsorted(wanted | _LOWER, side="right") - starts
         rows = _ranges(starts, counts)
-        if len(rows) == 0:
-            continue
         owner = np.repeat(np.arange(first, end), counts)
         same = equal_at(keys, owner, _grouping(batch.keys, len(keys.columns)), rows)
         if not same.all():
             rows, owner = rows[same], owner[same]
-        found.append((batch.take(rows), owner))
+        if len(rows):
+            found.append((batch.take(rows), owner))
     return found
 
 
