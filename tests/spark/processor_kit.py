@@ -24,6 +24,7 @@ from stateline.environment import system_environment
 from stateline.key_groups import hash_columns, key_group_of, range_for_subtask, subtask_for_key_group
 from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.coordinator import SubtaskTask
+from stateline.spark.event_time import WatermarkPlan
 from stateline.spark.plan import OperatorPlan
 from stateline.spark.processor import ProcessorProgram
 from stateline.spark.task import HASH_COLUMN, TaskContext, run_subtask
@@ -70,6 +71,9 @@ class Bench:
         self.initial_schema, self.initial = (None, None)
         if initial is not None:
             self.initial_schema, self.initial = StructType.fromDDL(initial[0]), initial[1]
+        if time_mode == "EventTime":
+            field = next((field.name for field in self.schema if field.dataType.typeName() == "timestamp"), "at")
+            self.options["watermark"] = WatermarkPlan(column=field, delay_us=0)
         self.store = open_store(f"memory://{id(self)}")
         self.states: dict[str, OperatorState] = {}
         self.checkpoint_id = 0

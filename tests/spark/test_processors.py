@@ -100,7 +100,7 @@ def test_sessions_that_event_time_closes(spark, tmp_path):
 
 def _event_time(spark, folder, processor, batches, output):
     expected = through_spark(spark, folder, batches, EVENTS, "k", processor, output, time_mode="EventTime")
-    bench = Bench(processor, EVENTS, "k", output, time_mode="EventTime", event_time="at")
+    bench = Bench(processor, EVENTS, "k", output, time_mode="EventTime")
     for number, moment in enumerate(watermarks(batches)):
         got = bench.batch(batches[number], parallelism=(2, 3, 1)[number % 3], **moment)
         assert as_plain(got) == as_plain(expected[number]), f"batch {number}"

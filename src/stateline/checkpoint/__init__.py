@@ -4,6 +4,7 @@
 """
 
 from stateline.checkpoint.api import (
+    DELIVERY_PREFIX,
     MAX_FILE_STATE_THRESHOLD,
     Checkpoint,
     FileState,
@@ -31,6 +32,7 @@ from stateline.checkpoint.stream_factory import (
 from stateline.checkpoint.verify import Finding, Problem, VerifyReport, verify_root, verify_savepoint
 
 __all__ = [
+    "DELIVERY_PREFIX",
     "MAX_FILE_STATE_THRESHOLD",
     "Checkpoint",
     "CheckpointStateOutputStream",

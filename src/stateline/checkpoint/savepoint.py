@@ -136,7 +136,7 @@ def create_savepoint(
         if not source.is_published(checkpoint):
             raise _not_visible(source, checkpoint)
         try:
-            return _Creation(source, checkpoint, store, outputs or {}, environment).run(label)
+            return _Creation(source, checkpoint.without_deliveries(), store, outputs or {}, environment).run(label)
         except NotFoundError as error:
             attempts_left -= 1
             if _is_retained(source, checkpoint.checkpoint_id):

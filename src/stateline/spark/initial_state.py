@@ -48,7 +48,9 @@ def initial_rows(initial: Any, keys: Sequence[str]) -> DataFrame | None:
     return frame
 
 
-def with_initial_rows(rows: DataFrame, initial: DataFrame, hashed: Column, subtask: Column) -> DataFrame:
+def with_initial_rows(
+    rows: DataFrame, initial: DataFrame, hashed: Column, subtask: Column, *, event_time: str | None = None
+) -> DataFrame:
     """Input rows and initial rows together.
 
     Args:
@@ -56,18 +58,20 @@ def with_initial_rows(rows: DataFrame, initial: DataFrame, hashed: Column, subta
         initial: The initial state.
         hashed: The hash of the key, named as tasks expect it.
         subtask: The subtask that owns the key.
+        event_time: A column of the input to carry beside it; null in initial rows.
 
     Returns:
-        Columns :data:`INPUT_COLUMN`, :data:`INITIAL_COLUMN`, the hash, :data:`SUBTASK_COLUMN`.
+        Columns :data:`INPUT_COLUMN`, :data:`INITIAL_COLUMN`, the hash, :data:`SUBTASK_COLUMN`, the event time.
     """
     from pyspark.sql import functions  # noqa: PLC0415 - this module must load without pyspark
 
-    def packed(frame: DataFrame, name: str) -> DataFrame:
+    def packed(frame: DataFrame, name: str, beside: Sequence[str]) -> DataFrame:
         row = functions.struct(*[functions.col(f"`{column}`") for column in frame.columns])
-        return frame.select(row.alias(name), hashed, subtask.alias(SUBTASK_COLUMN))
+        return frame.select(row.alias(name), hashed, subtask.alias(SUBTASK_COLUMN), *beside)
 
-    both = packed(rows, INPUT_COLUMN).unionByName(packed(initial, INITIAL_COLUMN), allowMissingColumns=True)
-    return both.select(INPUT_COLUMN, INITIAL_COLUMN, *both.columns[1:3])
+    beside = [] if event_time is None else [event_time]
+    mine, first = packed(rows, INPUT_COLUMN, beside), packed(initial, INITIAL_COLUMN, [])
+    return mine.unionByName(first, allowMissingColumns=True)
 
 
 def _refused(reason: str, hint: str) -> InvalidInputError:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stateline.files import FileOutput
-from stateline.options import normalise_settings, parse_int, setting
+from stateline.options import normalise_settings, parse_int, parse_size, setting
+from stateline.spark.event_time import WatermarkPlan, WindowPlan
 
 __all__ = ["OperatorPlan", "PipelinePlan", "PipelineSettings"]
 
@@ -19,15 +20,27 @@ def _at_least_two(value: int | str, name: str) -> int:
     return parse_int(value, name, minimum=2)
 
 
+def _text(value: object, _: str) -> str:
+    return str(value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
     """Options of a keyed stream.
 
     Attributes:
         retained_checkpoints: How many of the newest checkpoints are kept, with all they reach; at least 2.
+        metrics_log: A file on the driver's host to which each batch appends a line of JSON; empty for none.
+        local_copies: A folder on each executor's host for copies of state runs, so that a task finds on its own disk
+            what a root elsewhere (an object store) keeps. Empty for none: runs are then kept in memory, and fetched
+            again by every new worker process.
+        local_copies_bytes: Room for them, on each host.
     """
 
     retained_checkpoints: int = setting(3, _at_least_two, help="newest checkpoints that are kept")
+    metrics_log: str = setting("", _text, help="file for one line of JSON per batch")
+    local_copies: str = setting("", _text, help="folder for copies of state runs on each executor's host")
+    local_copies_bytes: int = setting("10GB", parse_size, help="room for them, on each host")
 
     def __post_init__(self) -> None:
         normalise_settings(self)
@@ -43,12 +56,18 @@ class OperatorPlan:
             empty for an operator without state.
         definition: What computes the state, as text; must be the same on restart.
         output: Its files, if it writes any.
+        delivers: Whether its output is handed to a function after the checkpoint.
+        window: Windows of event time, whose start is the last key column.
+        acts_on_watermark: Whether a watermark that advances changes its state or output, even without rows.
     """
 
     name: str
     tables: Mapping[str, str]
     definition: str
     output: FileOutput | None = None
+    delivers: bool = False
+    window: WindowPlan | None = None
+    acts_on_watermark: bool = False
 
     def state_name(self, table: str) -> str:
         """The name of a table in the checkpoint: the operator's own for its only table."""
@@ -64,8 +83,12 @@ class PipelinePlan:
         parallelism: Subtasks per operator.
         max_parallelism: Key groups.
         operators: Keyed operators, at least one.
-        retained_checkpoints: See :class:`PipelineSettings`.
+        retained_checkpoints: See :class:`PipelineSettings`, also for the next three.
+        metrics_log: Empty for none.
+        local_copies: Empty for none.
+        local_copies_bytes: Room for them.
         root_options: Options of the root's store.
+        watermark: The watermark of the stream, one for all operators.
     """
 
     root_url: str
@@ -73,4 +96,8 @@ class PipelinePlan:
     max_parallelism: int
     operators: tuple[OperatorPlan, ...]
     retained_checkpoints: int = 3
+    metrics_log: str = ""
+    local_copies: str = ""
+    local_copies_bytes: int = 0
     root_options: Mapping[str, str] = field(default_factory=dict)
+    watermark: WatermarkPlan | None = None

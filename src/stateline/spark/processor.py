@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.spark.arrow_types import arrow_schema
+from stateline.spark.event_time import WatermarkPlan
 from stateline.spark.initial_state import INITIAL_COLUMN, INPUT_COLUMN
 from stateline.spark.processor_handle import ProcessorHandle
 from stateline.spark.processor_rows import ProcessorForm, RowForm
@@ -47,14 +48,13 @@ from stateline.state.table import StateTable
 from stateline.state.timers import EXPIRY, Timers, expired_timers
 from stateline.state.variables import expiry_test, variable_schema
 
-__all__ = ["ProcessorProgram", "event_time_column"]
+__all__ = ["ProcessorProgram"]
 
 _FORMS: Final = ("row", "pandas")
 _OUTPUT_MODES: Final = ("update", "append")
 _TIME_MODES: Final = ("none", PROCESSING_TIME, EVENT_TIME)
 _TIMERS: Final = "timers"
 _VARIABLE: Final = "state."
-_DELAY: Final = "spark.watermarkDelayMs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class ProcessorProgram:
         time_zone: str,
         form: str | None = None,
         initial: StructType | None = None,
-        event_time: str | None = None,
+        watermark: WatermarkPlan | None = None,
     ) -> Self:
         """Checks everything that can be checked before a row comes, and learns the state variables from ``init``.
 
@@ -125,7 +125,7 @@ class ProcessorProgram:
             variables=discover(pickled, mode),
             time_zone=time_zone,
             initial=initial,
-            event_time=event_time,
+            event_time=_late_by(mode, watermark),
         )
         program.tables  # noqa: B018 - refuses types that cannot be stored
         _check_initial(initial, schema, keys)
@@ -164,6 +164,11 @@ class ProcessorProgram:
     def output_schema(self) -> pa.Schema:
         """As given."""
         return arrow_schema(self.output)
+
+    @property
+    def acts_on_watermark(self) -> bool:
+        """Whether a watermark that advances may fire timers."""
+        return self.time_mode == EVENT_TIME
 
     @property
     def _grouping(self) -> pa.Schema:
@@ -299,11 +304,6 @@ class ProcessorProgram:
         return [tuple.__new__(make, key) for key in StructCodec(fields, "key").decode(keys.columns)]
 
 
-def event_time_column(schema: StructType) -> str | None:
-    """The column that ``withWatermark`` was called with; ``None`` if it was not."""
-    return next((field.name for field in schema if _DELAY in (field.metadata or {})), None)
-
-
 def _key_tuples(keys: KeyRows) -> list[tuple[Any, ...]]:
     """Grouping keys as Spark gives them to ``handleInputRows``: tuples."""
     return list(zip(*(column.to_pylist() for column in keys.columns), strict=True))
@@ -344,6 +344,17 @@ def _choice(value: object, allowed: Sequence[str], name: str) -> str:
     if chosen not in allowed:
         raise _refused(name, f"{value!r} is not valid", f"Give one of {', '.join(allowed)}")
     return chosen
+
+
+def _late_by(time_mode: str, watermark: WatermarkPlan | None) -> str | None:
+    """The column by which rows are late; ``None`` if none is."""
+    if time_mode != EVENT_TIME:
+        return None
+    if watermark is None:
+        raise _refused(
+            "time_mode", "EventTime needs a watermark", "Say df.withWatermark(...), or give KeyedStream watermark="
+        )
+    return watermark.column if watermark.drops_late_rows else None
 
 
 def _check_initial(initial: StructType | None, schema: StructType, keys: Sequence[str]) -> None:

@@ -17,30 +17,36 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, GroupedData
-from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
+from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import Environment, system_environment
-from stateline.errors import ErrorKind, InvalidInputError
+from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import check_key_type, check_parallelism
 from stateline.options import check_known, settings_from_options
 from stateline.spark.aggregation import AggregateProgram
-from stateline.spark.arrow_types import arrow_schema
+from stateline.spark.arrow_function import ArrowFunction, ArrowFunctionProgram
+from stateline.spark.arrow_types import arrow_schema, declared_schema
 from stateline.spark.batch_job import BatchJob
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.ending import finish_open_files
+from stateline.spark.event_time import Duration, WindowPlan
+from stateline.spark.for_each_batch import BatchDelivery, BatchFunction
 from stateline.spark.initial_state import initial_rows
 from stateline.spark.offsets import offsets_digest, read_with_hadoop
 from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings
-from stateline.spark.processor import ProcessorProgram, event_time_column
+from stateline.spark.processor import ProcessorProgram
 from stateline.spark.query import PipelineQuery
+from stateline.spark.reporting import BatchReporter
+from stateline.spark.stream_columns import check_collation, check_columns
+from stateline.spark.stream_time import stream_watermark
 from stateline.spark.task import OperatorProgram
 from stateline.state.aggregate import Aggregation
 
-__all__ = ["KeyedStream", "Pipeline", "PipelineStage"]
+__all__ = ["KeyedStream", "Pipeline", "PipelineStage", "WindowedStream"]
 
 _ROOT_PREFIX: Final = "root."
 _TRIGGERS: Final = ("processingTime", "availableNow", "once")
@@ -59,9 +65,17 @@ class KeyedStream:
         max_parallelism: Key groups; fixed for the life of the root, and the bound of ``parallelism``.
         options: Settings by name; see ``PipelineSettings``. ``root.<option>`` goes to the root's store.
         name: Name of the operator in the checkpoint. Default: made from the key.
+        watermark: Event-time column and delay, such as ``("at", "10 minutes")``: rows may come this much later than
+            the newest one. ``df.withWatermark(...)`` says the same and is honoured; there is one watermark per stream.
+            It is kept in the checkpoint and never goes back.
+        late_data: What happens to rows that come later: ``drop`` (counted as ``late_rows_dropped`` in the metrics) or
+            ``keep`` (a closed window begins anew with them). As in Spark, a row is late for a window when a batch
+            before has closed the window, and for a function of :meth:`apply_arrow` when its time is not after the
+            watermark of the batch before. For aggregations without windows nothing is late.
 
     Raises:
-        InvalidInputError: ``df`` is no stream, a key column does not exist or cannot be a key, an option is unknown.
+        InvalidInputError: ``df`` is no stream, a key column does not exist or cannot be a key, an option is unknown,
+            the watermark is not on a timestamp or its delay is negative.
     """
 
     def __init__(
@@ -74,6 +88,8 @@ class KeyedStream:
         max_parallelism: int = 128,
         options: Mapping[str, str] | None = None,
         name: str | None = None,
+        watermark: tuple[str, Duration] | None = None,
+        late_data: str = "drop",
     ) -> None:
         if not df.isStreaming:
             raise InvalidInputError(
@@ -89,10 +105,10 @@ class KeyedStream:
         self._df = df
         self._schema = arrow_schema(df.schema)
         self._keys = [key] if isinstance(key, str) else list(key)
-        _check_columns(self._schema, self._keys, "key")
+        check_columns(self._schema, self._keys, "key")
         for column in self._keys:
             check_key_type(self._schema.field(column).type, column)
-        _check_collation(df, self._keys)
+        check_collation(df, self._keys)
         cores = df.sparkSession.sparkContext.defaultParallelism
         self._parallelism = min(cores, max_parallelism) if parallelism is None else parallelism
         check_parallelism(self._parallelism, max_parallelism)
@@ -104,20 +120,72 @@ class KeyedStream:
         }
         self._settings = settings_from_options(PipelineSettings, given)
         self._name = name or "by_" + "_".join(self._keys)
+        self._watermark = stream_watermark(df, self._schema, watermark, late_data)
 
-    def aggregate(self, **aggregations: Aggregation) -> PipelineStage:
+    def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> PipelineStage:
         """Keeps aggregations per key, vectorised.
 
-        The output has one row per key touched by a batch: the key columns, the aggregations by the names given here,
-        and ``checkpoint_id: long``.
+        The output has the key columns, the aggregations by the names given here, and ``checkpoint_id: long``.
 
         Args:
+            output_mode: ``update``: one row per key touched by a batch. ``complete``: one row per key, at every batch.
+                ``append``, for windows with a watermark: one row per window, when it closes. Given by position, as in
+                ``aggregate("append", n=count())``: every name belongs to an aggregation.
             aggregations: ``name=count()``, ``name=sum("column")``, ...; see :mod:`stateline.state.aggregate`.
 
         Raises:
-            InvalidInputError: No aggregation, a column that does not exist or does not fit, a name that is taken.
+            InvalidInputError: No aggregation, a column that does not exist or does not fit, a name that is taken, an
+                unknown mode, or ``append`` without windows and a watermark on their column.
         """
-        program = AggregateProgram.bind(self._schema, self._keys, aggregations)
+        return self._aggregated(output_mode, aggregations, None)
+
+    def apply_arrow(
+        self,
+        fn: ArrowFunction,
+        state_schema: pa.Schema | StructType | str,
+        output_schema: pa.Schema | StructType | str,
+        output_mode: str = "update",
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> PipelineStage:
+        """Runs a function of your own over Arrow tables: the events of a batch and the state of their keys.
+
+        A running total::
+
+            def total(events, state):
+                sums = events.group_by("key_index").aggregate([("value", "sum")]).sort_by("key_index")
+                new = pc.add(state["total"].fill_null(0), sums["value_sum"])
+                state = state.set_column(state.schema.get_field_index("total"), "total", new)
+                return state, state
+
+            stream.apply_arrow(total, "total long", "key string, total long")
+
+        The function is called once per subtask and batch. Column ``key_index`` of the events is the row of ``state``
+        that belongs to the event's key; ``state`` has one row per key, and nulls for a key without state. It returns
+        ``(output, state)`` or ``(output, state, deleted)``, each a ``pyarrow.Table`` or ``None``. A third parameter of
+        the function is given the :class:`stateline.spark.task.BatchMoment`. :mod:`stateline.spark.arrow_function`
+        has the whole contract.
+
+        Args:
+            fn: The function. It is shipped to the tasks, and may be called again for a batch that is computed again.
+            state_schema: Columns kept per key, without the key columns: an Arrow schema, a Spark schema, or its DDL.
+            output_schema: All columns of the output, in the same forms.
+            output_mode: ``update`` or ``append``: what the function returns is the output in both.
+            columns: Columns of the stream that the function reads; the key columns always come along. Default: all.
+
+        Raises:
+            InvalidInputError: A function of other parameters, an unknown mode or column, a schema that cannot be kept.
+        """
+        program = ArrowFunctionProgram.bind(
+            self._schema,
+            self._keys,
+            fn,
+            declared_schema(state_schema, "state_schema"),
+            declared_schema(output_schema, "output_schema"),
+            output_mode=output_mode,
+            columns=columns,
+            watermark=self._watermark,
+        )
         return self._stage(program)
 
     def process(
@@ -130,20 +198,15 @@ class KeyedStream:
         *,
         form: str | None = None,
     ) -> PipelineStage:
-        """Runs a ``StatefulProcessor``, written for ``transformWithState`` or its pandas form, unchanged.
-
-        ``init`` runs once here, on a copy, to learn the state variables. What the processor yields is the output.
+        """Runs a ``StatefulProcessor`` of ``transformWithState`` or its pandas form, unchanged: ``docs/processors.md``.
 
         Args:
             processor: An instance; each batch and subtask works on a copy of it.
             output_schema: What it yields, as a struct or DDL text.
-            output_mode: ``update`` or ``append``: as for Spark, a word for the reader.
+            output_mode: ``update`` or ``append``: a word for the reader.
             time_mode: ``None``, ``ProcessingTime`` or ``EventTime``, for timers and time to live.
-            initial_state: Rows for ``handleInitialState`` in the first batch of a new root: a grouped DataFrame as for
-                Spark, or a DataFrame with the key columns.
-            form: ``row`` for a processor of ``transformWithState``, ``pandas`` for one of
-                ``transformWithStateInPandas``. Default: what the annotations of its ``handleInputRows`` say, and
-                ``row`` where they say nothing.
+            initial_state: Rows for ``handleInitialState`` in the first batch of a new root, grouped or not.
+            form: ``row`` or ``pandas``. Default: what the annotations of ``handleInputRows`` say, else ``row``.
 
         Raises:
             InvalidInputError: A mode, schema or state variable that cannot be.
@@ -160,25 +223,79 @@ class KeyedStream:
             time_zone=str(self._df.sparkSession.conf.get("spark.sql.session.timeZone")),
             form=form,
             initial=None if initial is None else initial.schema,
-            event_time=event_time_column(self._df.schema),
+            watermark=self._watermark,
         )
-        return replace(self._stage(program), _initial=initial)
+        return replace(self._stage(program, acts_on_watermark=program.acts_on_watermark), _initial=initial)
 
-    def _stage(self, program: OperatorProgram) -> PipelineStage:
+    def window(
+        self, column: str, size: Duration, slide: Duration | None = None, *, start: Duration = "0 seconds"
+    ) -> WindowedStream:
+        """Groups by windows of event time too: every row counts for each window that its time is in.
+
+        The windows are exactly those of ``pyspark.sql.functions.window``. Their start is part of the key: the output
+        has the columns ``window_start`` (inclusive) and ``window_end`` (exclusive) after the key columns, and state is
+        spread over the subtasks by key and window. Rows without a time are in no window.
+
+        Args:
+            column: Event time: a timestamp column.
+            size: Length of a window, such as ``"10 minutes"``.
+            slide: From one start to the next; less than ``size`` for windows that overlap. Default: ``size``.
+            start: Offset of the first window from the epoch.
+
+        Raises:
+            InvalidInputError: No timestamp column, or lengths that make no windows.
+        """
+        return WindowedStream(self, WindowPlan.of(self._schema, column, size, slide, start))
+
+    def _aggregated(
+        self, output_mode: str, aggregations: Mapping[str, Aggregation], window: WindowPlan | None
+    ) -> PipelineStage:
+        program = AggregateProgram.bind(
+            self._schema,
+            self._keys,
+            aggregations,
+            output_mode=output_mode,
+            window=window,
+            watermark=self._watermark,
+        )
+        return self._stage(program, window=window, acts_on_watermark=program.closes_windows)
+
+    def _stage(self, program: OperatorProgram, **more: Any) -> PipelineStage:
         plan = PipelinePlan(
             root_url=self._checkpoint,
             parallelism=self._parallelism,
             max_parallelism=self._max_parallelism,
             operators=(),
             retained_checkpoints=self._settings.retained_checkpoints,
+            metrics_log=self._settings.metrics_log,
+            local_copies=self._settings.local_copies,
+            local_copies_bytes=self._settings.local_copies_bytes,
             root_options=self._root_options,
+            watermark=self._watermark,
         )
         operator = OperatorPlan(
             name=self._name,
             tables={name: schema.encode() for name, schema in program.tables.items()},
             definition=program.definition,
+            **more,
         )
         return PipelineStage(self._df, plan, operator, program)
+
+
+class WindowedStream:
+    """A keyed stream in windows of event time. Made by :meth:`KeyedStream.window`."""
+
+    def __init__(self, stream: KeyedStream, window: WindowPlan) -> None:
+        self._stream = stream
+        self._window = window
+
+    def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> PipelineStage:
+        """Keeps aggregations per key and window; see :meth:`KeyedStream.aggregate`.
+
+        With a watermark on the windows' column, a window closes when the watermark passes its end: in the modes
+        ``update`` and ``append`` its state goes then, and in ``append`` that is when its row appears.
+        """
+        return self._stream._aggregated(output_mode, aggregations, self._window)  # noqa: SLF001 - its other half
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +358,22 @@ class PipelineStage:
         output.file_schema(self._program.output_schema)
         return self._pipeline(replace(self._operator, output=output))
 
+    def for_each_batch(self, fn: BatchFunction) -> Pipeline:
+        """Hands the output of each checkpoint to a function, for sinks that are not files.
+
+        ``fn(rows, key)`` gets a DataFrame, as in Spark's ``foreachBatch``, and a
+        :class:`~stateline.spark.delivery.BatchKey`. It is called at least once for each checkpoint that has rows, after
+        the checkpoint is durable, and always with the same rows under the same ``str(key)``, whatever crashed: a sink
+        that stores the key in the transaction that stores the rows has each row exactly once.
+        :mod:`stateline.spark.for_each_batch` has all guarantees.
+
+        Args:
+            fn: Runs in the driver. When it raises, the query fails, and the next start delivers the rows again.
+        """
+        if not callable(fn):
+            raise InvalidInputError(f"{fn!r} is no function", operation="for_each_batch", hint="Give fn(rows, key)")
+        return replace(self._pipeline(replace(self._operator, delivers=True)), _functions={self._operator.name: fn})
+
     def state_only(self) -> Pipeline:
         """Keeps the state and writes nothing else."""
         return self._pipeline(self._operator)
@@ -248,7 +381,7 @@ class PipelineStage:
     def _pipeline(self, operator: OperatorPlan) -> Pipeline:
         plan = replace(self._plan, operators=(operator,))
         initial = {} if self._initial is None else {operator.name: self._initial}
-        return Pipeline(self._df, plan, {operator.name: self._program}, initial)
+        return Pipeline(self._df, plan, {operator.name: self._program}, _initial=initial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +391,7 @@ class Pipeline:
     _df: DataFrame
     _plan: PipelinePlan
     _programs: Mapping[str, OperatorProgram]
+    _functions: Mapping[str, BatchFunction] = field(default_factory=dict)
     _initial: Mapping[str, DataFrame] = field(default_factory=dict)
 
     def alongside(self, other: Pipeline) -> Pipeline:
@@ -282,7 +416,8 @@ class Pipeline:
                 "their roots, options or parallelism differ", operation="alongside", hint="Use the same for both"
             )
         plan = replace(self._plan, operators=self._plan.operators + other._plan.operators)
-        return Pipeline(self._df, plan, {**self._programs, **other._programs}, {**self._initial, **other._initial})
+        programs, functions = {**self._programs, **other._programs}, {**self._functions, **other._functions}
+        return Pipeline(self._df, plan, programs, functions, {**self._initial, **other._initial})
 
     def start(
         self,
@@ -291,7 +426,7 @@ class Pipeline:
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
         finish_on_stop: bool = False,
-    ) -> StreamingQuery:
+    ) -> PipelineQuery:
         """Starts the query, or goes on where an earlier run of it ended.
 
         Args:
@@ -301,10 +436,11 @@ class Pipeline:
             query_name: Spark's name of the query.
             finish_on_stop: Whether ``stop()`` finishes files that are still open. By default they stay open, and the
                 next start goes on with them. A stream that ends by itself (``availableNow``) always finishes them when
-                ``awaitTermination()`` returns.
+                ``awaitTermination()`` returns, and closes what the last watermark has passed.
 
         Returns:
-            Spark's handle. A query whose record was overtaken by another driver fails with ``FencedError``.
+            Spark's handle, which also tells what each batch cost. A query whose record was overtaken by another driver
+            fails with ``FencedError``.
 
         Raises:
             InvalidInputError: The root belongs to another pipeline, or the trigger is not a micro-batch trigger.
@@ -315,6 +451,7 @@ class Pipeline:
         environment = system_environment()
         coordinator = self._coordinator(environment)
         coordinator.start()
+        reporter = BatchReporter(environment.clock, self._plan.metrics_log or None)
 
         def handle(rows: DataFrame, batch_id: int) -> None:
             session = rows.sparkSession
@@ -322,16 +459,24 @@ class Pipeline:
             query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
             read = read_with_hadoop(session, spark_checkpoint)
             digest = offsets_digest(read, spark_checkpoint, batch_id)
-            coordinator.run_batch(Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows))
+            batch = Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows)
+            reporter(coordinator.run_batch(batch))
 
         writer = self._df.writeStream.foreachBatch(handle).option("checkpointLocation", spark_checkpoint)
         if chosen:
             writer = writer.trigger(**chosen)
         if query_name is not None:
             writer = writer.queryName(query_name)
+
+        def finish() -> None:
+            session = self._df.sparkSession
+            coordinator.settle(session.createDataFrame([], self._df.schema))
+            finish_open_files(self._plan, coordinator, environment)
+
         return PipelineQuery(
             writer.start(),
-            lambda: finish_open_files(self._plan, coordinator, environment),
+            finish,
+            reporter,
             finish_on_stop=finish_on_stop,
             ends=any(chosen.get(name) for name in _TRIGGERS_THAT_END),
         )
@@ -343,32 +488,12 @@ class Pipeline:
             for operator in self._plan.operators
             if operator.output is not None
         }
+        functions = {name: (fn, self._programs[name].output_schema) for name, fn in self._functions.items()}
         return MicroBatchCoordinator(
             self._plan,
             CheckpointStore(root, environment=environment),
             outputs,
             BatchJob(self._plan, self._programs, self._initial),
             environment,
+            BatchDelivery(self._df.sparkSession, self._plan, functions),
         )
-
-
-def _check_columns(schema: pa.Schema, columns: Sequence[str], what: str) -> None:
-    if what == "key" and not columns:
-        raise InvalidInputError("it is empty", subject="key", hint="Name at least one column")
-    for position, column in enumerate(columns):
-        if column in columns[:position]:
-            raise InvalidInputError(f"{column!r} is named twice", subject=what, hint="Name each column once")
-        check_known([column], schema.names, what)
-
-
-def _check_collation(df: DataFrame, columns: Sequence[str]) -> None:
-    """Refuses strings that Spark compares by other rules than their bytes: its hash and ours would differ."""
-    for column in columns:
-        collation = getattr(df.schema[column].dataType, "collation", "UTF8_BINARY")
-        if collation != "UTF8_BINARY":
-            raise InvalidInputError(
-                f"its collation is {collation}",
-                subject=f"key {column!r}",
-                hint="Cast it: F.col(...).cast('string collate UTF8_BINARY')",
-                kind=ErrorKind.SCHEMA_MISMATCH,
-            )

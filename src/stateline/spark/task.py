@@ -18,10 +18,13 @@ from typing import Final, Protocol, Self
 import pyarrow as pa
 
 from stateline.blob import BlobStore
+from stateline.checkpoint import FileState
 from stateline.environment import Environment
 from stateline.errors import InternalError
 from stateline.files import FileOutput, FilesResult, FileWriter
+from stateline.files.pending import store_rows
 from stateline.spark.coordinator import SubtaskResult, SubtaskTask
+from stateline.spark.event_time import EventTimeWatch, WatermarkPlan
 from stateline.spark.plan import OperatorPlan
 from stateline.state.merge import Expired, MergeSettings
 from stateline.state.rows import StateRows
@@ -148,6 +151,7 @@ def run_subtask(
     task: SubtaskTask,
     batches: Iterable[pa.RecordBatch],
     max_parallelism: int,
+    watermark: WatermarkPlan | None = None,
 ) -> SubtaskResult:
     """Runs one subtask.
 
@@ -158,6 +162,7 @@ def run_subtask(
         task: What the coordinator tells this subtask.
         batches: Its rows.
         max_parallelism: Key groups.
+        watermark: The watermark of the stream, if it has one: the greatest event time of the rows is looked for.
 
     Raises:
         DataLossError: A run or pending rows that the newest record names are gone.
@@ -170,7 +175,8 @@ def run_subtask(
         name: _open_table(context, schema, task, name, max_parallelism) for name, schema in program.tables.items()
     }
     opened = clock.monotonic()
-    processed = program.process(batches, tables, BatchMoment.of(task))
+    event_time = EventTimeWatch(watermark, program.input_columns)
+    processed = program.process(event_time.watch(batches), tables, BatchMoment.of(task))
     computed = clock.monotonic()
     states = {}
     metrics = dict(processed.metrics)
@@ -205,6 +211,8 @@ def run_subtask(
         finished=files.finished,
         open=files.open,
         metrics=metrics,
+        max_event_time_us=event_time.max_us,
+        delivery=_stored_output(context, processed.output) if operator.delivers else None,
     )
 
 
@@ -238,6 +246,14 @@ def _write_output(
     if rows is not None:
         writer.write(rows)
     return writer.finish()
+
+
+def _stored_output(context: TaskContext, rows: pa.Table | None) -> FileState | None:
+    """Makes rows durable that are handed over after the checkpoint."""
+    if rows is None or rows.num_rows == 0:
+        return None
+    (handle,) = store_rows(context.root, context.environment.ids, [rows])
+    return FileState(name=handle.name, relative=False, size=handle.length, crc32c=handle.crc32c)
 
 
 def _add(metrics: dict[str, float], name: str, amount: float) -> None:
