@@ -29,7 +29,7 @@ from stateline.spark.event_time import WatermarkPlan
 from stateline.spark.initial_state import INITIAL_COLUMN, INPUT_COLUMN
 from stateline.spark.processor_handle import ProcessorHandle
 from stateline.spark.processor_rows import ProcessorForm, RowForm
-from stateline.spark.processor_run import KeyedInput, ProcessorRun, keyed_input
+from stateline.spark.processor_run import KeyedInput, ProcessorRun, keyed_input, rare_collections
 from stateline.spark.processor_values import StructCodec, row_class
 from stateline.spark.processor_variables import (
     EVENT_TIME,
@@ -183,7 +183,13 @@ class ProcessorProgram:
         self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], moment: BatchMoment
     ) -> Processed:
         """Runs the processor over the rows, then over the timers that have come."""
-        rows, hashes, initial, initial_hashes = self._received(list(batches))
+        with rare_collections():
+            return self._process(list(batches), tables, moment)
+
+    def _process(
+        self, batches: Sequence[pa.RecordBatch], tables: Mapping[str, StateTable], moment: BatchMoment
+    ) -> Processed:
+        rows, hashes, initial, initial_hashes = self._received(batches)
         received = rows.num_rows
         rows, hashes = self._in_time(rows, hashes, moment)
         now_ms = int(moment.now * 1000)
