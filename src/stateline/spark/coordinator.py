@@ -229,7 +229,7 @@ class MicroBatchCoordinator(Generic[D]):
             return BatchReport(checkpoint=self._decided_earlier(newest, batch), replayed=True)
         return self._run(newest, batch)
 
-    def settle(self, data: D) -> Checkpoint | None:
+    def settle(self, data: D) -> BatchReport | None:
         """Closes what the newest watermark has passed, in one more checkpoint of the newest batch. Idempotent.
 
         A batch works with the watermark of the batches before it, so at the end of a stream something may be left
@@ -239,7 +239,7 @@ class MicroBatchCoordinator(Generic[D]):
             data: No rows.
 
         Returns:
-            The newest record: a new one if there was something to do.
+            What became of it; ``None`` if there was nothing to do.
 
         Raises:
             FencedError: Another driver went on from the record.
@@ -247,11 +247,11 @@ class MicroBatchCoordinator(Generic[D]):
         newest = self.start()
         acts = any(operator.acts_on_watermark for operator in self._plan.operators)
         if newest is None or not acts or Watermark.of(newest).is_applied:
-            return newest
+            return None
         again = Batch(
             query_id=newest.query_id, batch_id=newest.batch_id, offsets_digest=newest.offsets_digest, data=data
         )
-        return self._run(newest, again).checkpoint
+        return self._run(newest, again)
 
     def finish(self, finish_files: Callable[[str, Sequence[OpenFile]], Sequence[FinishedFile]]) -> Checkpoint | None:
         """Finishes the files that the newest record left open, at the end of the stream. Idempotent.

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import Environment, system_environment
-from stateline.errors import ErrorKind, InvalidInputError
+from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import check_key_type, check_parallelism
 from stateline.options import check_known, settings_from_options
@@ -38,11 +38,13 @@ from stateline.spark.offsets import offsets_digest, read_with_hadoop
 from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings, SavepointStart
 from stateline.spark.query import PipelineQuery
 from stateline.spark.reporting import BatchReporter
+from stateline.spark.stream_checks import check_collation, check_columns
 from stateline.spark.stream_time import stream_watermark
 from stateline.spark.task import OperatorProgram
+from stateline.spark.windowed import WindowedStream
 from stateline.state.aggregate import Aggregation
 
-__all__ = ["KeyedStream", "Pipeline", "PipelineStage", "WindowedStream"]
+__all__ = ["KeyedStream", "Pipeline", "PipelineStage"]
 
 _ROOT_PREFIX: Final = "root."
 _SAVEPOINT_PREFIX: Final = "savepoint."
@@ -67,7 +69,7 @@ class KeyedStream:
         watermark: Event-time column and delay, such as ``("at", "10 minutes")``: rows may come this much later than
             the newest one. ``df.withWatermark(...)`` says the same and is honoured; there is one watermark per stream.
             It is kept in the checkpoint and never goes back.
-        late_data: What happens to rows that come later: ``drop`` (counted as ``late_rows_dropped`` in the metrics) or
+        late_data: What happens to rows that come later: ``drop`` (counted as ``rows_late`` in the metrics) or
             ``keep`` (a closed window begins anew with them). As in Spark, a row is late for a window when a batch
             before has closed the window, and for a function of :meth:`apply_arrow` when its time is not after the
             watermark of the batch before. For aggregations without windows nothing is late.
@@ -105,10 +107,10 @@ class KeyedStream:
         self._df = df
         self._schema = arrow_schema(df.schema)
         self._keys = [key] if isinstance(key, str) else list(key)
-        _check_columns(self._schema, self._keys, "key")
+        check_columns(self._schema, self._keys, "key")
         for column in self._keys:
             check_key_type(self._schema.field(column).type, column)
-        _check_collation(df, self._keys)
+        check_collation(df, self._keys)
         cores = df.sparkSession.sparkContext.defaultParallelism
         self._parallelism = min(cores, max_parallelism) if parallelism is None else parallelism
         check_parallelism(self._parallelism, max_parallelism)
@@ -207,7 +209,8 @@ class KeyedStream:
         Raises:
             InvalidInputError: No timestamp column, or lengths that make no windows.
         """
-        return WindowedStream(self, WindowPlan.of(self._schema, column, size, slide, start))
+        plan = WindowPlan.of(self._schema, column, size, slide, start)
+        return WindowedStream(lambda mode, aggregations: self._aggregated(mode, aggregations, plan))
 
     def _aggregated(
         self, output_mode: str, aggregations: Mapping[str, Aggregation], window: WindowPlan | None
@@ -249,22 +252,6 @@ class KeyedStream:
             **more,
         )
         return PipelineStage(self._df, plan, operator, program)
-
-
-class WindowedStream:
-    """A keyed stream in windows of event time. Made by :meth:`KeyedStream.window`."""
-
-    def __init__(self, stream: KeyedStream, window: WindowPlan) -> None:
-        self._stream = stream
-        self._window = window
-
-    def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> PipelineStage:
-        """Keeps aggregations per key and window; see :meth:`KeyedStream.aggregate`.
-
-        With a watermark on the windows' column, a window closes when the watermark passes its end: in the modes
-        ``update`` and ``append`` its state goes then, and in ``append`` that is when its row appears.
-        """
-        return self._stream._aggregated(output_mode, aggregations, self._window)  # noqa: SLF001 - its other half
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +423,9 @@ class Pipeline:
 
         def finish() -> None:
             session = self._df.sparkSession
-            coordinator.settle(session.createDataFrame([], self._df.schema))
+            settled = coordinator.settle(session.createDataFrame([], self._df.schema))
+            if settled is not None:
+                reporter(settled)
             finish_open_files(self._plan, coordinator, environment)
 
         return PipelineQuery(
@@ -468,25 +457,3 @@ class Pipeline:
 def _popped(options: dict[str, str], prefix: str) -> dict[str, str]:
     """Takes the options with a prefix out, and gives them without it."""
     return {key.removeprefix(prefix): options.pop(key) for key in list(options) if key.startswith(prefix)}
-
-
-def _check_columns(schema: pa.Schema, columns: Sequence[str], what: str) -> None:
-    if what == "key" and not columns:
-        raise InvalidInputError("it is empty", subject="key", hint="Name at least one column")
-    for position, column in enumerate(columns):
-        if column in columns[:position]:
-            raise InvalidInputError(f"{column!r} is named twice", subject=what, hint="Name each column once")
-        check_known([column], schema.names, what)
-
-
-def _check_collation(df: DataFrame, columns: Sequence[str]) -> None:
-    """Refuses strings that Spark compares by other rules than their bytes: its hash and ours would differ."""
-    for column in columns:
-        collation = getattr(df.schema[column].dataType, "collation", "UTF8_BINARY")
-        if collation != "UTF8_BINARY":
-            raise InvalidInputError(
-                f"its collation is {collation}",
-                subject=f"key {column!r}",
-                hint="Cast it: F.col(...).cast('string collate UTF8_BINARY')",
-                kind=ErrorKind.SCHEMA_MISMATCH,
-            )
