@@ -67,7 +67,7 @@ def test_a_killed_chain_of_two_queries_counts_everything_once(tmp_path):
         for row in batch.to_pylist()
     }
     expected: dict[int, tuple[int, int]] = collections.defaultdict(lambda: (0, 0))
-    for key, (_, total, _) in model(files=FILES, rows=ROWS)[0].items():
+    for key, (_, total, _) in model(range(FILES), rows=ROWS)[0].items():
         keys, sum_of_totals = expected[key % 3]
         expected[key % 3] = (keys + 1, sum_of_totals + total)
     assert found == expected, f"seed {seed}"
