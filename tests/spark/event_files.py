@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import datetime as dt
+import os
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -14,6 +15,7 @@ from stateline.checkpoint import CheckpointStore
 from stateline.spark import KeyedStream
 
 START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+FILE_TIME = 1_700_000_000
 SCHEMA = "key string, value long, at timestamp"
 ARROW = pa.schema([("key", pa.string()), ("value", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
 
@@ -44,7 +46,10 @@ class EventFiles:
             rows = [
                 {"key": key, "value": len(str(key)) + index, "at": minutes(at)} for index, (key, at) in enumerate(batch)
             ]
-            pq.write_table(pa.Table.from_pylist(rows, ARROW), self.folder / "source" / f"{self.batches:03}.parquet")
+            path = self.folder / "source" / f"{self.batches:03}.parquet"
+            pq.write_table(pa.Table.from_pylist(rows, ARROW), path)
+            # Spark takes files in the order of their times, and these are written within one of its ticks.
+            os.utime(path, (FILE_TIME + self.batches, FILE_TIME + self.batches))
             self.batches += 1
         return self
 

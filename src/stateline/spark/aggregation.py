@@ -147,7 +147,7 @@ class AggregateProgram:
         rows = None
         if received:
             rows = self._in_time(pa.Table.from_batches(received), moment)
-            metrics["late_rows_dropped"] = metrics["rows"] - rows.num_rows
+            metrics["rows_late"] = metrics["rows"] - rows.num_rows
         if rows is not None and rows.num_rows:
             hashes = rows.column(HASH_COLUMN).to_numpy() if self.wants_hash else None
             update = self._aggregation.update(table, rows, hashes)

@@ -148,7 +148,7 @@ class ArrowFunctionProgram:
         if rows is None or rows.num_rows == 0:
             return Processed(changes={})
         events = self._in_time(rows, moment)
-        metrics = {"rows": rows.num_rows, "late_rows_dropped": rows.num_rows - events.num_rows, "keys": 0}
+        metrics = {"rows": rows.num_rows, "rows_late": rows.num_rows - events.num_rows, "keys": 0}
         if events.num_rows == 0:
             return Processed(changes={}, metrics=metrics)
         table = tables[_TABLE]

@@ -45,7 +45,9 @@ from stateline.recoverable import RecoverableWriter
 from stateline.spark.continuity import Step, check_plan, check_same_offsets, next_step
 from stateline.spark.delivery import Delivery, deliveries_of, delivery_states
 from stateline.spark.event_time import Watermark
+from stateline.spark.evolution import carried_properties
 from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.spark.starting import check_start, first_checkpoint
 from stateline.state.rescale import rescale
 
 __all__ = [
@@ -198,6 +200,8 @@ class MicroBatchCoordinator(Generic[D]):
             if newest is not None:
                 check_plan(self._plan, newest, {name: store.url for name, store in self._outputs.items()})
                 self._is_published = self._checkpoints.is_published(newest)
+            else:
+                check_start(self._plan, self._checkpoints.store, self._outputs, self._environment)
             self._newest = newest
             self._started = True
         if self._newest is not None and not self._is_published:
@@ -215,6 +219,9 @@ class MicroBatchCoordinator(Generic[D]):
             InvalidInputError: See :func:`next_step`.
         """
         newest = self.start()
+        if newest is None and batch.batch_id == 0 and self._plan.start is not None:
+            first = first_checkpoint(self._plan, self._checkpoints, self._outputs, batch.query_id, self._environment)
+            newest = self._newest = self._checkpoints.publish(first)
         step = next_step(newest, batch)
         if newest is not None and step is Step.FINISH_NEWEST:
             return BatchReport(checkpoint=newest, replayed=True)
@@ -222,7 +229,7 @@ class MicroBatchCoordinator(Generic[D]):
             return BatchReport(checkpoint=self._decided_earlier(newest, batch), replayed=True)
         return self._run(newest, batch)
 
-    def settle(self, data: D) -> Checkpoint | None:
+    def settle(self, data: D) -> BatchReport | None:
         """Closes what the newest watermark has passed, in one more checkpoint of the newest batch. Idempotent.
 
         A batch works with the watermark of the batches before it, so at the end of a stream something may be left
@@ -232,7 +239,7 @@ class MicroBatchCoordinator(Generic[D]):
             data: No rows.
 
         Returns:
-            The newest record: a new one if there was something to do.
+            What became of it; ``None`` if there was nothing to do.
 
         Raises:
             FencedError: Another driver went on from the record.
@@ -240,11 +247,11 @@ class MicroBatchCoordinator(Generic[D]):
         newest = self.start()
         acts = any(operator.acts_on_watermark for operator in self._plan.operators)
         if newest is None or not acts or Watermark.of(newest).is_applied:
-            return newest
+            return None
         again = Batch(
             query_id=newest.query_id, batch_id=newest.batch_id, offsets_digest=newest.offsets_digest, data=data
         )
-        return self._run(newest, again).checkpoint
+        return self._run(newest, again)
 
     def finish(self, finish_files: Callable[[str, Sequence[OpenFile]], Sequence[FinishedFile]]) -> Checkpoint | None:
         """Finishes the files that the newest record left open, at the end of the stream. Idempotent.
@@ -296,6 +303,7 @@ class MicroBatchCoordinator(Generic[D]):
             operators=operators,
             outputs=outputs,
             watermark_us=watermark.current_us,
+            properties=carried_properties(self._plan, newest),
             states={**watermark.states, **delivery_states(results)},
         )
         metrics = summed_metrics(results)

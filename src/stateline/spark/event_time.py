@@ -238,10 +238,18 @@ class EventTimeWatch:
         """The same rows."""
         for batch in batches:
             if self._column is not None:
-                newest = pc.max(batch.column(self._column)).value
+                newest = pc.max(_column_of(batch, self._column)).value
                 if newest is not None and (self.max_us is None or newest > self.max_us):
                     self.max_us = newest
             yield batch.drop_columns([EVENT_TIME_COLUMN]) if self.needs_column else batch
+
+
+def _column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """A column of the rows, which come packed in a struct where rows of another kind come with them."""
+    if name in batch.schema.names:
+        return batch.column(name)
+    packed = next(column for column in batch.columns if pa.types.is_struct(column.type))
+    return pc.struct_field(packed, name)
 
 
 def _check_timestamp(schema: pa.Schema, column: str, what: str) -> None:

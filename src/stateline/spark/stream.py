@@ -26,7 +26,7 @@ from stateline.environment import Environment, system_environment
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import check_key_type, check_parallelism
-from stateline.options import check_known, settings_from_options
+from stateline.options import check_known, pop_prefixed, settings_from_options
 from stateline.spark.aggregation import AggregateProgram
 from stateline.spark.arrow_function import ArrowFunction, ArrowFunctionProgram
 from stateline.spark.arrow_types import arrow_schema, declared_schema
@@ -37,18 +37,20 @@ from stateline.spark.event_time import Duration, WindowPlan
 from stateline.spark.for_each_batch import BatchDelivery, BatchFunction
 from stateline.spark.initial_state import initial_rows
 from stateline.spark.offsets import offsets_digest, read_with_hadoop
-from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings
+from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings, SavepointStart
 from stateline.spark.processor import ProcessorProgram
 from stateline.spark.query import PipelineQuery
 from stateline.spark.reporting import BatchReporter
-from stateline.spark.stream_columns import check_collation, check_columns
+from stateline.spark.stream_checks import check_collation, check_columns
 from stateline.spark.stream_time import stream_watermark
 from stateline.spark.task import OperatorProgram
+from stateline.spark.windowed import WindowedStream
 from stateline.state.aggregate import Aggregation
 
-__all__ = ["KeyedStream", "Pipeline", "PipelineStage", "WindowedStream"]
+__all__ = ["KeyedStream", "Pipeline", "PipelineStage"]
 
 _ROOT_PREFIX: Final = "root."
+_SAVEPOINT_PREFIX: Final = "savepoint."
 _TRIGGERS: Final = ("processingTime", "availableNow", "once")
 _TRIGGERS_THAT_END: Final = ("availableNow", "once")
 
@@ -63,12 +65,14 @@ class KeyedStream:
             query.
         parallelism: Subtasks; may change at every restart. Default: the cores that Spark has.
         max_parallelism: Key groups; fixed for the life of the root, and the bound of ``parallelism``.
-        options: Settings by name; see ``PipelineSettings``. ``root.<option>`` goes to the root's store.
+        options: Settings by name; see ``PipelineSettings``. ``root.<option>`` goes to the root's store,
+            ``savepoint.<option>`` to that of the savepoint.
         name: Name of the operator in the checkpoint. Default: made from the key.
+        start_from: URL of a savepoint from which a root without checkpoints starts; the option of that name.
         watermark: Event-time column and delay, such as ``("at", "10 minutes")``: rows may come this much later than
             the newest one. ``df.withWatermark(...)`` says the same and is honoured; there is one watermark per stream.
             It is kept in the checkpoint and never goes back.
-        late_data: What happens to rows that come later: ``drop`` (counted as ``late_rows_dropped`` in the metrics) or
+        late_data: What happens to rows that come later: ``drop`` (counted as ``rows_late`` in the metrics) or
             ``keep`` (a closed window begins anew with them). As in Spark, a row is late for a window when a batch
             before has closed the window, and for a function of :meth:`apply_arrow` when its time is not after the
             watermark of the batch before. For aggregations without windows nothing is late.
@@ -88,6 +92,7 @@ class KeyedStream:
         max_parallelism: int = 128,
         options: Mapping[str, str] | None = None,
         name: str | None = None,
+        start_from: str | None = None,
         watermark: tuple[str, Duration] | None = None,
         late_data: str = "drop",
     ) -> None:
@@ -115,9 +120,10 @@ class KeyedStream:
         self._max_parallelism = max_parallelism
         self._checkpoint = checkpoint
         given = dict(options or {})
-        self._root_options = {
-            key.removeprefix(_ROOT_PREFIX): given.pop(key) for key in list(given) if key.startswith(_ROOT_PREFIX)
-        }
+        if start_from is not None:
+            given["start_from"] = start_from
+        self._root_options = pop_prefixed(given, _ROOT_PREFIX)
+        self._savepoint_options = pop_prefixed(given, _SAVEPOINT_PREFIX)
         self._settings = settings_from_options(PipelineSettings, given)
         self._name = name or "by_" + "_".join(self._keys)
         self._watermark = stream_watermark(df, self._schema, watermark, late_data)
@@ -245,7 +251,8 @@ class KeyedStream:
         Raises:
             InvalidInputError: No timestamp column, or lengths that make no windows.
         """
-        return WindowedStream(self, WindowPlan.of(self._schema, column, size, slide, start))
+        plan = WindowPlan.of(self._schema, column, size, slide, start)
+        return WindowedStream(lambda mode, aggregations: self._aggregated(mode, aggregations, plan))
 
     def _aggregated(
         self, output_mode: str, aggregations: Mapping[str, Aggregation], window: WindowPlan | None
@@ -260,6 +267,12 @@ class KeyedStream:
         )
         return self._stage(program, window=window, acts_on_watermark=program.closes_windows)
 
+    def _start(self) -> SavepointStart | None:
+        url, mode = self._settings.start_from, self._settings.start_mode
+        if not url:
+            return None
+        return SavepointStart(url=url, mode="claim" if mode == "claim" else "copy", options=self._savepoint_options)
+
     def _stage(self, program: OperatorProgram, **more: Any) -> PipelineStage:
         plan = PipelinePlan(
             root_url=self._checkpoint,
@@ -272,6 +285,7 @@ class KeyedStream:
             local_copies_bytes=self._settings.local_copies_bytes,
             root_options=self._root_options,
             watermark=self._watermark,
+            start=self._start(),
         )
         operator = OperatorPlan(
             name=self._name,
@@ -280,22 +294,6 @@ class KeyedStream:
             **more,
         )
         return PipelineStage(self._df, plan, operator, program)
-
-
-class WindowedStream:
-    """A keyed stream in windows of event time. Made by :meth:`KeyedStream.window`."""
-
-    def __init__(self, stream: KeyedStream, window: WindowPlan) -> None:
-        self._stream = stream
-        self._window = window
-
-    def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> PipelineStage:
-        """Keeps aggregations per key and window; see :meth:`KeyedStream.aggregate`.
-
-        With a watermark on the windows' column, a window closes when the watermark passes its end: in the modes
-        ``update`` and ``append`` its state goes then, and in ``append`` that is when its row appears.
-        """
-        return self._stream._aggregated(output_mode, aggregations, self._window)  # noqa: SLF001 - its other half
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,7 +468,9 @@ class Pipeline:
 
         def finish() -> None:
             session = self._df.sparkSession
-            coordinator.settle(session.createDataFrame([], self._df.schema))
+            settled = coordinator.settle(session.createDataFrame([], self._df.schema))
+            if settled is not None:
+                reporter(settled)
             finish_open_files(self._plan, coordinator, environment)
 
         return PipelineQuery(

@@ -123,3 +123,14 @@ def test_the_watch_sees_the_greatest_time_and_takes_its_own_column_out():
     assert [batch.num_columns for batch in watch.watch([times(None, name="at")])] == [1]
     assert watch.max_us is None
     assert list(EventTimeWatch(None, []).watch(batches)) == batches
+
+
+def test_the_watch_sees_rows_that_come_packed_beside_rows_of_another_kind():
+    watch = EventTimeWatch(PLAN, ["key", "at"])
+    kind = pa.struct([("at", pa.timestamp("us", tz="UTC"))])
+    rows = pa.record_batch(
+        [pa.array([None, {"at": 4}, {"at": None}], kind), pa.array([{"at": 9}, None, None], kind)],
+        names=["in", "first"],
+    )
+    assert list(watch.watch([rows])) == [rows]
+    assert watch.max_us == 4

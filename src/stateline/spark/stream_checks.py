@@ -1,4 +1,4 @@
-"""Checks of the columns that a user names: they exist, once each, and can be what they are named for."""
+"""Checks of the columns that a user names, before anything runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["check_collation", "check_columns"]
 
 
 def check_columns(schema: pa.Schema, columns: Sequence[str], what: str) -> None:
-    """Checks that columns are named, exist, and are named once.
+    """Checks that columns exist and are named once.
 
     Raises:
-        InvalidInputError: They are not.
+        InvalidInputError: They are not, or there is no key column.
     """
     if what == "key" and not columns:
         raise InvalidInputError("it is empty", subject="key", hint="Name at least one column")
