@@ -269,7 +269,7 @@ def memory(writers: int) -> list[dict[str, Any]]:
             "ratio": grown / bound,
             "wanted": "<= 1",
             "note": f"{grown / 1e6:.0f} MB live ({grown_resident / 1e6:.0f} MB resident), {store.written / 1e6:.0f} MB "
-            f"written; with a frame per encoding thread the bound is {(bound + 2 * frame) / 1e6:.0f} MB",
+            f"written; the bound is {bound / 1e6:.0f} MB",
         }
     ]
 

@@ -114,7 +114,11 @@ def main(argv: list[str]) -> int:
     spark = get_or_create_session(
         "stateline-benchmark",
         master=f"local[{arguments.parallelism}]",
-        **{"spark.sql.shuffle.partitions": str(arguments.parallelism), "spark.driver.memory": "6g"},
+        **{
+            "spark.sql.shuffle.partitions": str(arguments.parallelism),
+            "spark.driver.memory": "6g",
+            "spark.ui.showConsoleProgress": "false",
+        },
     )
     spark.sparkContext.setLogLevel("ERROR")
     keys = ["k", "d"] if arguments.kind == "composite" else ["k"]

@@ -32,11 +32,11 @@ class Run:
     kills: int
     parallelism: int
     last_parallelism: int
-    batch_events: tuple[int, ...]
+    file_events: tuple[int, ...]
 
     @property
     def total_events(self) -> int:
-        return sum(self.batch_events)
+        return sum(self.file_events)
 
     @property
     def source(self) -> Path:
@@ -47,13 +47,21 @@ class Run:
         return self.folder / "state"
 
     @property
+    def spark_checkpoint(self) -> Path:
+        return self.folder / "spark"
+
+    @property
     def output(self) -> Path:
         return self.folder / "output"
 
     def command(self, parallelism: int) -> list[str]:
         """The command line of a driver."""
-        paths = {"source": self.source, "root": self.root, "output": self.output, "spark-checkpoint": "spark"}
-        options = [f"--{name}={self.folder / path}" for name, path in paths.items()]
+        options = [
+            f"--source={self.source}",
+            f"--root={self.root}",
+            f"--output={self.output}",
+            f"--spark-checkpoint={self.spark_checkpoint}",
+        ]
         program = [sys.executable, "-m", "examples.demo.pipeline"]
         return [*program, *options, f"--parallelism={parallelism}", "--end-with-parent"]
 
@@ -69,7 +77,7 @@ class Run:
             facts = json.loads((folder / "run.json").read_text())
         except FileNotFoundError:
             raise DemoError(f"{folder} holds no run of the demo: there is no run.json in it") from None
-        return cls(folder=folder, **{**facts, "batch_events": tuple(facts["batch_events"])})
+        return cls(folder=folder, **{**facts, "file_events": tuple(facts["file_events"])})
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -93,10 +101,10 @@ def prepare(options: argparse.Namespace, console: Console) -> Run:
     folder = Path(os.path.abspath(options.folder)) / f"{time.strftime('run-%Y%m%d-%H%M%S')}-seed-{seed}"
     folder.mkdir(parents=True)
     flights = load_flights()
-    batch_events = write_source(flights, folder / "source")
-    run = Run(folder, seed, options.kills, options.parallelism, options.last_parallelism, tuple(batch_events))
+    file_events = write_source(flights, folder / "source")
+    run = Run(folder, seed, options.kills, options.parallelism, options.last_parallelism, tuple(file_events))
     run.save()
-    console.print(f"{run.total_events:,} flights of 2013 in {len(batch_events)} weekly files, one per micro-batch.")
+    console.print(f"{run.total_events:,} flights of 2013 in {len(file_events)} weekly files, one per micro-batch.")
     return run
 
 
@@ -106,7 +114,7 @@ def supervise(run: Run, console: Console) -> Situation:
     with make_display(console, run.total_events, run.kills) as display:
         supervisor = Supervisor(
             command=run.command,
-            read_progress=RecordProgress(run.root, run.batch_events),
+            read_progress=RecordProgress(run.root, run.spark_checkpoint, run.file_events),
             display=display,
             total_events=run.total_events,
             kills=plan_kills(run.kills, run.seed),
@@ -119,7 +127,7 @@ def supervise(run: Run, console: Console) -> Situation:
 
 def report(run: Run, situation: Situation, seconds: float, console: Console) -> bool:
     """Verifies, prints the results, and returns whether everything is equal."""
-    comparisons = verification.verify(run.source, run.root, run.output)
+    comparisons = verification.verify(run.source, run.spark_checkpoint, run.root, run.output)
     table = Table(title="Compared row by row with pandas over the same files")
     for column in ("what", "rows", "differences"):
         table.add_column(column, justify="left" if column == "what" else "right")

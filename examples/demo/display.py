@@ -77,7 +77,7 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """A line for each message and every few seconds, for logs."""
+    """A line for each message, and every few seconds if anything has changed, for logs."""
 
     def __init__(self, console: Console, total_events: int, planned_kills: int) -> None:
         self._console = console
@@ -85,6 +85,7 @@ class PlainDisplay:
         self._planned_kills = planned_kills
         self._rate = Rate()
         self._shown_at = float("-inf")
+        self._shown = ""
 
     def __enter__(self) -> Self:
         return self
@@ -99,10 +100,11 @@ class PlainDisplay:
         rate = self._rate.add(now, situation.progress.events)
         if now - self._shown_at >= PLAIN_INTERVAL_SECONDS:
             self._shown_at = now
-            self.say(
-                f"{situation.progress.events:>7,}/{self._total_events:,}  "
-                + figures(situation, rate, self._planned_kills)
-            )
+            line = f"{situation.progress.events:>7,}/{self._total_events:,}  "
+            line += figures(situation, rate, self._planned_kills)
+            if line != self._shown:
+                self._shown = line
+                self.say(line)
 
     def say(self, message: str) -> None:
         self._console.print(message, highlight=False, soft_wrap=True)

@@ -1,7 +1,7 @@
 """What must come out, computed by pandas over the source files. No Stateline code, no streaming, no state.
 
-The files are the micro-batches: the k-th file is batch k. So the row that a micro-batch writes for a key is the
-aggregate over all flights of that key up to the end of that file.
+A micro-batch is a file, seldom two: see ``offsets``. The row that a micro-batch writes for a key is the aggregate over
+all flights of that key up to the end of its last file.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ AIRCRAFT_KEY = ["tailnum"]
 ROUTE_KEY = ["origin", "dest"]
 
 
-def read_source(folder: Path) -> pd.DataFrame:
-    """All flights in order, with the number of their file as ``checkpoint_id``."""
+def read_source(folder: Path, batches: Sequence[int]) -> pd.DataFrame:
+    """All flights in order, with the number of their micro-batch as ``checkpoint_id``.
+
+    Args:
+        folder: The source.
+        batches: The micro-batch of each file, in order.
+    """
+    paths = sorted(folder.glob("week-*.parquet"))
     frames = [
-        pq.read_table(path).to_pandas().assign(checkpoint_id=number)
-        for number, path in enumerate(sorted(folder.glob("week-*.parquet")))
+        pq.read_table(path).to_pandas().assign(checkpoint_id=batch) for path, batch in zip(paths, batches, strict=True)
     ]
     return pd.concat(frames, ignore_index=True)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from examples.demo.offsets import files_through
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -35,19 +37,21 @@ class RecordProgress:
 
     Args:
         root: The folder.
-        batch_events: Events of each micro-batch, in order.
+        spark_checkpoint: Where Spark notes what each micro-batch takes.
+        file_events: Events of each source file, in order.
     """
 
-    def __init__(self, root: Path, batch_events: Sequence[int]) -> None:
+    def __init__(self, root: Path, spark_checkpoint: Path, file_events: Sequence[int]) -> None:
         self._root = root
-        self._events_through = list(itertools.accumulate(batch_events))
+        self._spark_checkpoint = spark_checkpoint
+        self._events_through = list(itertools.accumulate(file_events))
 
     def __call__(self) -> Progress:
         record = newest_record(self._root)
         if record is None:
             return Progress()
         return Progress(
-            events=self._events_through[record["batch_id"]],
+            events=self._events_through[files_through(self._spark_checkpoint, record["batch_id"]) - 1],
             checkpoint_id=record["checkpoint_id"],
             state_bytes=sum({run["name"]: run["size"] for run in runs_of(record)}.values()),
             open_files=sum(len(output["open"]) for output in record["outputs"]),

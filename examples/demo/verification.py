@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from examples.demo import model
+from examples.demo.offsets import batch_of_files
 from examples.demo.progress import newest_record
 
 SHOWN_DIFFERENCES = 5
@@ -38,9 +39,9 @@ class Comparison:
     count: int = 0
 
 
-def verify(source: Path, root: Path, output: Path) -> list[Comparison]:
+def verify(source: Path, spark_checkpoint: Path, root: Path, output: Path) -> list[Comparison]:
     """Compares both outputs and both states with what pandas makes of the source."""
-    flights = model.read_source(source)
+    flights = model.read_source(source, batch_of_files(spark_checkpoint))
     aircraft, routes = model.aircraft_updates(flights), model.route_updates(flights)
     by_aircraft, by_route = model.AIRCRAFT_KEY, model.ROUTE_KEY
     return [

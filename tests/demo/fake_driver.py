@@ -66,15 +66,23 @@ def run_batch(batch: int, updates: dict[str, pd.DataFrame], root: Path, output: 
     os.replace(folder / ".staged", folder / "_metadata")
 
 
+def note_offsets(spark_checkpoint: Path, batch: int) -> None:
+    """As Spark does, before it runs a batch."""
+    folder = spark_checkpoint / "offsets"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".staged").write_text(f'v1\n{{}}\n{{"logOffset":{batch}}}')
+    os.replace(folder / ".staged", folder / str(batch))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for option in ("source", "root", "output"):
+    for option in ("source", "root", "output", "spark-checkpoint"):
         parser.add_argument(f"--{option}", type=Path, required=True)
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--stall-at", type=int, default=-1)
     parser.add_argument("--pace-seconds", type=float, default=0.03)
     arguments, _ = parser.parse_known_args()
-    flights = model.read_source(arguments.source)
+    flights = model.read_source(arguments.source, range(len(list(arguments.source.iterdir()))))
     updates = {"aircraft": model.aircraft_updates(flights), "routes": model.route_updates(flights)}
     subprocess.Popen(["sleep", "600"], process_group=0)  # As Spark's Python workers: another group, the same session.
     record = newest_record(arguments.root)
@@ -83,6 +91,7 @@ def main() -> None:
             sys.exit("no such luck")
         if batch == arguments.stall_at:
             time.sleep(600)
+        note_offsets(arguments.spark_checkpoint, batch)
         run_batch(batch, updates, arguments.root, arguments.output)
         time.sleep(arguments.pace_seconds)
 

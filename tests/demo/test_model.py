@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from examples.demo import model
 from examples.demo.flights import SCHEMA, load_flights, write_source
+from examples.demo.offsets import batch_of_files, files_through
 from examples.demo.verification import compare
 
 EVENTS = st.lists(
@@ -81,9 +82,18 @@ def test_the_year_is_whole_ordered_and_without_equal_times(tmp_path: Path) -> No
     assert sum(counts) == 336_776
     assert len(counts) == 53
     assert pq.read_schema(paths[0]).equals(SCHEMA, check_metadata=False)
-    again = model.read_source(tmp_path / "source")
+    again = model.read_source(tmp_path / "source", range(len(counts)))
     assert again["ts"].is_monotonic_increasing
     assert again["checkpoint_id"].nunique() == len(counts)
+
+
+def test_a_batch_may_take_two_files(tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    for batch, last in enumerate([0, 2, 3]):
+        (tmp_path / "offsets" / str(batch)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"logOffset":{last}}}')
+        (tmp_path / "offsets" / f".{batch}.crc").touch()
+    assert batch_of_files(tmp_path) == [0, 1, 1, 2]
+    assert files_through(tmp_path, 1) == 3
 
 
 TABLE = pd.DataFrame({"key": ["a", None, "b"], "x": [1, 2, 3], "y": [1.5, None, float("inf")]})

@@ -68,19 +68,24 @@ class Recorder:
 
 @pytest.fixture
 def run(tmp_path: Path) -> demo.Run:
-    batch_events = write_source(make_flights(), tmp_path / "source")
-    return demo.Run(tmp_path, seed=1, kills=3, parallelism=2, last_parallelism=3, batch_events=tuple(batch_events))
+    file_events = write_source(make_flights(), tmp_path / "source")
+    return demo.Run(tmp_path, seed=1, kills=3, parallelism=2, last_parallelism=3, file_events=tuple(file_events))
 
 
 def fake_command(run: demo.Run, *options: str) -> list[str]:
-    paths = [f"--source={run.source}", f"--root={run.root}", f"--output={run.output}"]
+    paths = [
+        f"--source={run.source}",
+        f"--root={run.root}",
+        f"--output={run.output}",
+        f"--spark-checkpoint={run.spark_checkpoint}",
+    ]
     return [sys.executable, "-m", "tests.demo.fake_driver", *paths, *options]
 
 
 def make_supervisor(run: demo.Run, display: Recorder, *options: str, **settings: object) -> Supervisor:
     defaults: dict[str, object] = {
         "command": lambda parallelism: [*fake_command(run, *options), f"--parallelism={parallelism}"],
-        "read_progress": RecordProgress(run.root, run.batch_events),
+        "read_progress": RecordProgress(run.root, run.spark_checkpoint, run.file_events),
         "display": display,
         "total_events": run.total_events,
         "kills": [KillPoint(fraction, 0.02) for fraction in (0.1, 0.4, 0.7)],
@@ -105,7 +110,7 @@ def test_a_driver_that_is_killed_three_times_ends_with_equal_results(run: demo.R
     events = [progress.events for progress in display.seen]
     assert events == sorted(events)
     assert len(list((run.folder / "logs").iterdir())) == 4
-    comparisons = verification.verify(run.source, run.root, run.output)
+    comparisons = verification.verify(run.source, run.spark_checkpoint, run.root, run.output)
     assert [comparison.differences for comparison in comparisons] == [()] * 4
     assert all(comparison.rows > 0 for comparison in comparisons)
 
@@ -165,7 +170,7 @@ def test_the_moments_of_the_kills_are_ordered_spread_and_repeatable(count: int) 
 
 
 def test_progress_is_that_of_the_newest_whole_record(tmp_path: Path) -> None:
-    read = RecordProgress(tmp_path / "root", [10, 20, 30])
+    read = RecordProgress(tmp_path / "root", tmp_path / "spark", [10, 20, 30])
     assert read() == Progress()
     for name in ("chk-1", "chk-2", "chk-10", "chk-x", "other"):
         (tmp_path / "root" / name).mkdir(parents=True)
@@ -175,9 +180,12 @@ def test_progress_is_that_of_the_newest_whole_record(tmp_path: Path) -> None:
         '{"format": "stateline.checkpoint", "checkpoint_id": 2, "batch_id": 1, "outputs": [{"open": [{}]}],'
         f'"operators": [{{"subtasks": [{{"runs": [{run}, {run}]}}, {{"runs": [{{"name": "b", "size": 7}}]}}]}}]}}'
     )
+    (tmp_path / "spark" / "offsets").mkdir(parents=True)
+    (tmp_path / "spark" / "offsets" / "0").write_text('v1\n{}\n{"logOffset":0}')
+    (tmp_path / "spark" / "offsets" / "1").write_text('v1\n{}\n{"logOffset":2}')
     (tmp_path / "root" / "chk-2" / "_metadata").write_text(record)
     (tmp_path / "root" / "chk-1" / "_metadata").write_text('{"format": "stateline.retired"}')
-    assert read() == Progress(events=30, checkpoint_id=2, state_bytes=12, open_files=1)
+    assert read() == Progress(events=60, checkpoint_id=2, state_bytes=12, open_files=1)
 
 
 PROGRAM = textwrap.dedent("""\

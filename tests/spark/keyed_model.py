@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import collections
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from examples.demo.offsets import batch_of_files
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore
 from stateline.state.run_store import RunReader
@@ -24,27 +27,36 @@ def make_source(folder: Path, *, files: int, rows: int) -> None:
     for number in range(files):
         ids = range(number * rows, (number + 1) * rows)
         table = pa.table({"id": ids, "key": [i * i % KEYS for i in ids], "value": [i * 7 % 101 for i in ids]})
-        pq.write_table(table, folder / "source" / f"{number:03}.parquet")
+        path = folder / "source" / f"{number:03}.parquet"
+        pq.write_table(table, path)
+        os.utime(path, (number, number))  # Spark takes files in the order of their times, which may be equal else.
 
 
-def model(*, files: int, rows: int) -> tuple[dict[int, tuple[int, int, int]], collections.Counter]:
-    """The final state by key, and every output row: key, count, total, largest, checkpoint."""
+def model(batches: Sequence[int], *, rows: int) -> tuple[dict[int, tuple[int, int, int]], collections.Counter]:
+    """The final state by key, and every output row: key, count, total, largest, checkpoint.
+
+    Args:
+        batches: The micro-batch of each source file.
+        rows: Rows of each file.
+    """
     state: dict[int, tuple[int, int, int]] = {}
     output: collections.Counter = collections.Counter()
-    for number in range(files):
+    for batch in range(batches[-1] + 1):
         touched = set()
-        for i in range(number * rows, (number + 1) * rows):
+        for i in (i for i in range(len(batches) * rows) if batches[i // rows] == batch):
             key, value = i * i % KEYS, i * 7 % 101
             n, total, largest = state.get(key, (0, 0, -1))
             state[key] = (n + 1, total + value, max(largest, value))
             touched.add(key)
-        output.update((key, *state[key], number) for key in touched)
+        output.update((key, *state[key], batch) for key in touched)
     return state, output
 
 
 def check(folder: Path, *, files: int, rows: int) -> None:
     """Compares state and output with the model, row by row."""
-    state, output = model(files=files, rows=rows)
+    batches = batch_of_files(folder / "spark")
+    assert len(batches) == files
+    state, output = model(batches, rows=rows)
     found = ds.dataset(folder / "out", format="parquet").to_table().to_pylist()
     columns = ("key", "n", "total", "largest", "checkpoint_id")
     assert collections.Counter(tuple(row[column] for column in columns) for row in found) == output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import collections
 import datetime as dt
+import json
 import shutil
 import threading
 
@@ -362,7 +363,12 @@ def test_stopping_keeps_files_open_and_the_next_start_goes_on(place):
 def test_a_checkpoint_costs_one_object_per_subtask_and_one_record(place):
     for number in range(6):
         place.add(number, 30)
-    place.run(parallelism=2, options={"retained_checkpoints": "100"})
+    log = place.folder / "metrics.jsonl"
+    query = place.run(parallelism=2, options={"retained_checkpoints": "100", "metrics_log": str(log)})
+    reports = [json.loads(line) for line in log.read_text().splitlines()]
+    assert reports == list(query.recent_reports)
+    assert [(line["batch_id"], line["rows"], line["parallelism"]) for line in reports] == [(n, 30, 2) for n in range(6)]
+    assert query.metrics.snapshot()["rows"] == 180
     newest = place.checkpoints().latest()
     objects = list((place.folder / "state" / "shared").iterdir())
     records = list((place.folder / "state").glob("chk-*/_metadata"))

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from stateline.changelog.api import SequenceNumber, StateChange
 from stateline.changelog.block import Compression, decode_block
-from stateline.changelog.columns import ChangeColumns
+from stateline.changelog.columns import ChangeColumns, joined_columns
 from stateline.changelog.frame import EncodedFrame, encode_frame
 from stateline.errors import ClosedError
 
@@ -75,7 +75,9 @@ class StateChangeSet:
             if frame is None:
                 raise ClosedError("its bytes were given up", operation="encode", subject=repr(self))
             return frame
-        frame = encode_frame(self.log_id, self.sequence_number.value, columns, compression)
+        if len(columns) > 1:  # Joined first and kept so: with the frame there are two forms in memory, not three.
+            columns = self._columns = (joined_columns(columns),)
+        frame = encode_frame(self.log_id, self.sequence_number.value, joined_columns(columns), compression)
         self._frame = frame
         self._columns = None
         return frame

@@ -25,7 +25,7 @@ from stateline.changelog.api import StateChange
 from stateline.errors import InvalidInputError
 from stateline.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupRange
 
-__all__ = ["MAX_CHANGE_BYTES", "ChangeColumns", "batch_columns", "sorted_columns"]
+__all__ = ["MAX_CHANGE_BYTES", "ChangeColumns", "batch_columns", "joined_columns", "sorted_columns"]
 
 MAX_CHANGE_BYTES: Final = 2**31 - 1 - 4096
 """The longest single change: a block's offsets are 32-bit numbers."""
@@ -90,17 +90,23 @@ class ChangeColumns:
             yield StateChange(key_group, bytes(view[start:end]))
 
 
-def sorted_columns(chunks: Sequence[ChangeColumns]) -> ChangeColumns:
-    """All changes sorted by key group, metadata first; the order within one key group stays. Copies only if it must."""
+def joined_columns(chunks: Sequence[ChangeColumns]) -> ChangeColumns:
+    """All changes in their order, as one; a single chunk as it is."""
     if not chunks:
         return ChangeColumns(np.empty(0, np.int16), np.zeros(1, np.int64), pa.py_buffer(b""))
     if len(chunks) == 1:
-        key_groups, offsets, data = chunks[0].key_groups, chunks[0].offsets, chunks[0].data
-    else:
-        key_groups = np.concatenate([chunk.key_groups for chunk in chunks])
-        offsets, data = _buffers(pa.concat_arrays([_as_array(chunk.offsets, chunk.data) for chunk in chunks]))
+        return chunks[0]
+    key_groups = np.concatenate([chunk.key_groups for chunk in chunks])
+    return ChangeColumns(
+        key_groups, *_buffers(pa.concat_arrays([_as_array(chunk.offsets, chunk.data) for chunk in chunks]))
+    )
+
+
+def sorted_columns(columns: ChangeColumns) -> ChangeColumns:
+    """The changes sorted by key group, metadata first; the order within one key group stays. Copies only if it must."""
+    key_groups, offsets, data = columns.key_groups, columns.offsets, columns.data
     if not bool((key_groups[1:] < key_groups[:-1]).any()):
-        return ChangeColumns(key_groups, offsets, data)
+        return columns
     order = np.argsort(key_groups, kind="stable")
     return ChangeColumns(key_groups[order], *_taken(offsets, data, order))
 

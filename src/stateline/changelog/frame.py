@@ -232,11 +232,9 @@ class IndexEntry:
     crc32c: int
 
 
-def encode_frame(
-    log_id: UUID, sequence_number: int, chunks: Sequence[ChangeColumns], compression: Compression
-) -> EncodedFrame:
+def encode_frame(log_id: UUID, sequence_number: int, unsorted: ChangeColumns, compression: Compression) -> EncodedFrame:
     """The frame of one change set: sorts, cuts into blocks, compresses, checksums."""
-    columns = sorted_columns(chunks)
+    columns = sorted_columns(unsorted)
     table = bytearray()
     entries: list[BlockEntry] = []
     payload: list[Buffer] = []

@@ -23,7 +23,7 @@ from stateline.changelog.reader import ChangelogReader
 from stateline.changelog.registry import LocalChangelogRegistry, TaskChangelogRegistry
 from stateline.changelog.scheduler import scheduler_from_options
 from stateline.changelog.settings import ChangelogSettings
-from stateline.changelog.uploader import BlobUploader, DuplicatingUploader
+from stateline.changelog.uploader import BlobUploader, DuplicatingUploader, without_encoding_room
 from stateline.changelog.writer import ChangelogWriter
 from stateline.environment import Environment, system_environment
 from stateline.errors import ClosedError, InvalidInputError
@@ -77,9 +77,7 @@ class ChangelogStorage:
         self._ownership = Ownership(
             self.registry, None if self._copies is None else self._copies.registry, self._checkpoints
         )
-        self._scheduler = scheduler or scheduler_from_options(
-            uploader or self._make_uploader(), settings, metrics=self.metrics, environment=self._environment
-        )
+        self._scheduler = scheduler or self._make_scheduler(uploader)
         self._cache = self._open_cache()
         self._readers: list[ChangelogReader] = []
         self._closed = False
@@ -202,6 +200,12 @@ class ChangelogStorage:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _make_scheduler(self, uploader: StateChangeUploader | None) -> StateChangeUploadScheduler:
+        settings = self.settings
+        if uploader is None:
+            uploader, settings = self._make_uploader(), without_encoding_room(settings)
+        return scheduler_from_options(uploader, settings, metrics=self.metrics, environment=self._environment)
 
     def _make_uploader(self) -> StateChangeUploader:
         remote = BlobUploader(

@@ -14,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from stateline.blob.api import BlobStore, Buffer
@@ -31,7 +31,7 @@ from stateline.changelog.upload_task import UploadTask
 from stateline.environment import Environment, system_environment
 from stateline.errors import OutcomeUnknownError
 
-__all__ = ["BlobUploader", "ChangelogObject", "DuplicatingUploader", "gather"]
+__all__ = ["BlobUploader", "ChangelogObject", "DuplicatingUploader", "gather", "without_encoding_room"]
 
 _LARGE_PIECE_BYTES: Final = 64 * 1024
 """Pieces of this size are never copied into a buffer."""
@@ -90,7 +90,7 @@ class BlobUploader:
         self._prefix = f"{job_id or environment.ids.new_id()}/changelog/"
         self._metrics = metrics or ChangelogMetrics()
         self._monitor = environment.executors.monitor()
-        self._max_encoding = max(2, settings.num_upload_threads // 2)
+        self._max_encoding = _encoding_threads(settings)
         self._encoding = 0
         self._owns_registry = registry is None
         self._registry = registry or TaskChangelogRegistry(store, metrics=metrics, environment=environment)
@@ -205,6 +205,21 @@ class DuplicatingUploader:
         """See :meth:`StateChangeUploader.close`."""
         self._remote.close()
         self._local.close()
+
+
+def _encoding_threads(settings: ChangelogSettings) -> int:
+    return max(2, settings.num_upload_threads // 2)
+
+
+def without_encoding_room(settings: ChangelogSettings) -> ChangelogSettings:
+    """Settings for a scheduler, whose ``max_in_flight`` leaves room for the sets that are being encoded.
+
+    A set that is being encoded is in memory twice, and buffers that grow are up to an eighth larger than their content.
+    All that and what is on its way stay below the limit together, unless less than half of it would be left.
+    """
+    room = (_encoding_threads(settings) + 1) * settings.preemptive_persist_threshold
+    left = max(settings.max_in_flight - room, (settings.max_in_flight + 1) // 2, settings.persist_size_threshold)
+    return replace(settings, max_in_flight=left)
 
 
 @dataclass(frozen=True, slots=True)

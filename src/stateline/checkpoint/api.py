@@ -23,6 +23,7 @@ from stateline.handles import FinishedFile, OpenFile, RunHandle
 from stateline.key_groups import KeyGroupRange
 
 __all__ = [
+    "DELIVERY_PREFIX",
     "MAX_FILE_STATE_THRESHOLD",
     "Checkpoint",
     "FileState",
@@ -34,6 +35,9 @@ __all__ = [
 
 MAX_FILE_STATE_THRESHOLD: Final = 1_048_576
 """Bytes of the largest state that a record may hold inline."""
+
+DELIVERY_PREFIX: Final = "delivery/"
+"""Names in ``Checkpoint.states``: rows that are handed over after the checkpoint exists, and then never again."""
 
 
 class SubtaskState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,6 +163,18 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def folder(self) -> str:
         """Name of the folder that holds the record, below the root."""
         return f"{RECORD_PREFIX}{self.checkpoint_id}"
+
+    @property
+    def publishes(self) -> bool:
+        """Whether something is left to do once the record exists: files to make visible, rows to hand over."""
+        return any(output.finished for output in self.outputs) or any(
+            name.startswith(DELIVERY_PREFIX) for name in self.states
+        )
+
+    def without_deliveries(self) -> Checkpoint:
+        """The same state, with nothing left to hand over: for whatever goes on from this checkpoint."""
+        kept = {name: state for name, state in self.states.items() if not name.startswith(DELIVERY_PREFIX)}
+        return msgspec.structs.replace(self, states=kept)
 
     def operator(self, name: str) -> OperatorState | None:
         """The state of the operator called ``name``; ``None`` if there is none."""

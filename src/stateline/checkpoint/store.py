@@ -175,16 +175,17 @@ class CheckpointStore:
     def mark_published(self, checkpoint_id: int) -> None:
         """Remembers that the files which a checkpoint finishes are visible. Idempotent; one create-if-absent.
 
-        Only for the driver whose ``publish`` of that checkpoint returned, after it has published every file.
+        Only for the driver whose ``publish`` of that checkpoint returned, after it has published every file and
+        delivered all rows.
         """
         self.store.put_if_absent(published_name(checkpoint_id), encode_published(checkpoint_id))
 
     def is_published(self, checkpoint: Checkpoint) -> bool:
-        """Whether every file that a checkpoint finishes has been visible; true for one that finishes none.
+        """Whether every file that a checkpoint finishes has been visible, and its rows were delivered.
 
         A consumer may move files away after they became visible, so their absence alone proves nothing.
         """
-        if not any(output.finished for output in checkpoint.outputs):
+        if not checkpoint.publishes:
             return True
         try:
             self.store.get(published_name(checkpoint.checkpoint_id))

@@ -13,10 +13,13 @@ from stateline.errors import NotInstalledError
 
 if TYPE_CHECKING:
     from stateline.spark.data_sources import register
+    from stateline.spark.delivery import BatchKey
     from stateline.spark.files_ending import finish_files
     from stateline.spark.java import describe_java
     from stateline.spark.session import get_or_create_session
     from stateline.spark.stream import KeyedStream, Pipeline, PipelineStage
+    from stateline.spark.task import BatchMoment
+    from stateline.spark.windowed import WindowedStream
     from stateline.state.aggregate import (
         Aggregator,
         approx_count_distinct,
@@ -40,9 +43,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Aggregator",
+    "BatchKey",
+    "BatchMoment",
     "KeyedStream",
     "Pipeline",
     "PipelineStage",
+    "WindowedStream",
     "approx_count_distinct",
     "collect_list",
     "collect_set",
@@ -68,9 +74,12 @@ __all__ = [
 
 _MODULES: Final = {
     "Aggregator": "stateline.state.aggregate",
+    "BatchKey": "stateline.spark.delivery",
+    "BatchMoment": "stateline.spark.task",
     "KeyedStream": "stateline.spark.stream",
     "Pipeline": "stateline.spark.stream",
     "PipelineStage": "stateline.spark.stream",
+    "WindowedStream": "stateline.spark.windowed",
     "approx_count_distinct": "stateline.state.aggregate",
     "collect_list": "stateline.state.aggregate",
     "collect_set": "stateline.state.aggregate",

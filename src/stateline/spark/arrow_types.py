@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
 
-__all__ = ["arrow_schema", "in_utc"]
+__all__ = ["arrow_schema", "declared_schema", "in_utc"]
 
 _ZONE: Final[dict[str, Any]] = (
     {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
@@ -41,6 +41,31 @@ def arrow_schema(schema: StructType) -> pa.Schema:
             hint="Drop or convert the column",
             kind=ErrorKind.SCHEMA_MISMATCH,
         ) from error
+
+
+def declared_schema(schema: Any, what: str) -> pa.Schema:
+    """The Arrow schema that a user declares: as one, as Spark's, or as Spark's text such as ``"total long"``.
+
+    Raises:
+        InvalidInputError: It is none of these.
+    """
+    if isinstance(schema, pa.Schema):
+        return schema
+    try:
+        return arrow_schema(StructType.fromDDL(schema) if isinstance(schema, str) else _struct(schema))
+    except (PySparkException, TypeError) as error:
+        raise InvalidInputError(
+            f"{schema!r} is no schema ({error})",
+            subject=what,
+            hint='Give a pyarrow.Schema, a StructType or text such as "total long, seen timestamp"',
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        ) from error
+
+
+def _struct(schema: Any) -> StructType:
+    if not isinstance(schema, StructType):
+        raise TypeError(type(schema).__name__)
+    return schema
 
 
 def in_utc(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -25,13 +25,15 @@ from stateline.blob import BlobStore, open_store
 from stateline.environment import Environment, system_environment
 from stateline.errors import InternalError
 from stateline.spark.coordinator import Batch, SubtaskResult, SubtaskTask
+from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_START, EventTimeWatch, WindowPlan
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.task import HASH_COLUMN, OperatorProgram, TaskContext, run_subtask
+from stateline.state.run_cache import RunCache
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["BatchJob", "subtask_expression", "task_context"]
+__all__ = ["BatchJob", "in_windows", "subtask_expression", "task_context"]
 
 _RESULT: Final = pa.schema([pa.field("result", pa.binary(), nullable=False)])
 _ENCODER: Final = msgspec.json.Encoder()
@@ -59,27 +61,46 @@ class BatchJob:
             for name, program in self._programs.items()
         }
         frames = [
-            self._shuffled(batch.data, self._programs[name]).mapInArrow(function, "result binary")
+            self._shuffled(batch.data, self._operators[name], self._programs[name]).mapInArrow(
+                function, "result binary"
+            )
             for name, function in functions.items()
         ]
         rows = reduce(lambda left, right: left.union(right), frames).collect()
         results = [msgspec.json.decode(bytes(row[0]), type=SubtaskResult) for row in rows]
         return _one_each(tasks, results, functions)
 
-    def _shuffled(self, rows: DataFrame, program: OperatorProgram) -> DataFrame:
+    def _shuffled(self, rows: DataFrame, operator: OperatorPlan, program: OperatorProgram) -> DataFrame:
         """The columns that the operator needs, in the partition of the subtask that owns the key."""
         from pyspark.sql import functions  # noqa: PLC0415 - this module must load without pyspark
 
+        if operator.window is not None:
+            rows = in_windows(rows, operator.window)
         hashed = functions.xxhash64(*[functions.col(f"`{column}`") for column in program.key_columns])
         subtask = subtask_expression(hashed, self._plan.parallelism, self._plan.max_parallelism)
         columns = [functions.col(f"`{column}`") for column in program.input_columns]
         if program.wants_hash:
             columns.append(hashed.alias(HASH_COLUMN))
+        watermark = self._plan.watermark
+        if watermark is not None and EventTimeWatch(watermark, program.input_columns).needs_column:
+            columns.append(functions.col(f"`{watermark.column}`").alias(EVENT_TIME_COLUMN))
         return (
             rows.select(*columns, subtask.alias("__subtask"))
             .repartitionById(self._plan.parallelism, "__subtask")
             .drop("__subtask")
         )
+
+
+def in_windows(rows: DataFrame, window: WindowPlan) -> DataFrame:
+    """Each row once for every window it is in, beside the window's start. Rows without event time are in none.
+
+    Spark's own expression says which windows these are, so both agree on every border.
+    """
+    from pyspark.sql import functions  # noqa: PLC0415
+
+    size, slide, start = (f"{value} microseconds" for value in (window.size_us, window.slide_us, window.start_us))
+    windows = functions.window(functions.col(f"`{window.column}`"), size, slide, start)
+    return rows.withColumn("__window", windows).withColumn(WINDOW_START, functions.col("__window.start"))
 
 
 def subtask_expression(hashed: Column, parallelism: int, max_parallelism: int) -> Column:
@@ -112,7 +133,8 @@ class _TaskFunction:
     def run(self, task: SubtaskTask, batches: Iterable[pa.RecordBatch]) -> SubtaskResult:
         """Runs a subtask with the stores of this process."""
         context = task_context(self._plan, self._operator)
-        return run_subtask(context, self._operator, self._program, task, batches, self._plan.max_parallelism)
+        plan = self._plan
+        return run_subtask(context, self._operator, self._program, task, batches, plan.max_parallelism, plan.watermark)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415
@@ -144,12 +166,18 @@ def task_context(plan: PipelinePlan, operator: OperatorPlan) -> TaskContext:
         root=_process_store(plan.root_url, tuple(sorted(plan.root_options.items()))),
         output=None if output is None else _process_store(output.url, tuple(sorted(output.store_options.items()))),
         environment=_process_environment(),
+        cache=_process_cache(plan.local_copies, plan.local_copies_bytes) if plan.local_copies else None,
     )
 
 
 @cache
 def _process_environment() -> Environment:
     return system_environment()
+
+
+@cache
+def _process_cache(folder: str, bytes_max: int) -> RunCache:
+    return RunCache(folder, bytes_max, _process_environment())
 
 
 @cache

@@ -12,6 +12,7 @@ One batch ``b``; its checkpoint gets the id that follows the newest one::
                                       then the floor is read: a stale driver that re-made a freed slot stops here
     4. publish the finished files     create-if-absent, verified, idempotent
        discard their pieces           by exact name, before the batch is acknowledged
+       deliver rows                   to functions of the user's own, under a key that never changes
        mark it published              so that files which a consumer has moved away since are not missed
        retain                         keep the newest records and all they reach
 
@@ -19,15 +20,14 @@ A crash anywhere is answered by starting again: before 3 nothing has happened (g
 repeated for the newest record, by whichever driver comes next. ``abort`` does not exist.
 
 End of stream: an input that has ended (``availableNow``) leaves files open that no later batch will roll. ``finish``
-makes
-one more checkpoint of the same batch, with the same state and with the open files finished: the same record, the same
-race, so a driver believed dead cannot go on filling files that its successor has finished. Batch ids and checkpoint ids
-advance together and differ by the number of such ends.
+makes one more checkpoint of the same batch, with the same state and with the open files finished: the same record, the
+same race, so a driver believed dead cannot go on filling files that its successor has finished. ``settle`` comes before
+it and closes what the last watermark has passed, in the same way. Batch ids and checkpoint ids advance together and
+differ by the number of such ends.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -36,26 +36,28 @@ import msgspec
 from msgspec.structs import replace
 
 from stateline.blob import BlobStore
-from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, OutputState, SubtaskState
+from stateline.checkpoint import Checkpoint, CheckpointStore, FileState, OperatorState, OutputState, SubtaskState
 from stateline.environment import Environment
-from stateline.errors import ErrorKind, InternalError, InvalidInputError
+from stateline.errors import InternalError
 from stateline.handles import FinishedFile, OpenFile
 from stateline.key_groups import check_parallelism, range_for_subtask
 from stateline.recoverable import RecoverableWriter
+from stateline.spark.continuity import Step, check_plan, check_same_offsets, next_step
+from stateline.spark.delivery import Delivery, deliveries_of, delivery_states
+from stateline.spark.event_time import Watermark
+from stateline.spark.evolution import carried_properties
 from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.spark.starting import check_start, first_checkpoint
 from stateline.state.rescale import rescale
 
 __all__ = [
     "Batch",
     "BatchReport",
     "MicroBatchCoordinator",
-    "Step",
     "SubtaskResult",
     "SubtaskRunner",
     "SubtaskTask",
-    "check_plan",
-    "check_same_offsets",
-    "next_step",
+    "max_event_time",
     "summed_metrics",
 ]
 
@@ -89,6 +91,8 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
         states: Its key groups and its runs so far, by table.
         open_files: Output files it goes on with.
         now: The checkpoint's wall-clock time, seconds since the epoch: the same for all subtasks.
+        watermark_us: The watermark that holds for this batch, microseconds since the epoch; ``None`` without one.
+        late_watermark_us: The one that held for the batch before: what lies at or below it is closed, and late.
     """
 
     checkpoint_id: int
@@ -97,6 +101,8 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[str, SubtaskState]
     open_files: tuple[OpenFile, ...]
     now: float
+    watermark_us: int | None = None
+    late_watermark_us: int | None = None
 
 
 class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +115,8 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
         finished: Files to publish with the checkpoint.
         open: Files that go on.
         metrics: Counts and seconds by name, summed over subtasks in the report.
+        max_event_time_us: The greatest event time of its rows, microseconds since the epoch; ``None`` for none.
+        delivery: Its output rows, where they are handed to a function after the checkpoint; ``None`` for none.
     """
 
     operator: str
@@ -117,6 +125,8 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
     finished: tuple[FinishedFile, ...] = ()
     open: tuple[OpenFile, ...] = ()
     metrics: dict[str, float] = {}
+    max_event_time_us: int | None = None
+    delivery: FileState | None = None
 
 
 SubtaskRunner = Callable[[Batch[D], Sequence[SubtaskTask]], Sequence[SubtaskResult]]
@@ -138,65 +148,6 @@ class BatchReport:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class Step(enum.Enum):
-    """What to do with a batch, given the newest record."""
-
-    RUN = "run"
-    FINISH_NEWEST = "finish the newest record"
-    LOOK_BACK = "compare with an older record"
-
-
-def next_step(newest: Checkpoint | None, batch: Batch[D]) -> Step:
-    """What to do with ``batch``: a pure rule.
-
-    Raises:
-        InvalidInputError: The root belongs to another query, the same batch comes with other offsets, or batches are
-            missing between the newest record and this one. The message says which, and what to do.
-    """
-    if newest is not None and newest.query_id != batch.query_id:
-        raise InvalidInputError(
-            f"the root belongs to query {newest.query_id}, this is query {batch.query_id}",
-            operation="run_batch",
-            subject=f"batch {batch.batch_id}",
-            hint="Use a new root with a new Spark checkpoint; start a new query over old state from a savepoint",
-            kind=ErrorKind.FOREIGN_ROOT,
-        )
-    decided = -1 if newest is None else newest.batch_id
-    if batch.batch_id == decided + 1:
-        return Step.RUN
-    if newest is None or batch.batch_id > decided:
-        raise InvalidInputError(
-            f"the newest decided batch is {decided if newest else 'none'}, so batch {decided + 1} must come next",
-            operation="run_batch",
-            subject=f"batch {batch.batch_id}",
-            hint="The rows in between would be lost. Restore the root that belongs to this Spark checkpoint, or start "
-            "anew with a new root and a new Spark checkpoint",
-            kind=ErrorKind.CONFLICT,
-        )
-    if batch.batch_id < decided:
-        return Step.LOOK_BACK
-    check_same_offsets(newest, batch)
-    return Step.FINISH_NEWEST
-
-
-def check_same_offsets(decided: Checkpoint, batch: Batch[D]) -> None:
-    """Checks that a batch which comes again covers the same input.
-
-    Raises:
-        InvalidInputError: It does not: Spark's checkpoint was rolled back, copied or edited.
-    """
-    if decided.offsets_digest != batch.offsets_digest:
-        raise InvalidInputError(
-            "it was decided with other source offsets "
-            f"({decided.offsets_digest[:16]} then, {batch.offsets_digest[:16]} now)",
-            operation="run_batch",
-            subject=f"batch {batch.batch_id}",
-            hint="Spark's checkpoint was rolled back, copied or edited. Restore the one that belongs to this root, or "
-            "start anew with a new root and a new Spark checkpoint",
-            kind=ErrorKind.CONFLICT,
-        )
-
-
 class MicroBatchCoordinator(Generic[D]):
     """Runs the protocol of the module docstring. Not thread-safe: one batch after the other.
 
@@ -206,6 +157,7 @@ class MicroBatchCoordinator(Generic[D]):
         outputs: Store of each operator that writes files, by operator name.
         run_subtasks: Runs the subtasks of a batch.
         environment: Clock for ages, ids for nonces.
+        deliver: Hands over rows that a checkpoint delivers; called after the checkpoint exists, until it returns.
     """
 
     def __init__(
@@ -215,6 +167,7 @@ class MicroBatchCoordinator(Generic[D]):
         outputs: Mapping[str, BlobStore],
         run_subtasks: SubtaskRunner[D],
         environment: Environment,
+        deliver: Callable[[Delivery], None] | None = None,
     ) -> None:
         check_parallelism(plan.parallelism, plan.max_parallelism)
         self._plan = plan
@@ -222,8 +175,10 @@ class MicroBatchCoordinator(Generic[D]):
         self._outputs = dict(outputs)
         self._run_subtasks = run_subtasks
         self._environment = environment
+        self._deliver = deliver
         self._newest: Checkpoint | None = None
         self._started = False
+        self._is_published = True
 
     @property
     def newest(self) -> Checkpoint | None:
@@ -244,10 +199,13 @@ class MicroBatchCoordinator(Generic[D]):
             newest = self._checkpoints.latest(at_least)
             if newest is not None:
                 check_plan(self._plan, newest, {name: store.url for name, store in self._outputs.items()})
-                if not self._checkpoints.is_published(newest):
-                    self._publish(newest)
+                self._is_published = self._checkpoints.is_published(newest)
+            else:
+                check_start(self._plan, self._checkpoints.store, self._outputs, self._environment)
             self._newest = newest
             self._started = True
+        if self._newest is not None and not self._is_published:
+            self._publish(self._newest)
         return self._newest
 
     def run_batch(self, batch: Batch[D]) -> BatchReport:
@@ -261,34 +219,39 @@ class MicroBatchCoordinator(Generic[D]):
             InvalidInputError: See :func:`next_step`.
         """
         newest = self.start()
+        if newest is None and batch.batch_id == 0 and self._plan.start is not None:
+            first = first_checkpoint(self._plan, self._checkpoints, self._outputs, batch.query_id, self._environment)
+            newest = self._newest = self._checkpoints.publish(first)
         step = next_step(newest, batch)
         if newest is not None and step is Step.FINISH_NEWEST:
             return BatchReport(checkpoint=newest, replayed=True)
         if newest is not None and step is Step.LOOK_BACK:
             return BatchReport(checkpoint=self._decided_earlier(newest, batch), replayed=True)
-        clock = self._environment.clock
-        began = clock.monotonic()
-        now = clock.now()
-        results = self._run_subtasks(batch, self._tasks(newest, now))
-        computed = clock.monotonic()
-        operators, outputs = self._gathered(results)
-        record = Checkpoint(
-            checkpoint_id=_next_id(newest),
-            batch_id=batch.batch_id,
-            query_id=batch.query_id,
-            offsets_digest=batch.offsets_digest,
-            max_parallelism=self._plan.max_parallelism,
-            parallelism=self._plan.parallelism,
-            nonce=self._environment.ids.new_id(),
-            created_at=now,
-            operators=operators,
-            outputs=outputs,
-            watermark_us=None if newest is None else newest.watermark_us,
+        return self._run(newest, batch)
+
+    def settle(self, data: D) -> BatchReport | None:
+        """Closes what the newest watermark has passed, in one more checkpoint of the newest batch. Idempotent.
+
+        A batch works with the watermark of the batches before it, so at the end of a stream something may be left
+        that no further batch will close.
+
+        Args:
+            data: No rows.
+
+        Returns:
+            What became of it; ``None`` if there was nothing to do.
+
+        Raises:
+            FencedError: Another driver went on from the record.
+        """
+        newest = self.start()
+        acts = any(operator.acts_on_watermark for operator in self._plan.operators)
+        if newest is None or not acts or Watermark.of(newest).is_applied:
+            return None
+        again = Batch(
+            query_id=newest.query_id, batch_id=newest.batch_id, offsets_digest=newest.offsets_digest, data=data
         )
-        metrics = summed_metrics(results)
-        metrics["subtasks_seconds"] = computed - began
-        metrics.update(self._commit(record))
-        return BatchReport(checkpoint=record, replayed=False, metrics=metrics)
+        return self._run(newest, again)
 
     def finish(self, finish_files: Callable[[str, Sequence[OpenFile]], Sequence[FinishedFile]]) -> Checkpoint | None:
         """Finishes the files that the newest record left open, at the end of the stream. Idempotent.
@@ -311,7 +274,7 @@ class MicroBatchCoordinator(Generic[D]):
         )
         environment = self._environment
         record = replace(
-            newest,
+            newest.without_deliveries(),
             checkpoint_id=_next_id(newest),
             nonce=environment.ids.new_id(),
             created_at=environment.clock.now(),
@@ -320,13 +283,41 @@ class MicroBatchCoordinator(Generic[D]):
         self._commit(record)
         return record
 
+    def _run(self, newest: Checkpoint | None, batch: Batch[D]) -> BatchReport:
+        clock = self._environment.clock
+        began = clock.monotonic()
+        now = clock.now()
+        results = self._run_subtasks(batch, self._tasks(newest, now))
+        computed = clock.monotonic()
+        operators, outputs = self._gathered(results)
+        watermark = Watermark.of(newest).after(self._plan.watermark, max_event_time(results))
+        record = Checkpoint(
+            checkpoint_id=_next_id(newest),
+            batch_id=batch.batch_id,
+            query_id=batch.query_id,
+            offsets_digest=batch.offsets_digest,
+            max_parallelism=self._plan.max_parallelism,
+            parallelism=self._plan.parallelism,
+            nonce=self._environment.ids.new_id(),
+            created_at=now,
+            operators=operators,
+            outputs=outputs,
+            watermark_us=watermark.current_us,
+            properties=carried_properties(self._plan, newest),
+            states={**watermark.states, **delivery_states(results)},
+        )
+        metrics = summed_metrics(results)
+        metrics["subtasks_seconds"] = computed - began
+        metrics.update(self._commit(record))
+        return BatchReport(checkpoint=record, replayed=False, metrics=metrics)
+
     def _commit(self, record: Checkpoint) -> dict[str, float]:
         """Steps 3 and 4; the seconds they took."""
         clock = self._environment.clock
         began = clock.monotonic()
         self._checkpoints.publish(record)
         decided = clock.monotonic()
-        self._newest = record
+        self._newest, self._is_published = record, False
         self._publish(record)
         published = clock.monotonic()
         self._checkpoints.retain(self._plan.retained_checkpoints, self._stores_by_url(record))
@@ -354,6 +345,7 @@ class MicroBatchCoordinator(Generic[D]):
 
     def _tasks(self, newest: Checkpoint | None, now: float) -> list[SubtaskTask]:
         tasks = []
+        watermark = Watermark.of(newest)
         for operator in self._plan.operators:
             files = self._open_files(newest, operator)
             states = {table: self._states(newest, operator.state_name(table)) for table in operator.tables}
@@ -365,6 +357,8 @@ class MicroBatchCoordinator(Generic[D]):
                     states={table: stack[subtask] for table, stack in states.items()},
                     open_files=tuple(files.get(subtask, ())),
                     now=now,
+                    watermark_us=watermark.current_us,
+                    late_watermark_us=watermark.applied_us,
                 )
                 for subtask in range(self._plan.parallelism)
             ]
@@ -425,45 +419,25 @@ class MicroBatchCoordinator(Generic[D]):
     # -- step 4: publishing ---------------------------------------------------------------------------------------
 
     def _publish(self, record: Checkpoint) -> None:
-        """Makes files visible, removes their pieces, and remembers that it did.
+        """Makes files visible, removes their pieces, delivers rows, and remembers that it did.
 
         The pieces go before the mark and the mark before the acknowledgement: a zombie that publishes late finds either
         the file or nothing to make it from, and a driver that starts later does not miss files that were moved away.
         """
-        with_files = [output for output in record.outputs if output.finished]
-        for output in with_files:
-            writer = RecoverableWriter(self._outputs[output.operator])
+        for output in record.outputs:
             for file in output.finished:
+                writer = RecoverableWriter(self._outputs[output.operator])
                 writer.recover_for_commit(file.commit).commit_after_recovery()
-        if with_files:
+        for delivery in deliveries_of(record):
+            if self._deliver is None:
+                raise InternalError("there is nobody to deliver to", operation="publish", subject=str(delivery.key))
+            self._deliver(delivery)
+        if record.publishes:
             self._checkpoints.mark_published(record.checkpoint_id)
+        self._is_published = True
 
     def _stores_by_url(self, record: Checkpoint) -> dict[str, BlobStore]:
         return {output.url: self._outputs[output.operator] for output in record.outputs}
-
-
-def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str, str]) -> None:
-    """Checks that a record can be continued by a plan.
-
-    Raises:
-        InvalidInputError: Other key groups, operators, state schemas or output folders; says what is stored and what is
-            asked for.
-    """
-    if plan.max_parallelism != newest.max_parallelism:
-        raise _mismatch("max_parallelism", newest.max_parallelism, plan.max_parallelism)
-    stored = {state.name: state.definition for state in newest.operators}
-    planned = {
-        operator.state_name(table): operator.definition for operator in plan.operators for table in operator.tables
-    }
-    if stored.keys() != planned.keys():
-        raise _mismatch("operators", sorted(stored), sorted(planned))
-    for name, definition in planned.items():
-        if definition != stored[name]:
-            raise _mismatch(f"definition of operator {name}", stored[name], definition)
-    for output in newest.outputs:
-        url = output_urls.get(output.operator)
-        if url != output.url and (output.open or output.finished):
-            raise _mismatch(f"output of operator {output.operator}", output.url, url)
 
 
 def summed_metrics(results: Sequence[SubtaskResult]) -> dict[str, float]:
@@ -475,15 +449,11 @@ def summed_metrics(results: Sequence[SubtaskResult]) -> dict[str, float]:
     return totals
 
 
+def max_event_time(results: Sequence[SubtaskResult]) -> int | None:
+    """The greatest event time that any subtask saw, microseconds since the epoch; ``None`` for none."""
+    times = [result.max_event_time_us for result in results if result.max_event_time_us is not None]
+    return max(times, default=None)
+
+
 def _next_id(newest: Checkpoint | None) -> int:
     return 0 if newest is None else newest.checkpoint_id + 1
-
-
-def _mismatch(what: str, stored: object, asked: object) -> InvalidInputError:
-    return InvalidInputError(
-        f"the checkpoint has {stored}, the program asks for {asked}",
-        operation="start",
-        subject=what,
-        hint="Start the program that made the checkpoint, or use a new root",
-        kind=ErrorKind.SCHEMA_MISMATCH,
-    )

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from stateline.files import FileOutput
-from stateline.options import normalise_settings, parse_int, setting
+from stateline.options import normalise_settings, parse_choice, parse_int, parse_size, setting
+from stateline.spark.event_time import WatermarkPlan, WindowPlan
 
-__all__ = ["OperatorPlan", "PipelinePlan", "PipelineSettings"]
+__all__ = ["OperatorPlan", "PipelinePlan", "PipelineSettings", "SavepointStart"]
 
 
 def _at_least_two(value: int | str, name: str) -> int:
     return parse_int(value, name, minimum=2)
+
+
+def _text(value: object, _: str) -> str:
+    return str(value)
+
+
+def _start_mode(value: str, name: str) -> str:
+    return parse_choice(value, ("copy", "claim"), name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +35,41 @@ class PipelineSettings:
 
     Attributes:
         retained_checkpoints: How many of the newest checkpoints are kept, with all they reach; at least 2.
+        metrics_log: A file on the driver's host to which each batch appends a line of JSON; empty for none.
+        local_copies: A folder on each executor's host for copies of state runs, so that a task finds on its own disk
+            what a root elsewhere (an object store) keeps. Empty for none: runs are then kept in memory, and fetched
+            again by every new worker process.
+        local_copies_bytes: Room for them, on each host.
+        start_from: URL of a savepoint, from which a root without checkpoints starts; empty for none. A root with
+            checkpoints goes on from its newest one, so the option may stay in the program.
+        start_mode: ``copy`` leaves the savepoint as it is. ``claim`` uses its objects where they are, below the root,
+            and makes them the query's own.
     """
 
     retained_checkpoints: int = setting(3, _at_least_two, help="newest checkpoints that are kept")
+    metrics_log: str = setting("", _text, help="file for one line of JSON per batch")
+    local_copies: str = setting("", _text, help="folder for copies of state runs on each executor's host")
+    local_copies_bytes: int = setting("10GB", parse_size, help="room for them, on each host")
+    start_from: str = setting("", _text, help="savepoint from which a new root starts")
+    start_mode: str = setting("copy", _start_mode, help="copy or claim")
 
     def __post_init__(self) -> None:
         normalise_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavepointStart:
+    """Where a new root starts.
+
+    Attributes:
+        url: Folder of the savepoint.
+        mode: See :class:`PipelineSettings`.
+        options: Options of the savepoint's store.
+    """
+
+    url: str
+    mode: Literal["copy", "claim"] = "copy"
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +82,18 @@ class OperatorPlan:
             empty for an operator without state.
         definition: What computes the state, as text; must be the same on restart.
         output: Its files, if it writes any.
+        delivers: Whether its output is handed to a function after the checkpoint.
+        window: Windows of event time, whose start is the last key column.
+        acts_on_watermark: Whether a watermark that advances changes its state or output, even without rows.
     """
 
     name: str
     tables: Mapping[str, str]
     definition: str
     output: FileOutput | None = None
+    delivers: bool = False
+    window: WindowPlan | None = None
+    acts_on_watermark: bool = False
 
     def state_name(self, table: str) -> str:
         """The name of a table in the checkpoint: the operator's own for its only table."""
@@ -64,8 +109,13 @@ class PipelinePlan:
         parallelism: Subtasks per operator.
         max_parallelism: Key groups.
         operators: Keyed operators, at least one.
-        retained_checkpoints: See :class:`PipelineSettings`.
+        retained_checkpoints: See :class:`PipelineSettings`, also for the next three.
+        metrics_log: Empty for none.
+        local_copies: Empty for none.
+        local_copies_bytes: Room for them.
         root_options: Options of the root's store.
+        watermark: The watermark of the stream, one for all operators.
+        start: Where a root without checkpoints starts; ``None`` for an empty state.
     """
 
     root_url: str
@@ -73,4 +123,9 @@ class PipelinePlan:
     max_parallelism: int
     operators: tuple[OperatorPlan, ...]
     retained_checkpoints: int = 3
+    metrics_log: str = ""
+    local_copies: str = ""
+    local_copies_bytes: int = 0
     root_options: Mapping[str, str] = field(default_factory=dict)
+    watermark: WatermarkPlan | None = None
+    start: SavepointStart | None = None

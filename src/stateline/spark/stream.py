@@ -12,34 +12,42 @@ refused by the call that names it. Does not own the run: ``coordinator`` decides
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import StructType
 
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import Environment, system_environment
-from stateline.errors import ErrorKind, InvalidInputError
+from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import check_key_type, check_parallelism
 from stateline.options import check_known, settings_from_options
 from stateline.spark.aggregation import AggregateProgram
-from stateline.spark.arrow_types import arrow_schema
+from stateline.spark.arrow_function import ArrowFunction, ArrowFunctionProgram
+from stateline.spark.arrow_types import arrow_schema, declared_schema
 from stateline.spark.batch_job import BatchJob
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.ending import finish_open_files
+from stateline.spark.event_time import Duration, WindowPlan
+from stateline.spark.for_each_batch import BatchDelivery, BatchFunction
 from stateline.spark.offsets import offsets_digest, read_with_hadoop
-from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings
+from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings, SavepointStart
 from stateline.spark.query import PipelineQuery
+from stateline.spark.reporting import BatchReporter
+from stateline.spark.stream_checks import check_collation, check_columns
+from stateline.spark.stream_time import stream_watermark
 from stateline.spark.task import OperatorProgram
+from stateline.spark.windowed import WindowedStream
 from stateline.state.aggregate import Aggregation
 
 __all__ = ["KeyedStream", "Pipeline", "PipelineStage"]
 
 _ROOT_PREFIX: Final = "root."
+_SAVEPOINT_PREFIX: Final = "savepoint."
 _TRIGGERS: Final = ("processingTime", "availableNow", "once")
 _TRIGGERS_THAT_END: Final = ("availableNow", "once")
 
@@ -54,11 +62,21 @@ class KeyedStream:
             query.
         parallelism: Subtasks; may change at every restart. Default: the cores that Spark has.
         max_parallelism: Key groups; fixed for the life of the root, and the bound of ``parallelism``.
-        options: Settings by name; see ``PipelineSettings``. ``root.<option>`` goes to the root's store.
+        options: Settings by name; see ``PipelineSettings``. ``root.<option>`` goes to the root's store,
+            ``savepoint.<option>`` to that of the savepoint.
         name: Name of the operator in the checkpoint. Default: made from the key.
+        start_from: URL of a savepoint from which a root without checkpoints starts; the option of that name.
+        watermark: Event-time column and delay, such as ``("at", "10 minutes")``: rows may come this much later than
+            the newest one. ``df.withWatermark(...)`` says the same and is honoured; there is one watermark per stream.
+            It is kept in the checkpoint and never goes back.
+        late_data: What happens to rows that come later: ``drop`` (counted as ``rows_late`` in the metrics) or
+            ``keep`` (a closed window begins anew with them). As in Spark, a row is late for a window when a batch
+            before has closed the window, and for a function of :meth:`apply_arrow` when its time is not after the
+            watermark of the batch before. For aggregations without windows nothing is late.
 
     Raises:
-        InvalidInputError: ``df`` is no stream, a key column does not exist or cannot be a key, an option is unknown.
+        InvalidInputError: ``df`` is no stream, a key column does not exist or cannot be a key, an option is unknown,
+            the watermark is not on a timestamp or its delay is negative.
     """
 
     def __init__(
@@ -71,6 +89,9 @@ class KeyedStream:
         max_parallelism: int = 128,
         options: Mapping[str, str] | None = None,
         name: str | None = None,
+        start_from: str | None = None,
+        watermark: tuple[str, Duration] | None = None,
+        late_data: str = "drop",
     ) -> None:
         if not df.isStreaming:
             raise InvalidInputError(
@@ -86,50 +107,149 @@ class KeyedStream:
         self._df = df
         self._schema = arrow_schema(df.schema)
         self._keys = [key] if isinstance(key, str) else list(key)
-        _check_columns(self._schema, self._keys, "key")
+        check_columns(self._schema, self._keys, "key")
         for column in self._keys:
             check_key_type(self._schema.field(column).type, column)
-        _check_collation(df, self._keys)
+        check_collation(df, self._keys)
         cores = df.sparkSession.sparkContext.defaultParallelism
         self._parallelism = min(cores, max_parallelism) if parallelism is None else parallelism
         check_parallelism(self._parallelism, max_parallelism)
         self._max_parallelism = max_parallelism
         self._checkpoint = checkpoint
         given = dict(options or {})
-        self._root_options = {
-            key.removeprefix(_ROOT_PREFIX): given.pop(key) for key in list(given) if key.startswith(_ROOT_PREFIX)
-        }
+        if start_from is not None:
+            given["start_from"] = start_from
+        self._root_options = _popped(given, _ROOT_PREFIX)
+        self._savepoint_options = _popped(given, _SAVEPOINT_PREFIX)
         self._settings = settings_from_options(PipelineSettings, given)
         self._name = name or "by_" + "_".join(self._keys)
+        self._watermark = stream_watermark(df, self._schema, watermark, late_data)
 
-    def aggregate(self, **aggregations: Aggregation) -> PipelineStage:
+    def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> PipelineStage:
         """Keeps aggregations per key, vectorised.
 
-        The output has one row per key touched by a batch: the key columns, the aggregations by the names given here,
-        and ``checkpoint_id: long``.
+        The output has the key columns, the aggregations by the names given here, and ``checkpoint_id: long``.
 
         Args:
+            output_mode: ``update``: one row per key touched by a batch. ``complete``: one row per key, at every batch.
+                ``append``, for windows with a watermark: one row per window, when it closes. Given by position, as in
+                ``aggregate("append", n=count())``: every name belongs to an aggregation.
             aggregations: ``name=count()``, ``name=sum("column")``, ...; see :mod:`stateline.state.aggregate`.
 
         Raises:
-            InvalidInputError: No aggregation, a column that does not exist or does not fit, a name that is taken.
+            InvalidInputError: No aggregation, a column that does not exist or does not fit, a name that is taken, an
+                unknown mode, or ``append`` without windows and a watermark on their column.
         """
-        program = AggregateProgram.bind(self._schema, self._keys, aggregations)
+        return self._aggregated(output_mode, aggregations, None)
+
+    def apply_arrow(
+        self,
+        fn: ArrowFunction,
+        state_schema: pa.Schema | StructType | str,
+        output_schema: pa.Schema | StructType | str,
+        output_mode: str = "update",
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> PipelineStage:
+        """Runs a function of your own over Arrow tables: the events of a batch and the state of their keys.
+
+        A running total::
+
+            def total(events, state):
+                sums = events.group_by("key_index").aggregate([("value", "sum")]).sort_by("key_index")
+                new = pc.add(state["total"].fill_null(0), sums["value_sum"])
+                state = state.set_column(state.schema.get_field_index("total"), "total", new)
+                return state, state
+
+            stream.apply_arrow(total, "total long", "key string, total long")
+
+        The function is called once per subtask and batch. Column ``key_index`` of the events is the row of ``state``
+        that belongs to the event's key; ``state`` has one row per key, and nulls for a key without state. It returns
+        ``(output, state)`` or ``(output, state, deleted)``, each a ``pyarrow.Table`` or ``None``. A third parameter of
+        the function is given the :class:`stateline.spark.task.BatchMoment`. :mod:`stateline.spark.arrow_function`
+        has the whole contract.
+
+        Args:
+            fn: The function. It is shipped to the tasks, and may be called again for a batch that is computed again.
+            state_schema: Columns kept per key, without the key columns: an Arrow schema, a Spark schema, or its DDL.
+            output_schema: All columns of the output, in the same forms.
+            output_mode: ``update`` or ``append``: what the function returns is the output in both.
+            columns: Columns of the stream that the function reads; the key columns always come along. Default: all.
+
+        Raises:
+            InvalidInputError: A function of other parameters, an unknown mode or column, a schema that cannot be kept.
+        """
+        program = ArrowFunctionProgram.bind(
+            self._schema,
+            self._keys,
+            fn,
+            declared_schema(state_schema, "state_schema"),
+            declared_schema(output_schema, "output_schema"),
+            output_mode=output_mode,
+            columns=columns,
+            watermark=self._watermark,
+        )
         return self._stage(program)
 
-    def _stage(self, program: OperatorProgram) -> PipelineStage:
+    def window(
+        self, column: str, size: Duration, slide: Duration | None = None, *, start: Duration = "0 seconds"
+    ) -> WindowedStream:
+        """Groups by windows of event time too: every row counts for each window that its time is in.
+
+        The windows are exactly those of ``pyspark.sql.functions.window``. Their start is part of the key: the output
+        has the columns ``window_start`` (inclusive) and ``window_end`` (exclusive) after the key columns, and state is
+        spread over the subtasks by key and window. Rows without a time are in no window.
+
+        Args:
+            column: Event time: a timestamp column.
+            size: Length of a window, such as ``"10 minutes"``.
+            slide: From one start to the next; less than ``size`` for windows that overlap. Default: ``size``.
+            start: Offset of the first window from the epoch.
+
+        Raises:
+            InvalidInputError: No timestamp column, or lengths that make no windows.
+        """
+        plan = WindowPlan.of(self._schema, column, size, slide, start)
+        return WindowedStream(lambda mode, aggregations: self._aggregated(mode, aggregations, plan))
+
+    def _aggregated(
+        self, output_mode: str, aggregations: Mapping[str, Aggregation], window: WindowPlan | None
+    ) -> PipelineStage:
+        program = AggregateProgram.bind(
+            self._schema,
+            self._keys,
+            aggregations,
+            output_mode=output_mode,
+            window=window,
+            watermark=self._watermark,
+        )
+        return self._stage(program, window=window, acts_on_watermark=program.closes_windows)
+
+    def _start(self) -> SavepointStart | None:
+        url, mode = self._settings.start_from, self._settings.start_mode
+        if not url:
+            return None
+        return SavepointStart(url=url, mode="claim" if mode == "claim" else "copy", options=self._savepoint_options)
+
+    def _stage(self, program: OperatorProgram, **more: Any) -> PipelineStage:
         plan = PipelinePlan(
             root_url=self._checkpoint,
             parallelism=self._parallelism,
             max_parallelism=self._max_parallelism,
             operators=(),
             retained_checkpoints=self._settings.retained_checkpoints,
+            metrics_log=self._settings.metrics_log,
+            local_copies=self._settings.local_copies,
+            local_copies_bytes=self._settings.local_copies_bytes,
             root_options=self._root_options,
+            watermark=self._watermark,
+            start=self._start(),
         )
         operator = OperatorPlan(
             name=self._name,
             tables={name: schema.encode() for name, schema in program.tables.items()},
             definition=program.definition,
+            **more,
         )
         return PipelineStage(self._df, plan, operator, program)
 
@@ -193,6 +313,22 @@ class PipelineStage:
         output.file_schema(self._program.output_schema)
         return self._pipeline(replace(self._operator, output=output))
 
+    def for_each_batch(self, fn: BatchFunction) -> Pipeline:
+        """Hands the output of each checkpoint to a function, for sinks that are not files.
+
+        ``fn(rows, key)`` gets a DataFrame, as in Spark's ``foreachBatch``, and a
+        :class:`~stateline.spark.delivery.BatchKey`. It is called at least once for each checkpoint that has rows, after
+        the checkpoint is durable, and always with the same rows under the same ``str(key)``, whatever crashed: a sink
+        that stores the key in the transaction that stores the rows has each row exactly once.
+        :mod:`stateline.spark.for_each_batch` has all guarantees.
+
+        Args:
+            fn: Runs in the driver. When it raises, the query fails, and the next start delivers the rows again.
+        """
+        if not callable(fn):
+            raise InvalidInputError(f"{fn!r} is no function", operation="for_each_batch", hint="Give fn(rows, key)")
+        return replace(self._pipeline(replace(self._operator, delivers=True)), _functions={self._operator.name: fn})
+
     def state_only(self) -> Pipeline:
         """Keeps the state and writes nothing else."""
         return self._pipeline(self._operator)
@@ -209,6 +345,7 @@ class Pipeline:
     _df: DataFrame
     _plan: PipelinePlan
     _programs: Mapping[str, OperatorProgram]
+    _functions: Mapping[str, BatchFunction] = field(default_factory=dict)
 
     def alongside(self, other: Pipeline) -> Pipeline:
         """Both pipelines as one: the same batches, one atomic checkpoint for all state and all files.
@@ -232,7 +369,8 @@ class Pipeline:
                 "their roots, options or parallelism differ", operation="alongside", hint="Use the same for both"
             )
         plan = replace(self._plan, operators=self._plan.operators + other._plan.operators)
-        return Pipeline(self._df, plan, {**self._programs, **other._programs})
+        programs, functions = {**self._programs, **other._programs}, {**self._functions, **other._functions}
+        return Pipeline(self._df, plan, programs, functions)
 
     def start(
         self,
@@ -241,7 +379,7 @@ class Pipeline:
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
         finish_on_stop: bool = False,
-    ) -> StreamingQuery:
+    ) -> PipelineQuery:
         """Starts the query, or goes on where an earlier run of it ended.
 
         Args:
@@ -251,10 +389,11 @@ class Pipeline:
             query_name: Spark's name of the query.
             finish_on_stop: Whether ``stop()`` finishes files that are still open. By default they stay open, and the
                 next start goes on with them. A stream that ends by itself (``availableNow``) always finishes them when
-                ``awaitTermination()`` returns.
+                ``awaitTermination()`` returns, and closes what the last watermark has passed.
 
         Returns:
-            Spark's handle. A query whose record was overtaken by another driver fails with ``FencedError``.
+            Spark's handle, which also tells what each batch cost. A query whose record was overtaken by another driver
+            fails with ``FencedError``.
 
         Raises:
             InvalidInputError: The root belongs to another pipeline, or the trigger is not a micro-batch trigger.
@@ -265,6 +404,7 @@ class Pipeline:
         environment = system_environment()
         coordinator = self._coordinator(environment)
         coordinator.start()
+        reporter = BatchReporter(environment.clock, self._plan.metrics_log or None)
 
         def handle(rows: DataFrame, batch_id: int) -> None:
             session = rows.sparkSession
@@ -272,16 +412,26 @@ class Pipeline:
             query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
             read = read_with_hadoop(session, spark_checkpoint)
             digest = offsets_digest(read, spark_checkpoint, batch_id)
-            coordinator.run_batch(Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows))
+            batch = Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows)
+            reporter(coordinator.run_batch(batch))
 
         writer = self._df.writeStream.foreachBatch(handle).option("checkpointLocation", spark_checkpoint)
         if chosen:
             writer = writer.trigger(**chosen)
         if query_name is not None:
             writer = writer.queryName(query_name)
+
+        def finish() -> None:
+            session = self._df.sparkSession
+            settled = coordinator.settle(session.createDataFrame([], self._df.schema))
+            if settled is not None:
+                reporter(settled)
+            finish_open_files(self._plan, coordinator, environment)
+
         return PipelineQuery(
             writer.start(),
-            lambda: finish_open_files(self._plan, coordinator, environment),
+            finish,
+            reporter,
             finish_on_stop=finish_on_stop,
             ends=any(chosen.get(name) for name in _TRIGGERS_THAT_END),
         )
@@ -293,32 +443,17 @@ class Pipeline:
             for operator in self._plan.operators
             if operator.output is not None
         }
+        functions = {name: (fn, self._programs[name].output_schema) for name, fn in self._functions.items()}
         return MicroBatchCoordinator(
             self._plan,
             CheckpointStore(root, environment=environment),
             outputs,
             BatchJob(self._plan, self._programs),
             environment,
+            BatchDelivery(self._df.sparkSession, self._plan, functions),
         )
 
 
-def _check_columns(schema: pa.Schema, columns: Sequence[str], what: str) -> None:
-    if what == "key" and not columns:
-        raise InvalidInputError("it is empty", subject="key", hint="Name at least one column")
-    for position, column in enumerate(columns):
-        if column in columns[:position]:
-            raise InvalidInputError(f"{column!r} is named twice", subject=what, hint="Name each column once")
-        check_known([column], schema.names, what)
-
-
-def _check_collation(df: DataFrame, columns: Sequence[str]) -> None:
-    """Refuses strings that Spark compares by other rules than their bytes: its hash and ours would differ."""
-    for column in columns:
-        collation = getattr(df.schema[column].dataType, "collation", "UTF8_BINARY")
-        if collation != "UTF8_BINARY":
-            raise InvalidInputError(
-                f"its collation is {collation}",
-                subject=f"key {column!r}",
-                hint="Cast it: F.col(...).cast('string collate UTF8_BINARY')",
-                kind=ErrorKind.SCHEMA_MISMATCH,
-            )
+def _popped(options: dict[str, str], prefix: str) -> dict[str, str]:
+    """Takes the options with a prefix out, and gives them without it."""
+    return {key.removeprefix(prefix): options.pop(key) for key in list(options) if key.startswith(prefix)}

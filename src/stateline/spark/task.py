@@ -13,15 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 import pyarrow as pa
 
 from stateline.blob import BlobStore
+from stateline.checkpoint import FileState
 from stateline.environment import Environment
 from stateline.errors import InternalError
 from stateline.files import FileOutput, FilesResult, FileWriter
+from stateline.files.pending import store_rows
 from stateline.spark.coordinator import SubtaskResult, SubtaskTask
+from stateline.spark.event_time import EventTimeWatch, WatermarkPlan
 from stateline.spark.plan import OperatorPlan
 from stateline.state.merge import MergeSettings
 from stateline.state.rows import StateRows
@@ -31,10 +34,33 @@ from stateline.state.schema import StateSchema
 from stateline.state.snapshot import snapshot
 from stateline.state.table import StateTable
 
-__all__ = ["HASH_COLUMN", "OperatorProgram", "Processed", "TaskContext", "run_subtask"]
+__all__ = ["HASH_COLUMN", "BatchMoment", "OperatorProgram", "Processed", "TaskContext", "run_subtask"]
 
 HASH_COLUMN: Final = "__hash"
 """The stable hash of the key, where the JVM has computed it already."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMoment:
+    """Which batch it is, and when: decided by the coordinator, the same for all subtasks and for every attempt.
+
+    Attributes:
+        checkpoint_id: The checkpoint being made.
+        now: Processing time of the batch, seconds since the epoch.
+        watermark_us: The watermark that holds for the batch, microseconds since the epoch; ``None`` without one. What
+            it has passed is closed at the end of the batch.
+        late_watermark_us: The one that held for the batch before: what lies at or below it is closed, and late.
+    """
+
+    checkpoint_id: int
+    now: float
+    watermark_us: int | None = None
+    late_watermark_us: int | None = None
+
+    @classmethod
+    def of(cls, task: SubtaskTask) -> Self:
+        """The moment of a task's batch."""
+        return cls(task.checkpoint_id, task.now, task.watermark_us, task.late_watermark_us)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +112,7 @@ class OperatorProgram(Protocol):
         ...
 
     def process(
-        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], checkpoint_id: int
+        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], moment: BatchMoment
     ) -> Processed:
         """Processes the rows of one batch that belong to one subtask; there may be none.
 
@@ -123,6 +149,7 @@ def run_subtask(
     task: SubtaskTask,
     batches: Iterable[pa.RecordBatch],
     max_parallelism: int,
+    watermark: WatermarkPlan | None = None,
 ) -> SubtaskResult:
     """Runs one subtask.
 
@@ -133,6 +160,7 @@ def run_subtask(
         task: What the coordinator tells this subtask.
         batches: Its rows.
         max_parallelism: Key groups.
+        watermark: The watermark of the stream, if it has one: the greatest event time of the rows is looked for.
 
     Raises:
         DataLossError: A run or pending rows that the newest record names are gone.
@@ -145,7 +173,8 @@ def run_subtask(
         name: _open_table(context, schema, task, name, max_parallelism) for name, schema in program.tables.items()
     }
     opened = clock.monotonic()
-    processed = program.process(batches, tables, task.checkpoint_id)
+    event_time = EventTimeWatch(watermark, program.input_columns)
+    processed = program.process(event_time.watch(batches), tables, BatchMoment.of(task))
     computed = clock.monotonic()
     states = {}
     metrics = dict(processed.metrics)
@@ -173,6 +202,8 @@ def run_subtask(
         finished=files.finished,
         open=files.open,
         metrics=metrics,
+        max_event_time_us=event_time.max_us,
+        delivery=_stored_output(context, processed.output) if operator.delivers else None,
     )
 
 
@@ -206,6 +237,14 @@ def _write_output(
     if rows is not None:
         writer.write(rows)
     return writer.finish()
+
+
+def _stored_output(context: TaskContext, rows: pa.Table | None) -> FileState | None:
+    """Makes rows durable that are handed over after the checkpoint."""
+    if rows is None or rows.num_rows == 0:
+        return None
+    (handle,) = store_rows(context.root, context.environment.ids, [rows])
+    return FileState(name=handle.name, relative=False, size=handle.length, crc32c=handle.crc32c)
 
 
 def _add(metrics: dict[str, float], name: str, amount: float) -> None:

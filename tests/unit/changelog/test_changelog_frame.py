@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stateline.blob.checksum import crc32c
 from stateline.changelog import StateChange, block, frame
 from stateline.changelog.block import SCHEMA, Compression, decode_block, encode_block
-from stateline.changelog.columns import ChangeColumns, batch_columns, sorted_columns
+from stateline.changelog.columns import ChangeColumns, batch_columns, joined_columns, sorted_columns
 from stateline.changelog.frame import EncodedFrame, FrameHead, decode_head, encode_frame, encode_index
 from stateline.changelog.reader import decode_blocks
 from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVersionError
@@ -32,7 +32,7 @@ changes_strategy = st.lists(
 
 
 def encode(*chunks: Sequence[StateChange], compression: Compression = Compression.NONE) -> EncodedFrame:
-    return encode_frame(LOG, 7, [ChangeColumns.of(chunk) for chunk in chunks], compression)
+    return encode_frame(LOG, 7, joined_columns([ChangeColumns.of(chunk) for chunk in chunks]), compression)
 
 
 def joined(made: EncodedFrame) -> bytes:
@@ -103,7 +103,7 @@ def test_one_sixteenth_of_the_key_groups_is_less_than_one_eighth_of_the_bytes() 
     for count in (16, 32, 128, 256, 1000):
         groups = generator.integers(0, count, 20_000)
         chunks = batch_columns(groups, [b"x" * 100] * len(groups), KeyGroupRange(0, count - 1))
-        head = encode_frame(LOG, 0, chunks, Compression.NONE).head
+        head = encode_frame(LOG, 0, joined_columns(chunks), Compression.NONE).head
         for part in range(16):
             wanted = KeyGroupRange(part * count // 16, (part + 1) * count // 16 - 1)
             fetched = sum(found.length for found in head.blocks if found.overlaps(wanted))
@@ -137,16 +137,15 @@ def test_a_block_that_would_decompress_into_too_much_is_stored_as_it_is() -> Non
 
 
 def test_many_empty_changes_are_cut_into_blocks_too() -> None:
-    made = encode_frame(
-        LOG, 0, batch_columns(np.zeros(2_000_000, int), [b""] * 2_000_000, KeyGroupRange(0, 0)), Compression.NONE
-    )
+    chunks = batch_columns(np.zeros(2_000_000, int), [b""] * 2_000_000, KeyGroupRange(0, 0))
+    made = encode_frame(LOG, 0, joined_columns(chunks), Compression.NONE)
     assert len(made.head.blocks) > 1
     assert sum(found.rows for found in made.head.blocks) == 2_000_000
 
 
 def test_sorted_columns_are_not_copied() -> None:
     [columns] = batch_columns([0, 1, 1], pa.array([b"a", b"b", b"c"], pa.large_binary()), KeyGroupRange(0, 1))
-    assert sorted_columns([columns]).data.address == columns.data.address
+    assert sorted_columns(columns).data.address == columns.data.address
 
 
 # -- what users give as batches --------------------------------------------------------------------------------------
@@ -423,8 +422,8 @@ def test_a_mutated_frame_is_refused_or_equal(data: st.DataObject) -> None:
 
 def golden_object(compression: Compression) -> bytes:
     other = uuid.UUID("87654321-4321-4765-8321-876543218765")
-    first = encode_frame(LOG, 0, [ChangeColumns.of(SMALL)], compression)
-    second = encode_frame(other, 12, [ChangeColumns.of([StateChange(9, b"x" * 300)])], compression)
+    first = encode_frame(LOG, 0, ChangeColumns.of(SMALL), compression)
+    second = encode_frame(other, 12, ChangeColumns.of([StateChange(9, b"x" * 300)]), compression)
     index = encode_index([(0, first.head), (first.head.length, second.head)])
     return joined(first) + joined(second) + index
 

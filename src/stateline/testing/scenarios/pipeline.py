@@ -27,7 +27,7 @@ from stateline.handles import FinishedFile, OpenFile
 from stateline.key_groups import key_group_of, subtask_for_key_group
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator, SubtaskResult, SubtaskTask
 from stateline.spark.plan import OperatorPlan, PipelinePlan
-from stateline.spark.task import Processed, TaskContext, run_subtask
+from stateline.spark.task import BatchMoment, Processed, TaskContext, run_subtask
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
 from stateline.state.rows import StateRows
@@ -71,7 +71,7 @@ class CountingProgram:
         self,
         batches: Iterable[pa.RecordBatch],
         tables: Mapping[str, StateTable],
-        checkpoint_id: int,  # noqa: ARG002 - the protocol
+        moment: BatchMoment,  # noqa: ARG002 - the protocol
     ) -> Processed:
         """See :meth:`stateline.spark.task.OperatorProgram.process`."""
         rows = pa.Table.from_batches(batches, _ROWS)

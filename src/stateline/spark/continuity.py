@@ -1,0 +1,118 @@
+"""Whether a pipeline, and a batch, may go on from a checkpoint. Pure.
+
+Owns the comparison of what is stored with what the program and the engine ask for. Does not own what happens then.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stateline.checkpoint import Checkpoint
+from stateline.errors import ErrorKind, InvalidInputError
+from stateline.spark.event_time import Watermark
+from stateline.spark.evolution import check_evolution
+from stateline.spark.plan import PipelinePlan
+
+if TYPE_CHECKING:
+    from stateline.spark.coordinator import Batch
+
+__all__ = ["Step", "check_plan", "check_same_offsets", "next_step"]
+
+
+class Step(enum.Enum):
+    """What to do with a batch, given the newest record."""
+
+    RUN = "run"
+    FINISH_NEWEST = "finish the newest record"
+    LOOK_BACK = "compare with an older record"
+
+
+def next_step(newest: Checkpoint | None, batch: Batch[Any]) -> Step:
+    """What to do with ``batch``: a pure rule.
+
+    Raises:
+        InvalidInputError: The root belongs to another query, the same batch comes with other offsets, or batches are
+            missing between the newest record and this one. The message says which, and what to do.
+    """
+    if newest is not None and newest.query_id != batch.query_id:
+        raise InvalidInputError(
+            f"the root belongs to query {newest.query_id}, this is query {batch.query_id}",
+            operation="run_batch",
+            subject=f"batch {batch.batch_id}",
+            hint="Use a new root with a new Spark checkpoint; start a new query over old state from a savepoint",
+            kind=ErrorKind.FOREIGN_ROOT,
+        )
+    decided = -1 if newest is None else newest.batch_id
+    if batch.batch_id == decided + 1:
+        return Step.RUN
+    if newest is None or batch.batch_id > decided:
+        raise InvalidInputError(
+            f"the newest decided batch is {decided if newest else 'none'}, so batch {decided + 1} must come next",
+            operation="run_batch",
+            subject=f"batch {batch.batch_id}",
+            hint="The rows in between would be lost. Restore the root that belongs to this Spark checkpoint, or start "
+            "anew with a new root and a new Spark checkpoint",
+            kind=ErrorKind.CONFLICT,
+        )
+    if batch.batch_id < decided:
+        return Step.LOOK_BACK
+    check_same_offsets(newest, batch)
+    return Step.FINISH_NEWEST
+
+
+def check_same_offsets(decided: Checkpoint, batch: Batch[Any]) -> None:
+    """Checks that a batch which comes again covers the same input.
+
+    Raises:
+        InvalidInputError: It does not: Spark's checkpoint was rolled back, copied or edited.
+    """
+    if decided.offsets_digest != batch.offsets_digest:
+        raise InvalidInputError(
+            "it was decided with other source offsets "
+            f"({decided.offsets_digest[:16]} then, {batch.offsets_digest[:16]} now)",
+            operation="run_batch",
+            subject=f"batch {batch.batch_id}",
+            hint="Spark's checkpoint was rolled back, copied or edited. Restore the one that belongs to this root, or "
+            "start anew with a new root and a new Spark checkpoint",
+            kind=ErrorKind.CONFLICT,
+        )
+
+
+def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str, str]) -> None:
+    """Checks that a record can be continued by a plan.
+
+    Raises:
+        InvalidInputError: Other key groups, operators or output folders, or state that cannot evolve into what is asked
+            for; says what is stored and what is asked for.
+    """
+    if plan.max_parallelism != newest.max_parallelism:
+        raise _mismatch("max_parallelism", newest.max_parallelism, plan.max_parallelism)
+    column = Watermark.of(newest).column
+    if plan.watermark is not None and column not in (None, plan.watermark.column):
+        raise _mismatch("column of the watermark", column, plan.watermark.column)
+    stored = {state.name: state for state in newest.operators}
+    planned = {
+        operator.state_name(table): (operator.definition, schema)
+        for operator in plan.operators
+        for table, schema in operator.tables.items()
+    }
+    if stored.keys() != planned.keys():
+        raise _mismatch("operators", sorted(stored), sorted(planned))
+    for name, (definition, schema) in planned.items():
+        check_evolution(newest, stored[name], definition, schema)
+    for output in newest.outputs:
+        url = output_urls.get(output.operator)
+        if url != output.url and (output.open or output.finished):
+            raise _mismatch(f"output of operator {output.operator}", output.url, url)
+
+
+def _mismatch(what: str, stored: object, asked: object) -> InvalidInputError:
+    return InvalidInputError(
+        f"the checkpoint has {stored}, the program asks for {asked}",
+        operation="start",
+        subject=what,
+        hint="Start the program that made the checkpoint, or use a new root",
+        kind=ErrorKind.SCHEMA_MISMATCH,
+    )

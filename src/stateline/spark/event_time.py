@@ -1,0 +1,269 @@
+"""Event time: the watermark of a stream, and windows over it. Pure: plans, arithmetic, and the watcher of a task.
+
+Owns what a watermark is, how it advances and how a checkpoint keeps it. Does not own which rows are late for an
+operator, nor what happens when a window closes (``aggregation``, ``arrow_function``).
+
+Facts (as Spark 4 does it; the tests compare, batch by batch):
+
+- The watermark after a batch is the greatest event time seen so far, in whole milliseconds, less the delay. It never
+  goes back.
+- Batch ``n`` closes what the watermark after batch ``n - 1`` has passed, at its end. So what batch ``n`` may still
+  change is everything that the batch before did not close: **late is what lies at or below the watermark that the batch
+  before worked with**. Nobody is told that a window is final and then sees it change.
+- So a checkpoint keeps two numbers: the watermark after the batch (``watermark_us``), and the one that the batch worked
+  with (``states["watermark"]``, JSON: ``column``, ``applied_us``). Both survive restarts at any parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Self
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateline.checkpoint import Checkpoint, InlineState
+from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
+from stateline.options import check_known, parse_choice, parse_duration
+
+__all__ = [
+    "EVENT_TIME_COLUMN",
+    "LATE_DATA",
+    "WINDOW_END",
+    "WINDOW_START",
+    "Duration",
+    "EventTimeWatch",
+    "Watermark",
+    "WatermarkPlan",
+    "WindowPlan",
+]
+
+EVENT_TIME_COLUMN: Final = "__event_time"
+"""The event time of a row, where the operator itself does not read that column."""
+WINDOW_START: Final = "window_start"
+"""Key column of a windowed operator: where the row's window begins (inclusive)."""
+WINDOW_END: Final = "window_end"
+"""Output column: where the window ends (exclusive)."""
+LATE_DATA: Final = ("drop", "keep")
+
+_STATE: Final = "watermark"
+_MICROSECONDS: Final = 1_000_000
+_MILLISECOND: Final = 1_000
+
+Duration = str | float | timedelta
+"""``"10 minutes"``, seconds, or a ``timedelta``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatermarkPlan:
+    """The watermark that a stream asks for.
+
+    Attributes:
+        column: Event time: a timestamp column.
+        delay_us: How far the watermark stays behind the greatest event time, microseconds.
+        late_data: ``drop`` or ``keep``.
+    """
+
+    column: str
+    delay_us: int
+    late_data: str = "drop"
+
+    @classmethod
+    def of(cls, schema: pa.Schema, column: str, delay: Duration, late_data: str = "drop") -> Self:
+        """Checks what the user said against the columns of the stream.
+
+        Raises:
+            InvalidInputError: No such column, no timestamp, a negative delay, an unknown policy.
+        """
+        _check_timestamp(schema, column, "watermark")
+        return cls(
+            column=column,
+            delay_us=_microseconds(delay, "delay of the watermark"),
+            late_data=parse_choice(late_data, LATE_DATA, "late_data"),
+        )
+
+    @property
+    def drops_late_rows(self) -> bool:
+        """Whether late rows are left out."""
+        return self.late_data == "drop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowPlan:
+    """Tumbling or sliding windows: ``[start + n * slide, start + n * slide + size)`` for every whole ``n``.
+
+    Attributes:
+        column: Event time: a timestamp column.
+        size_us: Length of a window, microseconds.
+        slide_us: From one start to the next, microseconds; equal to ``size_us`` for tumbling windows.
+        start_us: Offset from the epoch, microseconds.
+    """
+
+    column: str
+    size_us: int
+    slide_us: int
+    start_us: int = 0
+
+    @classmethod
+    def of(cls, schema: pa.Schema, column: str, size: Duration, slide: Duration | None, start: Duration) -> Self:
+        """Checks what the user said against the columns of the stream.
+
+        Raises:
+            InvalidInputError: No such column, no timestamp, a slide of nothing or longer than the window, a column
+                that has the name of an output column.
+        """
+        _check_timestamp(schema, column, "window")
+        for name in (WINDOW_START, WINDOW_END):
+            if name in schema.names:
+                raise InvalidInputError(
+                    "the output of windows has a column of that name",
+                    operation="window",
+                    subject=f"column {name!r}",
+                    hint="Rename the column of the stream",
+                )
+        size_us = _microseconds(size, "size of the window")
+        slide_us = size_us if slide is None else _microseconds(slide, "slide of the window")
+        start_us = _microseconds(start, "start of the windows")
+        if not 0 < slide_us <= size_us or start_us >= slide_us:
+            raise InvalidInputError(
+                f"windows of {size!r} cannot slide by {slide!r} from {start!r}",
+                operation="window",
+                subject=f"column {column!r}",
+                hint="Give 0 < slide <= size, and a start less than the slide; without a slide, windows tumble",
+            )
+        return cls(column=column, size_us=size_us, slide_us=slide_us, start_us=start_us)
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """What decides which window a row is in, for the text that a checkpoint keeps."""
+        return {"column": self.column, "size_us": self.size_us, "slide_us": self.slide_us, "start_us": self.start_us}
+
+
+class _Applied(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``states["watermark"]`` of a checkpoint."""
+
+    column: str
+    applied_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """How far event time has come, as a checkpoint keeps it.
+
+    Attributes:
+        current_us: What the next batch works with; ``None`` before any event.
+        applied_us: What the newest batch worked with: everything at or below it is closed.
+        column: The column it was made from; ``None`` before there was a watermark.
+    """
+
+    current_us: int | None = None
+    applied_us: int | None = None
+    column: str | None = None
+
+    @classmethod
+    def of(cls, record: Checkpoint | None) -> Self:
+        """The watermark of a checkpoint.
+
+        Raises:
+            CorruptDataError: It has one that cannot be read.
+        """
+        state = None if record is None else record.states.get(_STATE)
+        if record is None or state is None:
+            return cls()
+        try:
+            applied = msgspec.json.decode(state.data if isinstance(state, InlineState) else b"", type=_Applied)
+        except msgspec.DecodeError as error:
+            raise CorruptDataError(
+                f"its watermark cannot be read: {error}",
+                operation="start",
+                subject=f"checkpoint {record.checkpoint_id}",
+                hint="A newer version of Stateline may have written it",
+            ) from error
+        return cls(record.watermark_us, applied.applied_us, applied.column)
+
+    def after(self, plan: WatermarkPlan | None, max_event_time_us: int | None) -> Watermark:
+        """The watermark after a batch that worked with this one.
+
+        Args:
+            plan: What the stream asks for; without one, nothing changes.
+            max_event_time_us: The greatest event time of the batch; ``None`` if it had none.
+
+        Returns:
+            One that is nowhere less than this one.
+        """
+        if plan is None:
+            return self
+        current = self.current_us
+        if max_event_time_us is not None:
+            reached = max_event_time_us // _MILLISECOND * _MILLISECOND - plan.delay_us
+            current = reached if current is None else max(current, reached)
+        return Watermark(current, self.current_us, plan.column)
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether the newest batch has worked with the newest watermark: nothing waits to be closed."""
+        return self.current_us == self.applied_us
+
+    @property
+    def states(self) -> Mapping[str, InlineState]:
+        """What a checkpoint keeps beside ``watermark_us``."""
+        if self.column is None:
+            return {}
+        applied = _Applied(column=self.column, applied_us=self.applied_us)
+        return {_STATE: InlineState(data=msgspec.json.encode(applied))}
+
+
+class EventTimeWatch:
+    """Sees the rows of one subtask go by, and remembers their greatest event time.
+
+    Args:
+        plan: What the stream asks for; ``None`` to let everything pass unseen.
+        columns: Columns that the operator reads. The event time is taken out again where it is not among them.
+    """
+
+    def __init__(self, plan: WatermarkPlan | None, columns: Iterable[str]) -> None:
+        is_read = plan is not None and plan.column in set(columns)
+        self._column = None if plan is None else plan.column if is_read else EVENT_TIME_COLUMN
+        self.max_us: int | None = None
+
+    @property
+    def needs_column(self) -> bool:
+        """Whether rows must carry :data:`EVENT_TIME_COLUMN`."""
+        return self._column == EVENT_TIME_COLUMN
+
+    def watch(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same rows."""
+        for batch in batches:
+            if self._column is not None:
+                newest = pc.max(_column_of(batch, self._column)).value
+                if newest is not None and (self.max_us is None or newest > self.max_us):
+                    self.max_us = newest
+            yield batch.drop_columns([EVENT_TIME_COLUMN]) if self.needs_column else batch
+
+
+def _column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """A column of the rows, which come packed in a struct where rows of another kind come with them."""
+    if name in batch.schema.names:
+        return batch.column(name)
+    packed = next(column for column in batch.columns if pa.types.is_struct(column.type))
+    return pc.struct_field(packed, name)
+
+
+def _check_timestamp(schema: pa.Schema, column: str, what: str) -> None:
+    check_known([column], schema.names, f"column of the {what}")
+    kind = schema.field(column).type
+    if not pa.types.is_timestamp(kind):
+        raise InvalidInputError(
+            f"event time must be a timestamp, this column is {kind}",
+            operation=what,
+            subject=f"column {column!r}",
+            hint="Convert it: F.to_timestamp(...), F.timestamp_seconds(...) or .cast('timestamp')",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        )
+
+
+def _microseconds(duration: Duration, name: str) -> int:
+    return round(parse_duration(duration, name) * _MICROSECONDS)

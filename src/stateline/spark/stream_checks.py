@@ -1,0 +1,40 @@
+"""Checks of the columns that a user names, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from stateline.errors import ErrorKind, InvalidInputError
+from stateline.options import check_known
+
+__all__ = ["check_collation", "check_columns"]
+
+
+def check_columns(schema: pa.Schema, columns: Sequence[str], what: str) -> None:
+    """Checks that columns exist and are named once.
+
+    Raises:
+        InvalidInputError: They are not, or there is no key column.
+    """
+    if what == "key" and not columns:
+        raise InvalidInputError("it is empty", subject="key", hint="Name at least one column")
+    for position, column in enumerate(columns):
+        if column in columns[:position]:
+            raise InvalidInputError(f"{column!r} is named twice", subject=what, hint="Name each column once")
+        check_known([column], schema.names, what)
+
+
+def check_collation(df: DataFrame, columns: Sequence[str]) -> None:
+    """Refuses strings that Spark compares by other rules than their bytes: its hash and ours would differ."""
+    for column in columns:
+        collation = getattr(df.schema[column].dataType, "collation", "UTF8_BINARY")
+        if collation != "UTF8_BINARY":
+            raise InvalidInputError(
+                f"its collation is {collation}",
+                subject=f"key {column!r}",
+                hint="Cast it: F.col(...).cast('string collate UTF8_BINARY')",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )

@@ -1,0 +1,89 @@
+"""Keys whose time is over: found by a column of the key, taken out of the table.
+
+Owns the search and the changes it makes. Does not own when time is over (the watermark) nor what becomes of the rows.
+
+Facts:
+- The search is one vectorised pass over one key column of every run: 8 bytes a row, memory-mapped. A table of 5 M rows
+  takes about as long as reading 40 MB. Only what it finds is looked up as a whole.
+- A stored row may be superseded or deleted by a newer run, so what is found is probed like any other key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pyarrow as pa
+
+from stateline.errors import InternalError
+from stateline.state.columns import Rows, fixed_words, take
+from stateline.state.keys import KeyRows, group_rows
+from stateline.state.rows import StateRows
+from stateline.state.table import StateTable
+
+__all__ = ["Closed", "close_keys"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Closed:
+    """What :func:`close_keys` found.
+
+    Attributes:
+        rows: The last state of each key that is closed, ascending by hash.
+        changes: What is to be stored: the given changes of all other keys, and a tombstone for each stored key that is
+            closed.
+    """
+
+    rows: StateRows
+    changes: StateRows
+
+
+def close_keys(table: StateTable, changes: StateRows, column: int, *, after: int | None, until: int) -> Closed:
+    """Takes every key out whose value in a key column is in ``(after, until]``.
+
+    Args:
+        table: The state before the changes.
+        changes: New rows of a batch. Keys of theirs at or below ``after`` are taken out too.
+        column: Which key column: one of 64 bits, such as a timestamp, without nulls.
+        after: Everything stored at or below it was taken out before; ``None`` for nothing.
+        until: Inclusive.
+    """
+    parts = [
+        batch.keys.take(rows)
+        for run in table.runs
+        for batch in run.batches
+        if len(rows := _within(batch, column, after, until))
+    ]
+    gone = _within(changes, column, None, until)
+    parts.append(changes.keys.take(gone))
+    keys = group_rows(KeyRows.concat(parts)).keys
+    found = table.with_changes(changes).probe(keys)
+    live = np.flatnonzero(found.mask)
+    closed = StateRows(keys.take(live), tuple(take(values, live) for values in found.values))
+    stored = closed.keys.take(np.flatnonzero(table.probe(closed.keys).mask))
+    nothing = tuple(pa.nulls(len(stored), field.type) for field in table.schema.values)
+    tombstones = StateRows(stored, nothing, np.ones(len(stored), dtype=np.bool_))
+    kept = changes if len(gone) == 0 else changes.take(np.setdiff1d(np.arange(len(changes)), gone))
+    return Closed(closed, _joined(kept, tombstones))
+
+
+def _within(rows: StateRows, column: int, after: int | None, until: int) -> Rows:
+    """The rows, tombstones left out, whose value is in ``(after, until]``."""
+    words = fixed_words(rows.keys.columns[column])
+    if words is None or words.dtype != np.uint64:
+        raise InternalError("a key column without 64-bit values cannot be closed", operation="close_keys")
+    values = words.view(np.int64)
+    mask = values <= until
+    if after is not None:
+        mask &= values > after
+    if rows.deleted is not None:
+        mask &= ~rows.deleted
+    return np.flatnonzero(mask)
+
+
+def _joined(one: StateRows, other: StateRows) -> StateRows:
+    """Rows of disjoint keys as one, ascending by hash."""
+    if len(one) == 0 or len(other) == 0:
+        return one if len(other) == 0 else other
+    rows = StateRows.concat([one, other])
+    return rows.take(np.argsort(rows.keys.hashes, kind="stable"))

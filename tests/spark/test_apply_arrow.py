@@ -1,0 +1,85 @@
+"""Functions over Arrow tables on Spark: state by key, restarts, and everything that can be returned wrongly."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from stateline.errors import InvalidInputError
+from tests.spark.event_files import EventFiles, minutes
+
+
+@pytest.fixture
+def events(tmp_path, spark):
+    return EventFiles(tmp_path, spark)
+
+
+def running_total():
+    """A function made here travels to the workers as it is; one of a module would have to be there."""
+
+    def total(events, state):
+        sums = events.group_by("key_index").aggregate([("value", "sum")]).sort_by("key_index")
+        new = pc.add(state["total"].fill_null(0), sums["value_sum"])
+        state = state.set_column(state.schema.get_field_index("total"), "total", new)
+        return state, state
+
+    return total
+
+
+def test_totals_go_on_over_batches_and_restarts_at_another_parallelism(events):
+    for parallelism in (1, 3):
+        events.add([("a", 1), ("b", 2), ("a", 3)], [("b", 1), (None, 5)])
+        stage = events.keyed(parallelism=parallelism).apply_arrow(
+            running_total(), "total long", "key string, total long", columns=["value"]
+        )
+        stage.write_files(f"file://{events.folder}/out", every_checkpoint=True).start(
+            str(events.folder / "spark"), trigger={"availableNow": True}
+        ).awaitTermination()
+    found = sorted((row["total"], row["key"] or "") for row in events.output()[None])
+    # Values are 1 + the row's place, and "None" has four letters.
+    assert found == sorted([(4, "a"), (2, "b"), (3, "b"), (5, ""), (8, "a"), (5, "b"), (6, "b"), (10, "")])
+
+
+def test_a_function_that_raises_fails_the_query_with_its_traceback_and_nothing_is_committed(events):
+    def broken(rows, state):
+        return rows["no such column"], None
+
+    events.add([("a", 1)])
+    with pytest.raises(StreamingQueryException, match=r"(?s)UserCodeError.*KeyError.*in broken"):
+        events.run(events.keyed().apply_arrow(broken, "n long", "n long"))
+    assert events.newest() is None
+    assert events.output() == {}
+
+
+def test_late_events_do_not_reach_the_function(events):
+    def pass_on(rows, state, moment):
+        marks = pa.array([moment.watermark_us] * rows.num_rows, pa.int64())
+        return rows.select(["at"]).append_column("watermark", marks), None
+
+    events.add([("a", 60)], [("a", 50), ("a", 70)], [("a", 50), ("a", 51), ("a", None)])
+    stage = events.keyed(events.events().withWatermark("at", "10 minutes"))
+    found = events.run(stage.apply_arrow(pass_on, "n long", "at timestamp, watermark long"))[None]
+    first, second = (int(minutes(number).timestamp() * 1e6) for number in (50, 60))
+    expected = [(60, None), (50, first), (70, first), (51, second), (None, second)]
+    assert sorted(((row["at"], row["watermark"]) for row in found), key=str) == sorted(
+        ((minutes(at), mark) for at, mark in expected), key=str
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda k: k.apply_arrow(lambda a: a, "n long", "n long"), r"fn\(events, state\)"),
+        (lambda k: k.apply_arrow(running_total(), "n lung", "n long"), "state_schema"),
+        (lambda k: k.apply_arrow(running_total(), 5, "n long"), "state_schema"),
+        (lambda k: k.apply_arrow(running_total(), "n long", "n long", "complete"), "append, update"),
+        (lambda k: k.apply_arrow(running_total(), "key string", "n long"), "twice"),
+        (lambda k: k.apply_arrow(running_total(), "n long", "n long", columns=["valu"]), "Did you mean 'value'"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_runs(events, make, message):
+    events.add([("a", 1)])
+    with pytest.raises(InvalidInputError, match=message):
+        make(events.keyed())
