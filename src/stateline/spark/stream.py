@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import check_key_type, check_parallelism
-from stateline.options import settings_from_options
+from stateline.options import pop_prefixed, settings_from_options
 from stateline.spark.aggregation import AggregateProgram
 from stateline.spark.arrow_function import ArrowFunction, ArrowFunctionProgram
 from stateline.spark.arrow_types import arrow_schema, declared_schema
