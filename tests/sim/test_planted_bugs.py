@@ -2,15 +2,14 @@
 
 import pytest
 
-from stateline.testing import planted, planted_protocol, planted_store
+from stateline.testing import planted, planted_components, planted_pipeline, planted_protocol, planted_store
 from stateline.testing.scenarios import SCENARIOS
 
-assert planted_store is not None
-assert planted_protocol is not None
+assert all((planted_store, planted_protocol, planted_pipeline, planted_components))
 
 
 def test_there_are_enough_bugs():
-    assert len(planted.BUGS) >= 25
+    assert len(planted.BUGS) >= 50
     for bug in planted.BUGS.values():
         assert bug.description
         assert bug.site

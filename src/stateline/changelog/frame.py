@@ -232,9 +232,7 @@ class IndexEntry:
     crc32c: int
 
 
-def encode_frame(
-    log_id: UUID, sequence_number: int, unsorted: ChangeColumns, compression: Compression
-) -> EncodedFrame:
+def encode_frame(log_id: UUID, sequence_number: int, unsorted: ChangeColumns, compression: Compression) -> EncodedFrame:
     """The frame of one change set: sorts, cuts into blocks, compresses, checksums."""
     columns = sorted_columns(unsorted)
     table = bytearray()

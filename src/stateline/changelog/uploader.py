@@ -214,7 +214,7 @@ def _encoding_threads(settings: ChangelogSettings) -> int:
 def without_encoding_room(settings: ChangelogSettings) -> ChangelogSettings:
     """Settings for a scheduler, whose ``max_in_flight`` leaves room for the sets that are being encoded.
 
-    A set that is being encoded is in memory twice, and buffers that grow are up to an eighth larger than what they hold.
+    A set that is being encoded is in memory twice, and buffers that grow are up to an eighth larger than their content.
     All that and what is on its way stay below the limit together, unless less than half of it would be left.
     """
     room = (_encoding_threads(settings) + 1) * settings.preemptive_persist_threshold

@@ -13,7 +13,7 @@ from stateline.checkpoint.api import (
     OutputState,
     SubtaskState,
 )
-from stateline.checkpoint.pointer import Snapshot, resolve_pointer
+from stateline.checkpoint.pointer import Located, Snapshot, locate, resolve_pointer
 from stateline.checkpoint.savepoint import (
     Savepoint,
     create_savepoint,
@@ -29,6 +29,7 @@ from stateline.checkpoint.stream_factory import (
     CheckpointStateOutputStream,
     CheckpointStreamFactory,
 )
+from stateline.checkpoint.sweep import RootSweep, sweep_root
 from stateline.checkpoint.verify import Finding, Problem, VerifyReport, verify_root, verify_savepoint
 
 __all__ = [
@@ -45,9 +46,11 @@ __all__ = [
     "Finding",
     "InlineHandle",
     "InlineState",
+    "Located",
     "OperatorState",
     "OutputState",
     "Problem",
+    "RootSweep",
     "Savepoint",
     "Snapshot",
     "SubtaskState",
@@ -55,10 +58,12 @@ __all__ = [
     "create_savepoint",
     "drop_savepoint",
     "list_savepoints",
+    "locate",
     "open_savepoint",
     "open_state",
     "resolve_pointer",
     "start_from_savepoint",
+    "sweep_root",
     "verify_root",
     "verify_savepoint",
 ]

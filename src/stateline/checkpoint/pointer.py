@@ -17,12 +17,12 @@ from stateline.blob.api import BlobStore
 from stateline.blob.urls import open_store
 from stateline.checkpoint.api import Checkpoint
 from stateline.checkpoint.layout import METADATA, id_of_record
-from stateline.checkpoint.savepoint import open_savepoint
+from stateline.checkpoint.savepoint import Savepoint, open_savepoint
 from stateline.checkpoint.store import CheckpointStore
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError, NotFoundError
 
-__all__ = ["Snapshot", "resolve_pointer"]
+__all__ = ["Located", "Snapshot", "locate", "resolve_pointer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,39 @@ class Snapshot:
     is_savepoint: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """What a pointer names, before any checkpoint is read.
+
+    Attributes:
+        store: The root, or the folder of the savepoint.
+        checkpoint_id: The checkpoint; ``None`` for a root or a savepoint.
+        savepoint: The savepoint; ``None`` otherwise.
+    """
+
+    store: BlobStore
+    checkpoint_id: int | None = None
+    savepoint: Savepoint | None = None
+
+
+def locate(
+    pointer: str, *, options: Mapping[str, str] | None = None, environment: Environment | None = None
+) -> Located:
+    """Tells what a pointer names; arguments and errors as :func:`resolve_pointer`, but no checkpoint is looked for."""
+    trimmed = pointer.rstrip("/").removesuffix(f"/{METADATA}").rstrip("/")
+    if not trimmed:
+        raise InvalidInputError("it is empty", operation="resolve", subject=f"pointer {pointer!r}")
+    parent, _, leaf = trimmed.rpartition("/")
+    checkpoint_id = id_of_record(f"{leaf}/{METADATA}")
+    if checkpoint_id is not None:
+        return Located(store=open_store(parent or ".", options, environment), checkpoint_id=checkpoint_id)
+    store = open_store(trimmed, options, environment)
+    try:
+        return Located(store=store, savepoint=open_savepoint(store))
+    except NotFoundError:
+        return Located(store=store)
+
+
 def resolve_pointer(
     pointer: str, *, options: Mapping[str, str] | None = None, environment: Environment | None = None
 ) -> Snapshot:
@@ -55,24 +88,16 @@ def resolve_pointer(
         NotFoundError: Nothing is there, or the checkpoint was retired.
         CorruptDataError: Its record is not what was written.
     """
-    trimmed = pointer.rstrip("/").removesuffix(f"/{METADATA}").rstrip("/")
-    if not trimmed:
-        raise InvalidInputError("it is empty", operation="resolve", subject=f"pointer {pointer!r}")
-    parent, _, leaf = trimmed.rpartition("/")
-    checkpoint_id = id_of_record(f"{leaf}/{METADATA}")
-    if checkpoint_id is not None:
-        store = open_store(parent or ".", options, environment)
-        return Snapshot(store=store, checkpoint=CheckpointStore(store).get(checkpoint_id), is_savepoint=False)
-    store = open_store(trimmed, options, environment)
-    try:
-        return Snapshot(store=store, checkpoint=open_savepoint(store).checkpoint, is_savepoint=True)
-    except NotFoundError:
-        newest = CheckpointStore(store).latest()
-    if newest is None:
+    found = locate(pointer, options=options, environment=environment)
+    if found.savepoint is not None:
+        return Snapshot(store=found.store, checkpoint=found.savepoint.checkpoint, is_savepoint=True)
+    root = CheckpointStore(found.store)
+    checkpoint = root.latest() if found.checkpoint_id is None else root.get(found.checkpoint_id)
+    if checkpoint is None:
         raise NotFoundError(
             "there is neither a checkpoint nor a savepoint",
             operation="resolve",
             subject=pointer,
             hint="Give a checkpoint root, a folder chk-<id> in it, or the folder of a savepoint",
         )
-    return Snapshot(store=store, checkpoint=newest, is_savepoint=False)
+    return Snapshot(store=found.store, checkpoint=checkpoint, is_savepoint=False)

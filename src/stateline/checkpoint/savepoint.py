@@ -26,7 +26,7 @@ Starting a query::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -104,6 +104,7 @@ def create_savepoint(
     checkpoint_id: int | None = None,
     outputs: Mapping[str, BlobStore] | None = None,
     label: str = "",
+    progress: Callable[[int, int], None] | None = None,
     environment: Environment | None = None,
 ) -> Savepoint:
     """Copies a checkpoint, with all that it reaches, into a fresh folder below ``target``.
@@ -117,6 +118,7 @@ def create_savepoint(
         checkpoint_id: Which one; the newest if ``None``.
         outputs: Stores of the outputs by ``OutputState.url``, for files that grow byte by byte and are still open.
         label: Free text for people.
+        progress: ``progress(objects_done, objects_in_all)``, called after each object that was copied.
         environment: Clock and ids.
 
     Raises:
@@ -136,7 +138,9 @@ def create_savepoint(
         if not source.is_published(checkpoint):
             raise _not_visible(source, checkpoint)
         try:
-            return _Creation(source, checkpoint.without_deliveries(), store, outputs or {}, environment).run(label)
+            return _Creation(source, checkpoint.without_deliveries(), store, outputs or {}, environment).run(
+                label, progress
+            )
         except NotFoundError as error:
             attempts_left -= 1
             if _is_retained(source, checkpoint.checkpoint_id):
@@ -168,12 +172,14 @@ class _Creation:
         self._environment = environment
         self._folder = SAVEPOINT_PREFIX + environment.ids.new_id()
 
-    def run(self, label: str) -> Savepoint:
+    def run(self, label: str, progress: Callable[[int, int], None] | None) -> Savepoint:
         extents = extents_of(self._checkpoint)
         names = _flat_names(extents)
-        for name in sorted(extents):
+        for done, name in enumerate(sorted(extents), start=1):
             target_name = f"{self._folder}/{names[name]}"
             copy_object(self._source.store, name, extents[name], self._target, target_name)
+            if progress is not None:
+                progress(done, len(extents))
         moved = renamed(self._checkpoint, names.__getitem__, self._keep_piece)
         provenance = {"savepoint.source": self._source.store.url, "savepoint.label": label}
         record = replace(

@@ -22,7 +22,7 @@ from enum import StrEnum
 
 from stateline.blob.api import BlobStore, ObjectInfo
 from stateline.checkpoint.api import Checkpoint
-from stateline.checkpoint.layout import METADATA, PUBLISHED, RECORD_PREFIX, SHARED_PREFIX, record_name
+from stateline.checkpoint.layout import METADATA, PUBLISHED, RECORD_PREFIX, SHARED_PREFIX, TASKOWNED_PREFIX, record_name
 from stateline.checkpoint.objects import Extent, check_extents, extents_of, read_piece
 from stateline.checkpoint.savepoint import Savepoint
 from stateline.checkpoint.slots import Slots
@@ -106,7 +106,8 @@ def verify_root(
         StatelineError: What the stores raise, other than missing and corrupt objects, which are findings.
     """
     report = VerifyReport()
-    listed = [*root.store.list(SHARED_PREFIX), *root.store.list(RECORD_PREFIX), *root.store.list_staged()]
+    listed = [info for prefix in (SHARED_PREFIX, TASKOWNED_PREFIX, RECORD_PREFIX) for info in root.store.list(prefix)]
+    listed += root.store.list_staged()
     checkpoints = _live(root, report) if checkpoint_id is None else [root.get(checkpoint_id)]
     _verify(root.store, checkpoints, outputs or {}, root.is_published, progress, report)
     report.findings = [finding for finding in report.findings if _still_counts(root, finding)]

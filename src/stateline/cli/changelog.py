@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import click
 
@@ -23,7 +22,8 @@ from stateline.changelog.inspection import (
     inspect_object,
     verify_frame,
 )
-from stateline.errors import CorruptDataError, InvalidInputError, NotFoundError, StatelineError
+from stateline.cli.output import CommandGroup
+from stateline.errors import CorruptDataError, InvalidInputError, NotFoundError
 from stateline.key_groups import KeyGroupRange
 
 __all__ = ["cat", "changelog", "ls", "verify"]
@@ -32,17 +32,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _FRAME_COLUMNS = ("offset", "bytes", "log", "set", "key groups", "changes", "change bytes", "compression", "blocks")
 
 
-class _Group(click.Group):
-    """Turns our errors into one line and exit code 1."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except StatelineError as error:
-            raise click.ClickException(str(error)) from error
-
-
-@click.group(cls=_Group)
+@click.group(cls=CommandGroup)
 def changelog() -> None:
     """Look into changelog objects.
 

@@ -13,6 +13,11 @@ import click
 
 from stateline import __version__
 from stateline.cli.changelog import changelog
+from stateline.cli.checkpoint import checkpoint
+from stateline.cli.output import CommandGroup
+from stateline.cli.savepoint import savepoint
+from stateline.cli.state import state
+from stateline.cli.sweep import sweep
 from stateline.errors import StatelineError
 from stateline.spark.java import find_java
 
@@ -30,7 +35,7 @@ _PACKAGES = {
 """What the layers use, and the extra that brings it; an empty one comes with every installation."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, package_name="stateline")
 def stateline() -> None:
     """Durable state timelines and exactly-once files for PySpark."""
@@ -65,4 +70,5 @@ def doctor(context: click.Context, *, as_json: bool) -> None:
     context.exit(0 if healthy else 1)
 
 
-stateline.add_command(changelog)
+for _command in (changelog, checkpoint, state, savepoint, sweep):
+    stateline.add_command(_command)

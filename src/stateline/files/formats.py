@@ -31,6 +31,11 @@ from stateline.errors import ErrorKind, InvalidInputError
 __all__ = ["COMPRESSIONS", "FORMATS", "Encoder", "Sink", "check_schema", "make_encoder"]
 
 
+_SAMPLE_ROWS: Final = 131_072
+_UNIQUE_SHARE: Final = 0.5
+"""How many of the first rows may have values of their own before a dictionary is not worth its time."""
+
+
 class Sink(Protocol):
     """Where encoded bytes go."""
 
@@ -54,13 +59,45 @@ class Encoder(ABC):
 class _ParquetEncoder(Encoder):
     def __init__(self, sink: Sink, schema: pa.Schema, codec: str | None, row_group_rows: int) -> None:
         self._rows = row_group_rows
-        self._writer = pq.ParquetWriter(pa.PythonFile(_Open(sink), mode="w"), schema, compression=codec or "none")
+        self._file = pa.PythonFile(_Open(sink), mode="w")
+        self._schema = schema
+        self._codec = codec or "none"
+        self._opened: pq.ParquetWriter | None = None
 
     def write(self, rows: pa.Table) -> None:
-        self._writer.write_table(rows, row_group_size=self._rows)
+        self._writer(rows).write_table(rows, row_group_size=self._rows)
 
     def finish(self) -> None:
-        self._writer.close()
+        self._writer(self._schema.empty_table()).close()
+
+    def _writer(self, rows: pa.Table) -> pq.ParquetWriter:
+        if self._opened is None:
+            repeating: list[str] | bool = _repeating_leaves(rows) or False
+            self._opened = pq.ParquetWriter(self._file, self._schema, compression=self._codec, use_dictionary=repeating)
+        return self._opened
+
+
+def _repeating_leaves(rows: pa.Table) -> list[str]:
+    """The leaf columns, by path, that a dictionary makes smaller.
+
+    A dictionary that finds almost every value new is given up by the encoder, but only after it has cost more than all
+    the rest of the encoding. So columns whose first values hardly repeat are written without one.
+    """
+    sample = rows.slice(0, _SAMPLE_ROWS)
+    unique = {
+        name
+        for name, column in zip(sample.column_names, sample.columns, strict=True)
+        if not pa.types.is_nested(column.type)
+        and not pa.types.is_dictionary(column.type)
+        # Spark's variants and the like are nested; nulls have no values to count.
+        and not pa.types.is_null(column.type)
+        and pc.count_distinct(column).as_py() > _UNIQUE_SHARE * sample.num_rows
+    }
+    empty = pa.BufferOutputStream()
+    pq.write_table(rows.schema.empty_table(), empty)
+    leaves = pq.read_metadata(pa.BufferReader(empty.getvalue())).schema
+    paths = [leaves.column(index).path for index in range(len(leaves))]
+    return [path for path in paths if path not in unique]
 
 
 class _ArrowEncoder(Encoder):

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from stateline.blob import BlobStore
 from stateline.blob.checksum import crc32c
+from stateline.blob.mapping import map_object
 from stateline.environment import Ids
 from stateline.errors import CorruptDataError, DataLossError, NotFoundError
 from stateline.handles import RowsHandle
@@ -65,7 +66,7 @@ def load_rows(store: BlobStore, handles: Sequence[RowsHandle]) -> Iterator[pa.Ta
     for handle in handles:
         where = f"{handle.name}[{handle.offset}:{handle.offset + handle.length}]"
         try:
-            data = store.get_range(handle.name, handle.offset, handle.offset + handle.length)
+            data = _bytes_of(store, handle)
         except NotFoundError as error:
             raise DataLossError(
                 "the rows of an open file are gone",
@@ -73,10 +74,19 @@ def load_rows(store: BlobStore, handles: Sequence[RowsHandle]) -> Iterator[pa.Ta
                 subject=where,
                 hint="Restore the object, or go back to a checkpoint whose objects are complete",
             ) from error
-        if crc32c(data) != handle.crc32c:
+        if crc32c(memoryview(data)) != handle.crc32c:
             raise CorruptDataError("the checksum does not match", operation="load_rows", subject=where)
         try:
             table = pa.ipc.open_stream(data).read_all()
         except pa.ArrowException as error:
             raise CorruptDataError(f"not an Arrow stream ({error})", operation="load_rows", subject=where) from error
         yield table
+
+
+def _bytes_of(store: BlobStore, handle: RowsHandle) -> bytes | pa.Buffer:
+    """The bytes of a handle: mapped where the store is this host's disk, so that a file that rolls is not copied."""
+    mapped = map_object(store, handle.name)
+    if mapped is None:
+        return store.get_range(handle.name, handle.offset, handle.offset + handle.length)
+    end = min(handle.offset + handle.length, mapped.size)  # One that was cut short fails the checksum.
+    return mapped.slice(min(handle.offset, end), end - min(handle.offset, end))

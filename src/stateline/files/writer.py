@@ -228,10 +228,10 @@ def _row_groups(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
         waiting.append(table)
         count += table.num_rows
         if count >= rows:
-            yield pa.concat_tables(waiting, promote_options="default").combine_chunks()
+            yield pa.concat_tables(waiting, promote_options="default")
             waiting, count = [], 0
     if waiting:
-        yield pa.concat_tables(waiting, promote_options="default").combine_chunks()
+        yield pa.concat_tables(waiting, promote_options="default")
 
 
 def _partition_codes(rows: pa.Table, columns: Sequence[str]) -> tuple[np.ndarray, list[tuple[object, ...]]]:

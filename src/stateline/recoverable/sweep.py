@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from stateline.blob.ages import store_time
 from stateline.blob.api import BlobStore, ObjectInfo
-from stateline.blob.names import STAGING_PREFIX
 from stateline.environment import Environment, system_environment
 from stateline.handles import CommitPoint, Part
 from stateline.options import parse_duration
@@ -86,7 +86,7 @@ def sweep(
         OutcomeUnknownError: Some deletions got no answer. Repeat the sweep.
     """
     world = environment or system_environment()
-    now = _time_of(store, world) if delete else world.clock.now()
+    now = store_time(store, world.ids) if delete else world.clock.now()
     before = now - parse_duration(min_age, "min_age")
     kept = reachable if isinstance(reachable, set | frozenset) else set(reachable)
     examined = reachable_count = young = leftovers = leftover_bytes = 0
@@ -118,16 +118,6 @@ def sweep(
         leftover_bytes=leftover_bytes,
         deleted=delete,
     )
-
-
-def _time_of(store: BlobStore, environment: Environment) -> float:
-    """The store's own present, as its listings tell times: a ``head`` may round them otherwise."""
-    name = f"{STAGING_PREFIX}{environment.ids.new_id()}"
-    store.put(name, b"")
-    try:
-        return max(found.modified_at for found in store.list(name))
-    finally:
-        store.delete([name])
 
 
 def _batches(leftovers: Iterator[ObjectInfo]) -> Iterator[list[ObjectInfo]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stateline.checkpoint import Checkpoint
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.spark.event_time import Watermark
+from stateline.spark.evolution import check_evolution
 from stateline.spark.plan import PipelinePlan
 
 if TYPE_CHECKING:
@@ -83,23 +84,24 @@ def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str,
     """Checks that a record can be continued by a plan.
 
     Raises:
-        InvalidInputError: Other key groups, operators, state schemas or output folders; says what is stored and what is
-            asked for.
+        InvalidInputError: Other key groups, operators or output folders, or state that cannot evolve into what is asked
+            for; says what is stored and what is asked for.
     """
     if plan.max_parallelism != newest.max_parallelism:
         raise _mismatch("max_parallelism", newest.max_parallelism, plan.max_parallelism)
     column = Watermark.of(newest).column
     if plan.watermark is not None and column not in (None, plan.watermark.column):
         raise _mismatch("column of the watermark", column, plan.watermark.column)
-    stored = {state.name: state.definition for state in newest.operators}
+    stored = {state.name: state for state in newest.operators}
     planned = {
-        operator.state_name(table): operator.definition for operator in plan.operators for table in operator.tables
+        operator.state_name(table): (operator.definition, schema)
+        for operator in plan.operators
+        for table, schema in operator.tables.items()
     }
     if stored.keys() != planned.keys():
         raise _mismatch("operators", sorted(stored), sorted(planned))
-    for name, definition in planned.items():
-        if definition != stored[name]:
-            raise _mismatch(f"definition of operator {name}", stored[name], definition)
+    for name, (definition, schema) in planned.items():
+        check_evolution(newest, stored[name], definition, schema)
     for output in newest.outputs:
         url = output_urls.get(output.operator)
         if url != output.url and (output.open or output.finished):

@@ -45,7 +45,9 @@ from stateline.recoverable import RecoverableWriter
 from stateline.spark.continuity import Step, check_plan, check_same_offsets, next_step
 from stateline.spark.delivery import Delivery, deliveries_of, delivery_states
 from stateline.spark.event_time import Watermark
+from stateline.spark.evolution import carried_properties
 from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.spark.starting import check_start, first_checkpoint
 from stateline.state.rescale import rescale
 
 __all__ = [
@@ -198,6 +200,8 @@ class MicroBatchCoordinator(Generic[D]):
             if newest is not None:
                 check_plan(self._plan, newest, {name: store.url for name, store in self._outputs.items()})
                 self._is_published = self._checkpoints.is_published(newest)
+            else:
+                check_start(self._plan, self._checkpoints.store, self._outputs, self._environment)
             self._newest = newest
             self._started = True
         if self._newest is not None and not self._is_published:
@@ -215,6 +219,9 @@ class MicroBatchCoordinator(Generic[D]):
             InvalidInputError: See :func:`next_step`.
         """
         newest = self.start()
+        if newest is None and batch.batch_id == 0 and self._plan.start is not None:
+            first = first_checkpoint(self._plan, self._checkpoints, self._outputs, batch.query_id, self._environment)
+            newest = self._newest = self._checkpoints.publish(first)
         step = next_step(newest, batch)
         if newest is not None and step is Step.FINISH_NEWEST:
             return BatchReport(checkpoint=newest, replayed=True)
@@ -296,6 +303,7 @@ class MicroBatchCoordinator(Generic[D]):
             operators=operators,
             outputs=outputs,
             watermark_us=watermark.current_us,
+            properties=carried_properties(self._plan, newest),
             states={**watermark.states, **delivery_states(results)},
         )
         metrics = summed_metrics(results)

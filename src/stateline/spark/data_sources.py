@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from stateline.spark.files_ending import EndOfStreamListener
 from stateline.spark.files_sink import FilesSink
+from stateline.spark.state_source import StateSource
 
 __all__ = ["register"]
 
@@ -20,13 +21,19 @@ _WATCHED: Final[weakref.WeakKeyDictionary[SparkSession, EndOfStreamListener]] = 
 
 _DRAIN_MILLISECONDS: Final = 60_000
 
+_PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+
 
 def register(spark: SparkSession) -> None:
-    """Registers ``stateline_files`` with a session. Idempotent.
+    """Registers ``stateline_files`` and ``stateline`` with a session. Idempotent.
 
-    :func:`stateline.spark.get_or_create_session` does so by itself.
+    :func:`stateline.spark.get_or_create_session` does so by itself. Filters reach Python data sources only where a
+    setting of the session says so; unless the user has set it, it is switched on.
     """
     spark.dataSource.register(FilesSink)
+    spark.dataSource.register(StateSource)
+    if spark.conf.get(_PUSHDOWN, None) is None:
+        spark.conf.set(_PUSHDOWN, "true")
     if spark not in _WATCHED:
         if not _WATCHED:
             atexit.register(_drain)

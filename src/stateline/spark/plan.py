@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from stateline.files import FileOutput
-from stateline.options import normalise_settings, parse_int, parse_size, setting
+from stateline.options import normalise_settings, parse_choice, parse_int, parse_size, setting
 from stateline.spark.event_time import WatermarkPlan, WindowPlan
 
-__all__ = ["OperatorPlan", "PipelinePlan", "PipelineSettings"]
+__all__ = ["OperatorPlan", "PipelinePlan", "PipelineSettings", "SavepointStart"]
 
 
 def _at_least_two(value: int | str, name: str) -> int:
@@ -22,6 +23,10 @@ def _at_least_two(value: int | str, name: str) -> int:
 
 def _text(value: object, _: str) -> str:
     return str(value)
+
+
+def _start_mode(value: str, name: str) -> str:
+    return parse_choice(value, ("copy", "claim"), name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +40,36 @@ class PipelineSettings:
             what a root elsewhere (an object store) keeps. Empty for none: runs are then kept in memory, and fetched
             again by every new worker process.
         local_copies_bytes: Room for them, on each host.
+        start_from: URL of a savepoint, from which a root without checkpoints starts; empty for none. A root with
+            checkpoints goes on from its newest one, so the option may stay in the program.
+        start_mode: ``copy`` leaves the savepoint as it is. ``claim`` uses its objects where they are, below the root,
+            and makes them the query's own.
     """
 
     retained_checkpoints: int = setting(3, _at_least_two, help="newest checkpoints that are kept")
     metrics_log: str = setting("", _text, help="file for one line of JSON per batch")
     local_copies: str = setting("", _text, help="folder for copies of state runs on each executor's host")
     local_copies_bytes: int = setting("10GB", parse_size, help="room for them, on each host")
+    start_from: str = setting("", _text, help="savepoint from which a new root starts")
+    start_mode: str = setting("copy", _start_mode, help="copy or claim")
 
     def __post_init__(self) -> None:
         normalise_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavepointStart:
+    """Where a new root starts.
+
+    Attributes:
+        url: Folder of the savepoint.
+        mode: See :class:`PipelineSettings`.
+        options: Options of the savepoint's store.
+    """
+
+    url: str
+    mode: Literal["copy", "claim"] = "copy"
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +115,7 @@ class PipelinePlan:
         local_copies_bytes: Room for them.
         root_options: Options of the root's store.
         watermark: The watermark of the stream, one for all operators.
+        start: Where a root without checkpoints starts; ``None`` for an empty state.
     """
 
     root_url: str
@@ -101,3 +128,4 @@ class PipelinePlan:
     local_copies_bytes: int = 0
     root_options: Mapping[str, str] = field(default_factory=dict)
     watermark: WatermarkPlan | None = None
+    start: SavepointStart | None = None

@@ -66,6 +66,7 @@ __all__ = [
     "RunSettings",
     "check_slice",
     "check_whole",
+    "damaged_place",
     "decode_batches",
     "encode_run",
     "read_index",
@@ -307,6 +308,26 @@ def check_slice(buffer: pa.Buffer, handle: RunHandle, index: RunIndex, batches: 
         entry = index.batches[number]
         if crc32c(view[entry.offset : entry.offset + entry.length]) != entry.crc32c:
             raise _corrupt(handle.name, f"record batch {number} fails its checksum")
+
+
+def damaged_place(buffer: pa.Buffer, handle: RunHandle) -> str:
+    """Where the bytes of a run are not those that were written, as text: the smallest part that a checksum covers."""
+    if buffer.size != handle.size:
+        return f"from byte {min(buffer.size, handle.size)}: it has {buffer.size} bytes instead of {handle.size}"
+    try:
+        index = read_index(buffer, handle)
+    except CorruptDataError as error:
+        return f"in its tail, which ends at byte {handle.size}: {error.message}"
+    view, first = memoryview(buffer), index.batches[0].offset
+    parts = [("its head", 0, first, index.head_crc32c)]
+    parts += [
+        (f"record batch {number}", entry.offset, entry.offset + entry.length, entry.crc32c)
+        for number, entry in enumerate(index.batches)
+    ]
+    for name, start, end, checksum in parts:
+        if crc32c(view[start:end]) != checksum:
+            return f"in bytes {start} to {end} ({name})"
+    return f"in its tail, bytes {index.tail_start} to {handle.size}"
 
 
 def tail_bytes(end: bytes) -> int:

@@ -19,21 +19,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from stateline.blob.api import BlobStore
+from stateline.blob.mapping import map_object
 from stateline.environment import Environment, system_environment
 from stateline.errors import (
-    AccessDeniedError,
     CorruptDataError,
     DataLossError,
     InvalidInputError,
     NotFoundError,
-    UnavailableError,
 )
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange
@@ -252,9 +250,12 @@ class RunReader:
 
     def _load(self, handle: RunHandle) -> tuple[OpenRun, bool]:
         """Finds and proves a run; whether it is all of it."""
-        path = self._store.local_path(handle.name)
-        if path is not None:
-            return self._decode_whole(_map_file(path, handle), handle), True
+        try:
+            mapped = map_object(self._store, handle.name)
+        except NotFoundError as error:
+            raise _gone(handle) from error
+        if mapped is not None:
+            return self._decode_whole(mapped, handle), True
         return self._from_cache(handle) or self._fetched(handle)
 
     def _from_cache(self, handle: RunHandle) -> tuple[OpenRun, bool] | None:
@@ -350,25 +351,6 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _split(start: int, end: int, step: int) -> list[tuple[int, int]]:
     return [(first, min(first + step, end)) for first in range(start, end, step)]
-
-
-def _map_file(path: Path, handle: RunHandle) -> pa.Buffer:
-    try:
-        with pa.memory_map(str(path)) as mapped:
-            return mapped.read_buffer()
-    except FileNotFoundError as error:
-        raise _gone(handle) from error
-    except PermissionError as error:
-        raise AccessDeniedError(
-            error.strerror or str(error),
-            operation="open",
-            subject=str(path),
-            hint="Give this user the right to read it",
-        ) from error
-    except (OSError, pa.ArrowException) as error:
-        raise UnavailableError(
-            str(error), operation="open", subject=str(path), hint="Check the disk, then try again"
-        ) from error
 
 
 def _gone(handle: RunHandle) -> DataLossError:

@@ -11,12 +11,15 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from stateline.environment import SystemClock
 from stateline.errors import InvalidInputError, StatelineError
 from stateline.testing import planted
+from stateline.testing.commit_model import Variant, commit_model
 from stateline.testing.explore import Setting, fault_pairs, single_faults, zombie_sweep
+from stateline.testing.model_checker import check_model
 from stateline.testing.power_failure import power_losses
 from stateline.testing.results import Exploration
 from stateline.testing.scenarios import SCENARIOS, ScenarioEntry, scenario
@@ -28,6 +31,7 @@ _MODULES: Final = (
     "stateline.testing.planted_store",
     "stateline.testing.planted_protocol",
     "stateline.testing.planted_pipeline",
+    "stateline.testing.planted_components",
 )
 _SUITES: Final = ("single", "pairs", "zombies", "sim", "powerloss")
 _USAGE: Final = """\
@@ -38,6 +42,7 @@ examples:
   python -m stateline.testing sim --scenario micro_batch_reference --seed 267 --trace
   python -m stateline.testing powerloss --scenario store_publish_local --json
   python -m stateline.testing planted --bug no_floor_check
+  python -m stateline.testing model
   python -m stateline.testing single --load my_package.my_scenarios --scenario mine
 """
 
@@ -52,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _list()
         if options.suite == "planted":
             return _planted(options)
+        if options.suite == "model":
+            return _model(options)
         return _explore(options)
     except (StatelineError, ModuleNotFoundError) as error:
         sys.stderr.write(f"{error}\n")
@@ -65,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_USAGE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("suite", choices=(*_SUITES, "planted", "list"), help="what to run; list names the scenarios")
+    parser.add_argument(
+        "suite", choices=(*_SUITES, "planted", "model", "list"), help="what to run; list names the scenarios"
+    )
     parser.add_argument("--scenario", action="append", default=[], help="which one; may be repeated; default: all")
     parser.add_argument("--seed", type=int, default=None, help="the seed; for sim: only this one")
     parser.add_argument("--seeds", type=_seeds, default=range(200), help="for sim: how many, or FIRST:END")
@@ -158,6 +167,24 @@ def _catches(options: argparse.Namespace) -> Iterator[planted.Catch]:
         if name not in planted.BUGS:
             raise InvalidInputError("there is none", subject=f"bug {name}")
         yield from planted.matrix([name], options.by or planted.BUGS[name].suites)
+
+
+def _model(options: argparse.Namespace) -> int:
+    """The commit protocol must hold, and each broken form of it must not."""
+    rows: list[dict[str, Any]] = []
+    for variant in (None, *Variant):
+        verdict = check_model(commit_model(variant))
+        good = bool(verdict.invariant) == (variant is not None)
+        rows.append({"variant": variant or "the protocol", "as_expected": good, **asdict(verdict)})
+        if not options.json:
+            found = f"{verdict.invariant}: {verdict.message}" if verdict.invariant else "every invariant holds"
+            sys.stdout.write(f"{variant or 'the protocol':<28} {verdict.states:>9,} states  {found}\n")
+            if options.trace or not good:
+                sys.stdout.writelines(f"    {step}\n" for step in verdict.steps)
+            sys.stdout.flush()
+    if options.json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    return 0 if all(row["as_expected"] for row in rows) else 1
 
 
 def _setting(entry: ScenarioEntry, options: argparse.Namespace) -> Setting:

@@ -79,10 +79,10 @@ def _own_parts_win(self: CheckpointStore, checkpoint: Checkpoint, error: Stateli
 def _named_by_subtask(self: RunWriter, run: Any, checkpoint_id: int) -> RunHandle:
     encoded = encode_run(run, self._schema, self._max_parallelism, self._settings)
     name = f"shared/{checkpoint_id}-{run.key_groups.start}.arrow"
-    self._store.put(name, b"".join(encoded.pieces) if hasattr(encoded, "pieces") else encoded.data)
+    self._store.put(name, encoded.data)
     return RunHandle(
         name=name,
-        size=encoded.size if hasattr(encoded, "size") else len(encoded.data),
+        size=len(encoded.data),
         crc32c=encoded.crc32c,
         rows=encoded.rows,
         tombstones=encoded.tombstones,
@@ -327,7 +327,7 @@ _bug(
     snapshot_module,
     "merge_runs",
     _oldest_wins,
-    "single",
+    "sim",
 )
 _bug(
     "pipeline_files_lost_by_rescale",

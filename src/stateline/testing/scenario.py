@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
+from stateline.blob.api import Buffer
 from stateline.errors import CorruptDataError, DataLossError, StatelineError
 from stateline.testing.backends import Backend
 from stateline.testing.effects import Effect
@@ -77,6 +78,10 @@ class Scenario(ABC):
     def watch(self, world: World, effect: Effect) -> None:  # noqa: B027 - most look at the end only
         """Looks at each effect on a store as it happens; raises where an invariant of every instant is broken."""
 
+    def may_replace(self, name: str, data: Buffer) -> bool:  # noqa: ARG002 - the protocol
+        """Whether the system under test documents this overwrite as safe; nothing is by default."""
+        return False
+
     @abstractmethod
     def check(self, world: World) -> None:
         """Compares what is there with the model, after the last incarnation has succeeded.
@@ -115,6 +120,7 @@ def watch(scenario: Scenario, world: World) -> None:
             raise InvariantViolation("F1", f"after {effect} the oracle cannot read: {error!r}") from error
 
     world.watchers.append(look)
+    world.may_replace = scenario.may_replace
 
 
 def check(scenario: Scenario, world: World) -> None:

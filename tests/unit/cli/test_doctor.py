@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -71,11 +74,27 @@ def test_a_missing_extra_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, ca
     assert capsys.readouterr().err == "The package click is not installed. Run: pip install 'stateline[cli]'\n"
 
 
-def test_every_command_has_help() -> None:
-    for name, command in commands.stateline.commands.items():
-        assert command.help, name
-        assert all(getattr(option, "help", "x") for option in command.params), name
-        assert CliRunner().invoke(commands.stateline, [name, "--help"]).exit_code == 0
+def all_commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from all_commands(command, *path, name)
+
+
+def test_every_command_has_help_and_says_what_its_exit_codes_mean() -> None:
+    for path, command in all_commands(commands.stateline):
+        assert command.help, path
+        options = [option for option in command.params if isinstance(option, click.Option)]
+        assert all(option.help for option in options), path
+        answer = CliRunner().invoke(commands.stateline, [*path, "--help"])
+        assert answer.exit_code == 0
+        assert "Exit codes:" in answer.output
+
+
+def test_every_command_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+    paths = [path for path, command in all_commands(commands.stateline) if not isinstance(command, click.Group)]
+    assert [path for path in paths if f"stateline {' '.join(path)}" not in page] == []
 
 
 def test_the_entry_point_runs() -> None:

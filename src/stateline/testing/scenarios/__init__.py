@@ -14,9 +14,11 @@ from stateline.errors import InvalidInputError
 from stateline.testing.backends import Backend, ScratchBackend
 from stateline.testing.faults import FaultKind
 from stateline.testing.scenario import SYSTEM_CALL_FAULTS, Scenario
+from stateline.testing.scenarios.changelog import Changelog
 from stateline.testing.scenarios.create_race import CreateRace
 from stateline.testing.scenarios.micro_batch import MicroBatch
 from stateline.testing.scenarios.pipeline import Pipeline
+from stateline.testing.scenarios.recoverable import RecoverableFile
 from stateline.testing.scenarios.reference_system import ReferenceAdapter
 from stateline.testing.scenarios.store_publish import StorePublish
 
@@ -123,7 +125,7 @@ register(
         name="pipeline",
         summary="micro-batches over the real coordinator, tasks, state and files",
         small=Pipeline,
-        large=lambda: Pipeline(batches=10, partitions=3, rows=6, keys=4),
+        large=lambda: Pipeline(batches=10, partitions=3, rows=6, keys=9),
     )
 )
 register(
@@ -131,6 +133,42 @@ register(
         name="pipeline_spanning",
         summary="the same, with files that span checkpoints and a stream that ends",
         small=lambda: Pipeline(spanning=True),
-        large=lambda: Pipeline(spanning=True, batches=10, partitions=3, rows=6, keys=4),
+        large=lambda: Pipeline(spanning=True, batches=10, partitions=3, rows=6, keys=9),
+    )
+)
+register(
+    ScenarioEntry(
+        name="changelog",
+        summary="changes are persisted, confirmed and truncated by jobs that race",
+        small=lambda: Changelog(2),
+        large=Changelog,
+    )
+)
+register(
+    ScenarioEntry(
+        name="recoverable",
+        summary="one file over many checkpoints: resumed at its point, published once",
+        small=RecoverableFile,
+        large=lambda: RecoverableFile(12, 3),
+    )
+)
+register(
+    ScenarioEntry(
+        name="recoverable_local",
+        summary="the same on local disk, interleaved at each system call",
+        small=lambda: RecoverableFile(3, 1),
+        large=RecoverableFile,
+        backend=ScratchBackend,
+        kinds=_BY_SYSTEM_CALL,
+    )
+)
+register(
+    ScenarioEntry(
+        name="pipeline_local",
+        summary="the real pipeline on local disk, interleaved at each system call",
+        small=lambda: Pipeline(spanning=True, batches=3),
+        large=lambda: Pipeline(spanning=True, batches=5),
+        backend=ScratchBackend,
+        kinds=_BY_SYSTEM_CALL,
     )
 )

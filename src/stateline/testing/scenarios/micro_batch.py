@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from stateline.testing.effects import Effect
@@ -152,20 +152,24 @@ class MicroBatch(Scenario):
 
     def check(self, world: World) -> None:
         """See :meth:`Scenario.check`."""
-        finals = self.adapter.finals(world)
-        visible = [(name, row, by) for name in finals for row, by in self.adapter.rows(world, name)]
-        visible += [fact.value for fact in world.facts if fact.key[0] == "consumed"]
-        found = Counter(row for _, row, _ in visible)
+        visible = list(self.visible(world))
+        found = Counter(row for row, _ in visible)
         wanted = Counter(row for batch in range(self.batches) for row in self._rows(batch))
         require(found == wanted, "C1", f"missing {dict(wanted - found)}, too many {dict(found - wanted)}")
         for batch in range(self.batches):
-            attempts = {by for _, row, by in visible if row.batch == batch}
+            attempts = {by for row, by in visible if row.batch == batch}
             require(len(attempts) <= 1, "C3", f"batch {batch} shows rows of the attempts {sorted(attempts)}")
         counts = Counter(row.key for row in wanted)
         state = dict(self.adapter.state(world))
         require(state == dict(counts), "E1", f"the state is {state}, the model {dict(counts)}")
         missing = sorted(self.adapter.missing(world))
         require(not missing, "F2", f"retained decisions name objects that are gone: {missing}")
+
+    def visible(self, world: World) -> Iterator[tuple[Row, str]]:
+        """Every row that was ever visible and not taken back, also those that a consumer has moved away."""
+        for name in self.adapter.finals(world):
+            yield from self.adapter.rows(world, name)
+        yield from (fact.value for fact in world.facts if fact.key[0] == "consumed")
 
     def _drive(self, process: Process, incarnation: int) -> None:
         world = process.world
@@ -181,7 +185,7 @@ class MicroBatch(Scenario):
     def _rows(self, batch: int) -> list[Row]:
         if batch % 3 == 1:
             return []
-        return [Row(batch, index, f"key-{(batch + index) % self.keys}") for index in range(self.rows)]
+        return [Row(batch, index, f"k{(batch + index) % self.keys}") for index in range(self.rows)]
 
     def _spread(self, world: World, batch: int, incarnation: int) -> list[list[Row]]:
         """The rows as one attempt sees them: each incarnation has other partitions and another order."""
@@ -199,7 +203,7 @@ class MicroBatch(Scenario):
             if rows and rows[0][0].batch in movable:
                 self.adapter.remove_final(process, name)
                 for row, by in rows:
-                    world.acknowledge(("consumed", name, row), (name, row, by))
+                    world.acknowledge(("consumed", name, row), (row, by))
 
 
 def _newest_entry(world: World) -> int:

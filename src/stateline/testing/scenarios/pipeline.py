@@ -3,8 +3,9 @@
 Owns the wiring of :class:`~stateline.spark.coordinator.MicroBatchCoordinator` into a simulated driver. Does not own the
 oracle (``micro_batch``).
 
-The pipeline counts rows per key, and writes each row to files that span checkpoints. A driver that starts anew has
-another parallelism, so every restart is a rescale too.
+The pipeline counts rows per key, and writes each row to files that span checkpoints. State and rows carry the attempt
+that made them, so no two attempts write equal bytes. A driver that starts anew has another parallelism, so every
+restart is a rescale too, and merges after another number of checkpoints.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import pyarrow as pa
 
-from stateline.blob.api import BlobStore
+from stateline.blob.api import BlobStore, Buffer
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.errors import InternalError, NotFoundError
 from stateline.files import FileOutput, RollingPolicy, encode_file
@@ -34,17 +35,22 @@ from stateline.state.run_cache import OpenRuns
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
+from stateline.testing.invariants import require
 from stateline.testing.scenarios.micro_batch import MicroBatch, MicroBatchAdapter, MicroBatchSystem, Row
 from stateline.testing.world import Process, World
 
 __all__ = ["CountingProgram", "Pipeline", "PipelineAdapter", "PipelineSystem"]
 
 _MAX_PARALLELISM: Final = 8
-_SCHEMA: Final = StateSchema.of(pa.schema([("key", pa.string()), ("count", pa.int64())]), ["key"])
+_SCHEMA: Final = StateSchema.of(
+    pa.schema([("key", pa.string()), ("count", pa.int64()), ("attempt", pa.string())]), ["key"]
+)
 _ROWS: Final = pa.schema(
     [("batch", pa.int64()), ("number", pa.int64()), ("key", pa.string()), ("attempt", pa.string())]
 )
-_EAGER: Final = MergeSettings(runs_max=2)
+_PARALLELISMS: Final = (2, 1, 3)
+"""One incarnation after the other: the first restart merges subtasks, the second splits them."""
+
 _QUERY: Final = "query"
 
 
@@ -74,7 +80,8 @@ class CountingProgram:
         groups = group_rows(key_rows(_SCHEMA, [rows["key"]]))
         found = tables["counts"].probe(groups.keys)
         before = found.values[0].fill_null(0).to_numpy(zero_copy_only=False)
-        changes = StateRows(groups.keys, (pa.array(before + groups.sizes, pa.int64()),))
+        attempts = pa.array([self.attempt] * len(before), pa.string())
+        changes = StateRows(groups.keys, (pa.array(before + groups.sizes, pa.int64()), attempts))
         marked = rows.set_column(3, "attempt", pa.array([self.attempt] * rows.num_rows))
         return Processed(changes={"counts": changes}, output=marked)
 
@@ -87,10 +94,14 @@ class PipelineSystem(MicroBatchSystem):
         parallelism: Subtasks.
         retained: Checkpoints kept.
         rolling: When files are finished.
+        merging: When runs are merged.
     """
 
-    def __init__(self, process: Process, parallelism: int, retained: int, rolling: RollingPolicy) -> None:
+    def __init__(
+        self, process: Process, parallelism: int, retained: int, rolling: RollingPolicy, merging: MergeSettings
+    ) -> None:
         self._process = process
+        self._merging = merging
         self._output = FileOutput(url="memory://out", format="arrow", compression="none", rolling=rolling)
         operator = OperatorPlan(
             name="counts",
@@ -153,7 +164,7 @@ class PipelineSystem(MicroBatchSystem):
                 root=process.store("root"),
                 output=process.store("out"),
                 environment=process.environment,
-                merging=_EAGER,
+                merging=self._merging,
                 open_runs=OpenRuns(),
             )
             (operator,) = self._plan.operators
@@ -180,8 +191,9 @@ class PipelineAdapter(MicroBatchAdapter):
 
     def open(self, process: Process) -> PipelineSystem:
         """See :meth:`MicroBatchAdapter.open`."""
-        parallelism = 1 + process.world.dice("parallelism", process.name).below(3)
-        return PipelineSystem(process, parallelism, self._retained, self._rolling)
+        parallelism = _PARALLELISMS[_incarnation(process) % len(_PARALLELISMS)]
+        merging = MergeSettings(runs_max=1 + _incarnation(process) % 2)
+        return PipelineSystem(process, parallelism, self._retained, self._rolling, merging)
 
     def finals(self, world: World) -> Iterable[str]:
         """See :meth:`MicroBatchAdapter.finals`."""
@@ -218,8 +230,14 @@ class PipelineAdapter(MicroBatchAdapter):
 
     def state(self, world: World) -> Mapping[str, int]:
         """See :meth:`MicroBatchAdapter.state`."""
+        return {row["key"]: row["count"] for row in self._state_rows(world)}
+
+    def changed_by(self, world: World) -> Mapping[str, str]:
+        """The attempt that last changed each key."""
+        return {row["key"]: row["attempt"] for row in self._state_rows(world)}
+
+    def _state_rows(self, world: World) -> Iterator[dict[str, Any]]:
         newest = _newest(world)
-        counts: dict[str, int] = {}
         reader = RunReader(world.objects("root"), _SCHEMA, open_runs=OpenRuns())
         for operator in () if newest is None else newest.operators:
             for subtask in operator.subtasks:
@@ -227,8 +245,7 @@ class PipelineAdapter(MicroBatchAdapter):
                     _SCHEMA, subtask.key_groups, _MAX_PARALLELISM, [reader.open(run) for run in subtask.runs]
                 )
                 for batch in table.scan():
-                    counts.update(zip(batch["key"].to_pylist(), batch["count"].to_pylist(), strict=True))
-        return counts
+                    yield from batch.to_pylist()
 
     def missing(self, world: World) -> Iterable[str]:
         """See :meth:`MicroBatchAdapter.missing`."""
@@ -264,19 +281,26 @@ class Pipeline(MicroBatch):
 
     def __init__(self, *, spanning: bool = False, **more: Any) -> None:
         rolling = RollingPolicy(roll_bytes=400) if spanning else RollingPolicy(every_checkpoint=True)
-        super().__init__(PipelineAdapter(rolling=rolling), **more)
+        self._pipeline = PipelineAdapter(rolling=rolling)
+        super().__init__(self._pipeline, **{"keys": 6, **more})
 
-    def prepare(self, world: World) -> None:
-        """See :meth:`Scenario.prepare`. Retiring a record overwrites it with its tombstone."""
-        world.may_replace = lambda name, data: (
-            name.endswith("/_metadata") and b'"stateline.retired"' in bytes(data[:200])
-        )
+    def may_replace(self, name: str, data: Buffer) -> bool:
+        """See :meth:`Scenario.may_replace`. Retiring a record overwrites it with its tombstone."""
+        return name.endswith("/_metadata") and b'"stateline.retired"' in bytes(data[:200])
+
+    def check(self, world: World) -> None:
+        """See :meth:`Scenario.check`. One decision names output and state: both are of the same attempts."""
+        super().check(world)
+        newest: dict[str, tuple[int, str]] = {}
+        for row, attempt in self.visible(world):
+            newest[row.key] = max(newest.get(row.key, (-1, "")), (row.batch, attempt))
+        wanted = {key: attempt for key, (_, attempt) in newest.items()}
+        found = self._pipeline.changed_by(world)
+        require(found == wanted, "C3", f"the state was changed by {found}, the rows were written by {wanted}")
 
     def _drive(self, process: Process, incarnation: int) -> None:
         super()._drive(process, incarnation)
-        system = self.adapter.open(process)
-        if isinstance(system, PipelineSystem):
-            system.finish()
+        self._pipeline.open(process).finish()
 
 
 def _batches(rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
@@ -302,6 +326,11 @@ def _exists(store: BlobStore, name: str) -> bool:
     except NotFoundError:
         return False
     return True
+
+
+def _incarnation(process: Process) -> int:
+    """Which driver of its world it is, from 0: the number in its name."""
+    return int(process.name.partition("-")[2].partition("~")[0])
 
 
 @functools.cache

@@ -1,0 +1,123 @@
+"""The exactly-once file sink beside Spark's own: many micro-batches to Parquet, and how many files come of them.
+
+All engines run in one session, in turn, several rounds. ``batch`` is one batch job over all rows, which knows no
+exactly-once between micro-batches and no small files: the best that Spark can do with the same rows.
+"""
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from benchmarks.harness import median, spread, table, write_results
+
+SCHEMA = "id long, name string, amount double, at timestamp"
+
+
+def make_source(folder: Path, *, batches: int, rows: int, seed: int) -> None:
+    """One Parquet file per micro-batch."""
+    generator = np.random.default_rng(seed)
+    names = pa.array([f"customer-{number:06}" for number in range(50_000)])
+    for batch in range(batches):
+        made = pa.table(
+            {
+                "id": np.arange(batch * rows, (batch + 1) * rows),
+                "name": names.take(pa.array(generator.integers(0, len(names), rows))),
+                "amount": generator.random(rows),
+                "at": pa.array(1_700_000_000_000_000 + generator.integers(0, 10**12, rows), pa.timestamp("us", "UTC")),
+            }
+        )
+        pq.write_table(made, folder / f"{batch:05}.parquet")
+
+
+def run_stream(spark: Any, source: Path, place: Path, sink: str) -> float:
+    """Seconds of all triggers of one stream."""
+    events = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source))
+    writer = events.writeStream.format(sink).option("path", str(place / "out")).option("finish", "never")
+    query = writer.option("checkpointLocation", str(place / "spark")).trigger(availableNow=True).start()
+    began = time.perf_counter()
+    query.awaitTermination()
+    return time.perf_counter() - began
+
+
+def run_batch(spark: Any, source: Path, place: Path) -> float:
+    """Seconds of one batch job."""
+    began = time.perf_counter()
+    spark.read.schema(SCHEMA).parquet(str(source)).write.parquet(str(place / "out"))
+    return time.perf_counter() - began
+
+
+def finish_stream(place: Path) -> float:
+    """Seconds until the open files are finished: the end of a stream is part of the work."""
+    from stateline.spark import finish_files
+
+    began = time.perf_counter()
+    finish_files(str(place / "out"))
+    return time.perf_counter() - began
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks sink", description=__doc__)
+    parser.add_argument("--batches", type=int, default=40, help="micro-batches")
+    parser.add_argument("--rows", type=int, default=250_000, help="rows per micro-batch")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; the median counts")
+    arguments = parser.parse_args(argv)
+
+    from stateline.spark import get_or_create_session
+
+    spark = get_or_create_session(
+        "stateline-benchmark",
+        master="local[2]",
+        **{"spark.driver.memory": "4g", "spark.ui.showConsoleProgress": "false"},
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    engines = ("spark stream", "spark batch", "stateline")
+    seconds: dict[str, list[float]] = {engine: [] for engine in engines}
+    files: dict[str, int] = {}
+    total = arguments.batches * arguments.rows
+    with tempfile.TemporaryDirectory(prefix="stateline-bench-") as folder:
+        source = Path(folder, "source")
+        source.mkdir()
+        make_source(source, batches=arguments.batches, rows=arguments.rows, seed=1)
+        for round_ in range(arguments.rounds):
+            for engine in engines:
+                place = Path(folder, f"{engine.replace(' ', '-')}-{round_}")
+                place.mkdir()
+                if engine == "spark batch":
+                    took = run_batch(spark, source, place)
+                elif engine == "spark stream":
+                    took = run_stream(spark, source, place, "parquet")
+                else:
+                    took = run_stream(spark, source, place, "stateline_files")
+                    took += finish_stream(place)
+                seconds[engine].append(took)
+                written = list((place / "out").glob("*.parquet"))
+                files[engine] = len(written)
+                found = ds.dataset([str(path) for path in written], format="parquet").count_rows()
+                if found != total:
+                    raise SystemExit(f"{engine} wrote {found:,} rows of {total:,}")
+                print(f"round {round_ + 1} {engine:13} {total / took:12,.0f} rows/s  {len(written)} files", flush=True)
+                shutil.rmtree(place)
+    ours = median(seconds["stateline"])
+    rows = [
+        (
+            engine,
+            f"{total / median(taken):,.0f}",
+            spread([total / one for one in taken]),
+            files[engine],
+            f"{median(taken) / ours:.2f}x",
+        )
+        for engine, taken in seconds.items()
+    ]
+    print("\n" + table(("engine", "rows/s (median)", "lowest .. highest", "files", "stateline is"), rows))
+    figures = {"settings": vars(arguments), "seconds": seconds, "files": files, "spark": spark.version}
+    print(f"\nEvery figure: {write_results('sink', figures)}")
+    spark.stop()
+    return 0

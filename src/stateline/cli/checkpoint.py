@@ -1,0 +1,308 @@
+"""``stateline checkpoint``: the checkpoints of a root, one of them in detail, and whether all is intact.
+
+Owns arguments and printing. Does not own reading, nor any verdict (``stateline.checkpoint``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import click
+import msgspec
+import pyarrow as pa
+
+from stateline.blob import BlobStore, open_store
+from stateline.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    CheckpointStoreSettings,
+    Finding,
+    OperatorState,
+    OutputState,
+    Problem,
+    VerifyReport,
+    locate,
+    resolve_pointer,
+    verify_root,
+    verify_savepoint,
+)
+from stateline.cli.output import (
+    CommandGroup,
+    json_option,
+    map_options,
+    plain,
+    print_json,
+    print_table,
+    progress,
+    store_option,
+    time_text,
+)
+from stateline.errors import CorruptDataError, NotFoundError
+from stateline.handles import RunHandle
+from stateline.state.run import damaged_place
+from stateline.state.schema import StateSchema
+
+__all__ = ["checkpoint", "ls", "show", "verify"]
+
+_LS_COLUMNS: Final = ("id", "batch", "created", "parallelism", "runs", "rows", "bytes", "new bytes", "finished", "open")
+_LS_KEYS: Final = (
+    "checkpoint_id",
+    "batch_id",
+    "created",
+    "parallelism",
+    "runs",
+    "stored_rows",
+    "bytes",
+    "new_bytes",
+    "finished_files",
+    "open_files",
+)
+
+
+@click.group(cls=CommandGroup)
+def checkpoint() -> None:
+    """Look at checkpoints.
+
+    ROOT is a checkpoint root on any store, such as file:///data/state or s3://bucket/state. POINTER is a root (its
+    newest checkpoint), ROOT/chk-ID, or the folder of a savepoint.
+    """
+
+
+@checkpoint.command("ls")
+@click.argument("root")
+@json_option
+@store_option
+def ls(root: str, options: tuple[str, ...], *, as_json: bool) -> None:
+    """List the retained checkpoints of ROOT, oldest first.
+
+    "rows" counts stored rows, old versions and deletions included. "new bytes" is what the checkpoint added. A record
+    that cannot be read is named on standard error, after those that can, with exit code 1.
+    """
+    store = open_store(root, map_options(options))
+    damage: CorruptDataError | None = None
+    try:
+        found = CheckpointStore(store).list()
+    except CorruptDataError as error:
+        damage = error
+        found = CheckpointStore(store, settings=CheckpointStoreSettings(allow_older=True)).list()
+    if not found:
+        raise NotFoundError("there is no checkpoint", subject=root, hint="Give the URL of a checkpoint root")
+    facts = [_facts(record) for record in found]
+    if as_json:
+        for fact in facts:
+            print_json(fact)
+    else:
+        print_table(_LS_COLUMNS, [[fact[key] for key in _LS_KEYS] for fact in facts])
+    if damage is not None:
+        raise damage
+
+
+@checkpoint.command("show")
+@click.argument("pointer")
+@json_option
+@store_option
+def show(pointer: str, options: tuple[str, ...], *, as_json: bool) -> None:
+    """Show one checkpoint or savepoint: its operators with their state, its files, its position.
+
+    With --json the whole record is printed, as it is stored.
+    """
+    snapshot = resolve_pointer(pointer, options=map_options(options))
+    record = snapshot.checkpoint
+    if as_json:
+        print_json(msgspec.to_builtins(record))
+        return
+    kind = "savepoint of checkpoint" if snapshot.is_savepoint else "checkpoint"
+    click.echo(f"{kind} {record.checkpoint_id}  in {plain(snapshot.store.url)}")
+    for name, value in (
+        ("batch", record.batch_id),
+        ("query", record.query_id),
+        ("created", time_text(record.created_at)),
+        ("parallelism", f"{record.parallelism} of at most {record.max_parallelism}"),
+        ("watermark", "none" if record.watermark_us is None else time_text(record.watermark_us / 1e6)),
+        ("offsets", record.offsets_digest or "none"),
+        ("nonce", record.nonce),
+        *sorted(record.properties.items()),
+    ):
+        click.echo(f"  {plain(str(name)):<12} {plain(str(value))}")
+    for operator in record.operators:
+        _show_operator(operator)
+    for output in record.outputs:
+        _show_output(output)
+    for name, state in record.states.items():
+        click.echo(f"\nstate {plain(name)}: {plain(str(msgspec.to_builtins(state))[:200])}")
+
+
+@checkpoint.command("verify")
+@click.argument("pointer")
+@click.option("--outputs/--no-outputs", default=True, help="Look at the pieces of open files in the outputs, too.")
+@click.option(
+    "--output-option", "output_options", multiple=True, metavar="NAME=VALUE", help="A setting of the outputs."
+)
+@click.option("--objects", is_flag=True, help="Also name every object that is reachable.")
+@json_option
+@store_option
+@click.pass_context
+def verify(
+    context: click.Context,
+    pointer: str,
+    output_options: tuple[str, ...],
+    options: tuple[str, ...],
+    *,
+    outputs: bool,
+    objects: bool,
+    as_json: bool,
+) -> None:
+    """Read every object that is needed and recompute every checksum.
+
+    A root is verified with all its checkpoints; ROOT/chk-ID and savepoints by themselves. Says what is missing or
+    damaged, where, and which checkpoints need it, and what no checkpoint reaches. Objects that nobody reaches do no
+    harm: they do not change the exit code.
+    """
+    found = locate(pointer, options=map_options(options))
+    store, root = found.store, CheckpointStore(found.store)
+    with progress("verifying", hidden=as_json) as tell:
+        if found.savepoint is not None:
+            report = verify_savepoint(found.savepoint, progress=tell)
+        else:
+            stores = _output_stores(root, found.checkpoint_id, map_options(output_options)) if outputs else {}
+            report = verify_root(root, checkpoint_id=found.checkpoint_id, outputs=stores, progress=tell)
+    if not report.checkpoint_ids and not report.findings:
+        raise NotFoundError("there is no checkpoint", subject=pointer, hint="Give the URL of a checkpoint root")
+    places = _damaged_places(root, report) if found.savepoint is None else {}
+    if as_json:
+        print_json(_report_facts(store, report, places))
+    else:
+        _print_report(store, report, places, objects=objects)
+    context.exit(0 if report.is_sound else 1)
+
+
+# -- verify -----------------------------------------------------------------------------------------------------------
+
+
+def _output_stores(
+    root: CheckpointStore, checkpoint_id: int | None, options: Mapping[str, str]
+) -> dict[str, BlobStore]:
+    """The stores of the outputs that the checkpoints name; records that cannot be read are reported by the verdict."""
+    readable = CheckpointStore(root.store, settings=CheckpointStoreSettings(allow_older=True))
+    try:
+        records = readable.list() if checkpoint_id is None else [readable.get(checkpoint_id)]
+    except CorruptDataError:
+        return {}
+    urls = {output.url for record in records for output in record.outputs}
+    return {url: open_store(url, options) for url in sorted(urls)}
+
+
+def _damaged_places(root: CheckpointStore, report: VerifyReport) -> dict[str, str]:
+    """Where damaged runs are damaged, by name."""
+    corrupt = {finding.name for finding in report.findings if finding.problem is Problem.CORRUPT}
+    places: dict[str, str] = {}
+    for checkpoint_id in report.checkpoint_ids if corrupt else ():
+        for run in _runs(root.get(checkpoint_id).operators):
+            if run.name in corrupt - places.keys():
+                places[run.name] = damaged_place(pa.py_buffer(root.store.get(run.name)), run)
+    return places
+
+
+def _report_facts(store: BlobStore, report: VerifyReport, places: Mapping[str, str]) -> dict[str, object]:
+    return {
+        "root": store.url,
+        "sound": report.is_sound,
+        "checkpoints": report.checkpoint_ids,
+        "bytes_read": report.bytes_read,
+        "reachable": report.reachable,
+        "findings": [
+            {
+                "problem": finding.problem.value,
+                "object": finding.name,
+                "checkpoints": finding.checkpoint_ids,
+                "detail": finding.detail,
+                "place": places.get(finding.name),
+            }
+            for finding in report.findings
+        ],
+        "orphaned": [
+            {"object": info.name, "bytes": info.size, "modified": time_text(info.modified_at)}
+            for info in report.orphaned
+        ],
+    }
+
+
+def _print_report(store: BlobStore, report: VerifyReport, places: Mapping[str, str], *, objects: bool) -> None:
+    for name in report.reachable if objects else ():
+        click.echo(f"reachable  {plain(name)}")
+    for info in report.orphaned:
+        click.echo(f"orphaned   {plain(info.name)}  {info.size:,} bytes, modified {time_text(info.modified_at)}")
+    for finding in report.findings:
+        place = f" {places[finding.name]}" if finding.name in places else ""
+        click.echo(f"{finding.problem.upper():<9}  {plain(finding.name)}{_needed_by(finding)}: {finding.detail}{place}")
+    verdict = "all is intact" if report.is_sound else f"{len(report.findings)} problems"
+    click.echo(
+        f"{plain(store.url)}: {verdict}. {len(report.checkpoint_ids)} checkpoints, {len(report.reachable)} objects "
+        f"reachable, {report.bytes_read:,} bytes read, {len(report.orphaned)} orphaned"
+    )
+
+
+def _needed_by(finding: Finding) -> str:
+    if not finding.checkpoint_ids:
+        return ""
+    return f", needed by checkpoint {', '.join(map(str, finding.checkpoint_ids))}"
+
+
+# -- ls and show ------------------------------------------------------------------------------------------------------
+
+
+def _runs(operators: tuple[OperatorState, ...]) -> list[RunHandle]:
+    return [run for operator in operators for subtask in operator.subtasks for run in subtask.runs]
+
+
+def _facts(record: Checkpoint) -> dict[str, object]:
+    # One object may be named by several subtasks, and counts once.
+    runs = {run.name: run for run in _runs(record.operators)}.values()
+    return {
+        "checkpoint_id": record.checkpoint_id,
+        "batch_id": record.batch_id,
+        "created": time_text(record.created_at),
+        "query_id": record.query_id,
+        "parallelism": record.parallelism,
+        "operators": [operator.name for operator in record.operators],
+        "runs": len(runs),
+        "stored_rows": sum(run.rows for run in runs),
+        "bytes": sum(run.size for run in runs),
+        "new_bytes": sum(run.size for run in runs if run.checkpoint_id == record.checkpoint_id),
+        "finished_files": sum(len(output.finished) for output in record.outputs),
+        "open_files": sum(len(output.open) for output in record.outputs),
+        "watermark_us": record.watermark_us,
+    }
+
+
+def _show_operator(operator: OperatorState) -> None:
+    click.echo(f"\noperator {plain(operator.name)}: {_schema_text(operator)}")
+    click.echo(f"  computes {plain(operator.definition[:500])}")
+    print_table(
+        ("  key groups", "runs", "rows", "tombstones", "bytes"),
+        [
+            (
+                f"  {subtask.first_key_group}..{subtask.last_key_group}",
+                len(subtask.runs),
+                sum(run.rows for run in subtask.runs),
+                sum(run.tombstones for run in subtask.runs),
+                sum(run.size for run in subtask.runs),
+            )
+            for subtask in operator.subtasks
+        ],
+    )
+
+
+def _schema_text(operator: OperatorState) -> str:
+    try:
+        return plain(str(StateSchema.decode(operator.schema)))
+    except CorruptDataError as error:
+        return f"DAMAGED schema: {plain(error.message)}"
+
+
+def _show_output(output: OutputState) -> None:
+    click.echo(f"\noutput of {plain(output.operator)}: {plain(output.url)}")
+    rows = [("  finished", file.commit.target, file.rows, file.commit.length) for file in output.finished]
+    rows += [("  open", file.target, file.rows, file.bytes) for file in output.open]
+    print_table(("  state", "file", "rows", "bytes"), rows)

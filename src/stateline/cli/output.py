@@ -1,0 +1,167 @@
+"""What all commands share: how they answer people and programs, and how they fail.
+
+Owns exit codes, tables, JSON lines and progress. Does not own any fact.
+
+- Answers go to standard output; errors and progress to standard error.
+- With ``--json`` a command prints one JSON object per line and no progress.
+- Nothing from a store reaches the terminal unescaped: a name or a value could steer it.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import decimal
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from stateline.errors import InvalidInputError, NotInstalledError, StatelineError
+
+__all__ = [
+    "EXIT_CODES",
+    "CommandGroup",
+    "json_option",
+    "map_options",
+    "plain",
+    "print_json",
+    "print_table",
+    "progress",
+    "store_option",
+    "time_text",
+    "value_text",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EXIT_CODES: Final = (
+    "Exit codes: 0 done, and all is well; 1 bad news: something is damaged, missing or not there, or the store failed; "
+    "2 the call was wrong, or a package is missing."
+)
+
+
+class CommandGroup(click.Group):
+    """A group whose commands fail with one line instead of a traceback, and say what their exit codes mean."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """As click's; gives the command the page's last line."""
+        cmd.epilog = cmd.epilog or EXIT_CODES
+        super().add_command(cmd, name)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click's; turns our errors into a message and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except StatelineError as error:
+            wrong_call = isinstance(error, InvalidInputError | NotInstalledError)
+            raise (_WrongCallError if wrong_call else click.ClickException)(plain(str(error))) from error
+
+
+class _WrongCallError(click.ClickException):
+    exit_code = 2
+
+
+def json_option(command: F) -> F:
+    """Adds ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")(command)
+
+
+def store_option(command: F) -> F:
+    """Adds ``--option NAME=VALUE``: settings of the store."""
+    return click.option(
+        "--option", "options", multiple=True, metavar="NAME=VALUE", help="A setting of the store; may be repeated."
+    )(command)
+
+
+def map_options(options: Iterable[str]) -> dict[str, str]:
+    """``NAME=VALUE`` texts as a mapping.
+
+    Raises:
+        click.BadParameter: One has no ``=``.
+    """
+    pairs = [option.partition("=") for option in options]
+    for name, separator, _ in pairs:
+        if not separator:
+            raise click.BadParameter(f"{name!r} is not NAME=VALUE", param_hint="--option")
+    return {name: value for name, _, value in pairs}
+
+
+def plain(text: str) -> str:
+    """Text without characters that could steer a terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Aligned columns: numbers to the right, everything else to the left."""
+    given = [list(row) for row in rows]
+    cells = [[f"{cell:,}" if isinstance(cell, int) else plain(str(cell)) for cell in row] for row in given]
+    numeric = [bool(given) and all(isinstance(row[at], int) for row in given) for at in range(len(headers))]
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    for row in [list(headers), *cells]:
+        padded = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        )
+        click.echo("  ".join(padded).rstrip())
+
+
+def print_json(facts: Mapping[str, object]) -> None:
+    """One JSON object on one line. Bytes are base64, decimals text, times ISO 8601, NaN and infinities text."""
+    click.echo(json.dumps(_json_value(dict(facts)), ensure_ascii=False))
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, dt.datetime | dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal | dt.timedelta):
+        return str(value)
+    return value
+
+
+def value_text(value: object) -> str:
+    """A value of a row, for people."""
+    if value is None:
+        return "null"
+    if isinstance(value, bytes):
+        return repr(value)[2:-1]
+    return str(value)
+
+
+def time_text(seconds: float) -> str:
+    """A moment in UTC, to the second."""
+    try:
+        return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return str(seconds)
+
+
+@contextmanager
+def progress(what: str, *, hidden: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Shows how far something is, on standard error, if that is a terminal.
+
+    Yields:
+        ``tell(done, in_all)``.
+    """
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+
+        def tell(done: int, in_all: int) -> None:
+            bar.update(task, completed=done, total=in_all)
+
+        yield tell

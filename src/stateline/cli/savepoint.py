@@ -1,0 +1,141 @@
+"""``stateline savepoint``: copies of a checkpoint that stand by themselves.
+
+Owns arguments and printing. Does not own what a savepoint is (``stateline.checkpoint.savepoint``).
+"""
+
+from __future__ import annotations
+
+import click
+
+from stateline.blob import open_store
+from stateline.checkpoint import CheckpointStore, create_savepoint, drop_savepoint, list_savepoints, open_savepoint
+from stateline.checkpoint.layout import METADATA, SAVEPOINT_PREFIX
+from stateline.cli.output import (
+    CommandGroup,
+    json_option,
+    map_options,
+    plain,
+    print_json,
+    print_table,
+    progress,
+    store_option,
+    time_text,
+)
+from stateline.errors import CorruptDataError, NotFoundError
+
+__all__ = ["create", "drop", "ls", "savepoint"]
+
+
+@click.group(cls=CommandGroup)
+def savepoint() -> None:
+    """Make, find and drop savepoints: checkpoints copied, with all they need, into one folder that may be moved."""
+
+
+@savepoint.command("create")
+@click.argument("root")
+@click.argument("target")
+@click.option("--checkpoint", "checkpoint_id", type=click.IntRange(min=0), help="Which one; the newest by default.")
+@click.option("--label", default="", help="Free text that is kept with it.")
+@click.option("--target-option", "target_options", multiple=True, metavar="NAME=VALUE", help="A setting of TARGET.")
+@click.option(
+    "--output-option", "output_options", multiple=True, metavar="NAME=VALUE", help="A setting of the outputs."
+)
+@json_option
+@store_option
+def create(
+    root: str,
+    target: str,
+    checkpoint_id: int | None,
+    label: str,
+    target_options: tuple[str, ...],
+    output_options: tuple[str, ...],
+    options: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> None:
+    """Copy a checkpoint of ROOT into a new folder below TARGET. Safe while the query runs.
+
+    TARGET may be on another store. A query starts from the printed URL with KeyedStream(..., start_from=URL).
+    """
+    source = CheckpointStore(open_store(root, map_options(options)))
+    record = source.latest() if checkpoint_id is None else source.get(checkpoint_id)
+    urls = {output.url for output in record.outputs} if record is not None else set()
+    outputs = {url: open_store(url, map_options(output_options)) for url in sorted(urls)}
+    store = open_store(target, map_options(target_options))
+    with progress("copying", hidden=as_json) as tell:
+        made = create_savepoint(source, store, checkpoint_id=checkpoint_id, outputs=outputs, label=label, progress=tell)
+    if as_json:
+        print_json({"url": made.url, "checkpoint_id": made.checkpoint.checkpoint_id})
+    else:
+        click.echo(plain(made.url))
+
+
+@savepoint.command("ls")
+@click.argument("url")
+@json_option
+@store_option
+@click.pass_context
+def ls(context: click.Context, url: str, options: tuple[str, ...], *, as_json: bool) -> None:
+    """List the savepoints directly below URL, and what an interrupted creation or removal left.
+
+    Exits with 1 if the record of one cannot be read.
+    """
+    store = open_store(url, map_options(options))
+    complete = set(list_savepoints(store))
+    folders = {info.name.partition("/")[0] for info in store.list(SAVEPOINT_PREFIX) if "/" in info.name}
+    facts = []
+    damaged = False
+    for folder in sorted(folders):
+        fact: dict[str, object] = {"folder": folder, "state": "incomplete"}
+        if folder in complete:
+            try:
+                found = open_savepoint(store, folder)
+                owner = found.owner()
+                source = found.checkpoint.properties
+                fact |= {
+                    "state": "free" if owner is None else f"owned by {owner}",
+                    "checkpoint_id": found.checkpoint.checkpoint_id,
+                    "created": time_text(found.checkpoint.created_at),
+                    "source": source.get("savepoint.source", ""),
+                    "label": source.get("savepoint.label", ""),
+                }
+            except CorruptDataError as error:
+                damaged = True
+                fact |= {"state": f"DAMAGED: {error.message}"}
+        facts.append(fact)
+    if as_json:
+        for fact in facts:
+            print_json(fact)
+    else:
+        columns = ("folder", "state", "checkpoint_id", "created", "source", "label")
+        print_table(
+            ("folder", "state", "checkpoint", "created", "source", "label"),
+            [[fact.get(column, "") for column in columns] for fact in facts],
+        )
+    context.exit(1 if damaged else 0)
+
+
+@savepoint.command("drop")
+@click.argument("url")
+@click.option("--delete", is_flag=True, help="Really delete; without it, only say what would be deleted.")
+@json_option
+@store_option
+def drop(url: str, options: tuple[str, ...], *, delete: bool, as_json: bool) -> None:
+    """Delete the savepoint whose folder is URL, or what an interrupted creation left there.
+
+    Without --delete nothing is deleted. A savepoint that a query has claimed is that query's, and is refused.
+    """
+    parent, _, folder = url.rstrip("/").removesuffix(f"/{METADATA}").rpartition("/")
+    store = open_store(parent or ".", map_options(options))
+    names = sorted(info.name for info in store.list(f"{folder}/")) if folder else []
+    if not names:
+        raise NotFoundError("there is no such folder", subject=url, hint="`stateline savepoint ls` names them")
+    if delete:
+        names = drop_savepoint(store, folder)
+    if as_json:
+        print_json({"folder": folder, "deleted": delete, "objects": names})
+        return
+    for name in names:
+        click.echo(f"{'deleted' if delete else 'would delete'}  {plain(name)}")
+    if not delete:
+        click.echo("Nothing was deleted: add --delete")

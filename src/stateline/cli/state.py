@@ -1,0 +1,291 @@
+"""``stateline state``: the rows of keyed state, now or as any retained checkpoint or savepoint holds them.
+
+Owns arguments, texts as keys, and printing. Does not own reading (``stateline.state.stored``) or the comparison of two
+checkpoints (``stateline.state.changes``).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import click
+import pyarrow as pa
+
+from stateline.checkpoint import CheckpointStore, SubtaskState, resolve_pointer
+from stateline.cli.output import (
+    CommandGroup,
+    json_option,
+    map_options,
+    plain,
+    print_json,
+    print_table,
+    progress,
+    store_option,
+    value_text,
+)
+from stateline.errors import DataLossError, InvalidInputError, StatelineError
+from stateline.files.formats import FORMATS, check_schema, make_encoder
+from stateline.recoverable import RecoverableWriter
+from stateline.state.changes import changes_between
+from stateline.state.stored import StoredState
+
+__all__ = ["diff", "export", "get", "ls", "state"]
+
+_NULL: Final = r"\N"
+_ROWS_PER_SLICE: Final = 1_000_000
+_ROW_GROUP_ROWS: Final = 1_048_576
+
+_operator_option = click.option("--operator", help="Name of the operator; not needed where there is one only.")
+
+
+@click.group(cls=CommandGroup)
+def state() -> None:
+    """Read keyed state as data. Never disturbs a running query.
+
+    POINTER is a checkpoint root (its newest checkpoint), ROOT/chk-ID for any retained one, or the folder of a
+    savepoint, on any store.
+    """
+
+
+@state.command("ls")
+@click.argument("pointer")
+@json_option
+@store_option
+def ls(pointer: str, options: tuple[str, ...], *, as_json: bool) -> None:
+    """List the operators with state: their keys, values and size.
+
+    "rows" counts stored rows, old versions and deletions included.
+    """
+    snapshot = resolve_pointer(pointer, options=map_options(options))
+    facts = []
+    for operator in snapshot.checkpoint.operators:
+        stored = StoredState.of(snapshot.store, snapshot.checkpoint, operator.name)
+        runs = {run.name: run for subtask in operator.subtasks for run in subtask.runs}.values()
+        facts.append(
+            {
+                "operator": operator.name,
+                "keys": {field.name: str(field.type) for field in stored.schema.keys},
+                "values": {field.name: str(field.type) for field in stored.schema.values},
+                "subtasks": len(operator.subtasks),
+                "runs": len(runs),
+                "stored_rows": sum(run.rows for run in runs),
+                "bytes": sum(run.size for run in runs),
+                "checkpoint_id": snapshot.checkpoint.checkpoint_id,
+            }
+        )
+    if as_json:
+        for fact in facts:
+            print_json(fact)
+        return
+    print_table(
+        ("operator", "checkpoint", "subtasks", "runs", "rows", "bytes", "state"),
+        [
+            (
+                *(fact[name] for name in ("operator", "checkpoint_id", "subtasks", "runs", "stored_rows", "bytes")),
+                str(StoredState.of(snapshot.store, snapshot.checkpoint, str(fact["operator"])).schema),
+            )
+            for fact in facts
+        ],
+    )
+
+
+@state.command("get")
+@click.argument("pointer")
+@click.argument("key", nargs=-1, required=True)
+@_operator_option
+@json_option
+@store_option
+@click.pass_context
+def get(
+    context: click.Context,
+    pointer: str,
+    key: tuple[str, ...],
+    operator: str | None,
+    options: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> None:
+    r"""Print the row of one KEY: one value per key column, in their order.
+
+    \N means null, binary is given as base64. Fetches only the parts of the state that may hold the key. Exits with 1
+    if the key is not there.
+    """
+    snapshot = resolve_pointer(pointer, options=map_options(options))
+    stored = StoredState.of(snapshot.store, snapshot.checkpoint, operator)
+    columns = _key_columns(stored, key)
+    with _naming_who_needs_it(stored):
+        rows = stored.reader().get(stored.whole(), columns).to_pylist()
+    if not rows:
+        click.echo(f"There is no such key in checkpoint {stored.checkpoint_id}", err=True)
+    for row in rows:
+        if as_json:
+            print_json(row)
+        else:
+            print_table(("column", "value"), [(name, value_text(value)) for name, value in row.items()])
+    context.exit(0 if rows else 1)
+
+
+@state.command("diff")
+@click.argument("before")
+@click.argument("after")
+@_operator_option
+@click.option("--limit", type=click.IntRange(min=0), help="Stop after so many rows.")
+@json_option
+@store_option
+def diff(
+    before: str, after: str, operator: str | None, limit: int | None, options: tuple[str, ...], *, as_json: bool
+) -> None:
+    """Print what happened to each key from BEFORE to AFTER, two pointers to checkpoints or savepoints.
+
+    The first column is insert, update_before, update_after or delete. A key that has the same values in both is not
+    printed, whatever happened to it in between.
+    """
+    given = map_options(options)
+    old_snapshot, new_snapshot = (resolve_pointer(pointer, options=given) for pointer in (before, after))
+    old = StoredState.of(old_snapshot.store, old_snapshot.checkpoint, operator)
+    new = StoredState.of(new_snapshot.store, new_snapshot.checkpoint, operator)
+    if old.store.url != new.store.url or old.max_parallelism != new.max_parallelism:
+        raise InvalidInputError(
+            "they lie in different roots or have different key groups",
+            operation="diff",
+            subject=f"{before} and {after}",
+            hint="Give two checkpoints of one root; export others and compare the files",
+        )
+    rows = _changes(old, new)
+    for number, row in enumerate(rows):
+        if limit is not None and number >= limit:
+            return
+        if as_json:
+            print_json(row)
+        else:
+            change, *values = row.items()
+            click.echo("  ".join([f"{change[1]:<13}", *(f"{plain(name)}={_field(value)}" for name, value in values)]))
+
+
+@state.command("export")
+@click.argument("pointer")
+@click.argument("target")
+@_operator_option
+@click.option("--format", "format_", type=click.Choice(FORMATS), help="Default: what the ending of TARGET says.")
+@click.option("--columns", help="Only these, comma-separated.")
+@click.option("--target-option", "target_options", multiple=True, metavar="NAME=VALUE", help="A setting of TARGET.")
+@json_option
+@store_option
+def export(
+    pointer: str,
+    target: str,
+    operator: str | None,
+    format_: str | None,
+    columns: str | None,
+    target_options: tuple[str, ...],
+    options: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> None:
+    """Write all rows into one new file, TARGET, on any store.
+
+    The file appears whole or not at all, and an existing one is never overwritten.
+    """
+    chosen = format_ or target.rpartition(".")[2]
+    if chosen not in FORMATS:
+        raise click.BadParameter(f"give one of {', '.join(FORMATS)}", param_hint="--format")
+    snapshot = resolve_pointer(pointer, options=map_options(options))
+    stored = StoredState.of(snapshot.store, snapshot.checkpoint, operator)
+    names = columns.split(",") if columns else stored.schema.row.names
+    reader = stored.reader()
+    slices = stored.slices(max(stored.stored_rows // _ROWS_PER_SLICE, 1))
+    folder, _, name = target.rpartition("/")
+    writer = RecoverableWriter.for_url(folder or ".", map_options(target_options))
+    rows = 0
+    with (
+        _naming_who_needs_it(stored),
+        progress("exporting", hidden=as_json) as tell,
+        writer.open(name) as stream,
+    ):
+        schema = reader.columns_schema(names)
+        check_schema(chosen, schema)
+        encoder = make_encoder(chosen, stream, schema, "snappy" if chosen == "parquet" else None, _ROW_GROUP_ROWS)
+        try:
+            for done, part in enumerate(slices, start=1):
+                table = pa.Table.from_batches(reader.scan(part, names), schema=schema)
+                encoder.write(table)
+                rows += table.num_rows
+                tell(done, len(slices))
+        finally:
+            encoder.finish()  # After a failure, too: one that is thrown away writes when the stream is closed.
+        stream.close_for_commit().commit()
+    if as_json:
+        print_json({"target": target, "rows": rows, "checkpoint_id": stored.checkpoint_id})
+    else:
+        click.echo(f"{rows:,} rows of checkpoint {stored.checkpoint_id} written to {plain(target)}")
+
+
+def _changes(old: StoredState, new: StoredState) -> Iterator[Mapping[str, Any]]:
+    parts = max(new.stored_rows // _ROWS_PER_SLICE, 1)
+    reader = new.reader()
+    pairs: Sequence[tuple[SubtaskState, SubtaskState]] = list(zip(old.slices(parts), new.slices(parts), strict=True))
+    with _naming_who_needs_it(old), _naming_who_needs_it(new):
+        for was, now in pairs:
+            for batch in changes_between(reader, was, now):
+                yield from batch.to_pylist()
+
+
+def _field(value: object) -> str:
+    return plain(value_text(value))
+
+
+def _key_columns(stored: StoredState, texts: Sequence[str]) -> list[pa.Array]:
+    """One array of one value per key column.
+
+    Raises:
+        InvalidInputError: Another number of values, or one that is no value of its column.
+    """
+    fields = list(stored.schema.keys)
+    if len(texts) != len(fields):
+        raise InvalidInputError(
+            f"{len(texts)} values came",
+            operation="get",
+            subject="KEY",
+            hint=f"Give one for each of: {', '.join(f'{field.name} ({field.type})' for field in fields)}",
+        )
+    return [_key_value(field, text) for field, text in zip(fields, texts, strict=True)]
+
+
+def _key_value(field: pa.Field, text: str) -> pa.Array:
+    if text == _NULL:
+        return pa.nulls(1, field.type)
+    try:
+        if pa.types.is_binary(field.type) or pa.types.is_fixed_size_binary(field.type):
+            return pa.array([base64.b64decode(text, validate=True)], field.type)
+        return pa.array([text]).cast(field.type)
+    except (pa.ArrowException, binascii.Error, ValueError) as error:
+        raise InvalidInputError(
+            f"{text!r} is no {field.type}", operation="get", subject=f"key column {field.name!r}"
+        ) from error
+
+
+@contextmanager
+def _naming_who_needs_it(stored: StoredState) -> Iterator[None]:
+    """Adds to the error of a missing object the retained checkpoints that need it."""
+    try:
+        yield
+    except DataLossError as error:
+        needed = ", ".join(map(str, _needed_by(stored, error.subject or ""))) or str(stored.checkpoint_id)
+        raise DataLossError(
+            f"{error.message}: checkpoint {needed}",
+            operation=error.operation,
+            subject=f"{stored.store.url}/{error.subject}",
+            hint=error.hint,
+        ) from error
+
+
+def _needed_by(stored: StoredState, name: str) -> list[int]:
+    try:
+        records = CheckpointStore(stored.store).list()
+    except StatelineError:
+        return []
+    return [record.checkpoint_id for record in records if name in record.object_names()]

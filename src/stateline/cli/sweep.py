@@ -1,0 +1,117 @@
+"""``stateline sweep``: what crashed writers left in checkpoint roots and in the outputs of their queries.
+
+Owns arguments, printing, and which sweep sees which reach. Does not own what may go (``stateline.checkpoint.sweep``,
+``stateline.recoverable.sweep``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import click
+
+from stateline.blob import BlobStore, open_store
+from stateline.blob.api import ObjectInfo
+from stateline.checkpoint import Checkpoint, CheckpointStore, RootSweep, sweep_root
+from stateline.cli.output import json_option, map_options, plain, print_json, store_option, time_text
+from stateline.handles import CommitPoint
+from stateline.options import parse_duration
+from stateline.recoverable.sweep import SweepResult, reachable_names
+from stateline.recoverable.sweep import sweep as sweep_staged
+
+__all__ = ["sweep"]
+
+_COUNTS: Final = ("examined", "reachable", "young", "leftovers", "leftover_bytes", "deleted")
+
+
+@click.command("sweep")
+@click.argument("roots", metavar="ROOT...", nargs=-1, required=True)
+@click.option("--delete", is_flag=True, help="Really delete; without it, only say what would be deleted.")
+@click.option("--min-age", default="7d", show_default=True, help="What is younger stays, such as 36h or 7d.")
+@click.option("--outputs", is_flag=True, help="Also sweep the outputs that the checkpoints name.")
+@click.option(
+    "--output-option", "output_options", multiple=True, metavar="NAME=VALUE", help="A setting of the outputs."
+)
+@json_option
+@store_option
+def sweep(
+    roots: tuple[str, ...],
+    min_age: str,
+    output_options: tuple[str, ...],
+    options: tuple[str, ...],
+    *,
+    delete: bool,
+    outputs: bool,
+    as_json: bool,
+) -> None:
+    """Find what crashed writers left behind in checkpoint roots, and with --delete remove it.
+
+    A leftover is an object that no retained checkpoint reaches (no run, no pending rows, no state file, no piece of an
+    open or finished file) and that is older than --min-age. Give more than the longest time between writing an object
+    and recording it, which is one micro-batch with all its retries.
+
+    With --outputs the hidden staging folders of the outputs are swept, too. Give every ROOT whose query writes to
+    them: pieces of a query whose root is not given look like leftovers.
+    """
+    parse_duration(min_age, "--min-age")
+    tell = _Teller(delete=delete, as_json=as_json)
+    stores = [open_store(root, map_options(options)) for root in roots]
+    swept = []
+    for store in stores:
+        # All roots are read before anything is deleted from an output.
+        swept.append(
+            sweep_root(
+                CheckpointStore(store), min_age=min_age, delete=delete, on_leftover=partial(tell.leftover, store.url)
+            )
+        )
+        tell.result(store, swept[-1])
+    checkpoints = [checkpoint for result in swept for checkpoint in result.checkpoints]
+    targets = {store.url: store for store in stores}
+    if outputs:
+        urls = {output.url for checkpoint in checkpoints for output in checkpoint.outputs}
+        targets |= {url: open_store(url, map_options(output_options)) for url in sorted(urls - targets.keys())}
+    for store in targets.values():
+        needed = reachable_names(_points(checkpoints, store.url))
+        found = sweep_staged(
+            store, needed, min_age=min_age, delete=delete, on_leftover=partial(tell.leftover, store.url)
+        )
+        tell.result(store, found, what="staged pieces")
+    if not delete and not as_json:
+        click.echo("Nothing was deleted: add --delete")
+
+
+def _points(checkpoints: list[Checkpoint], url: str) -> Iterator[CommitPoint]:
+    """The files of an output that some checkpoint needs: those that it finishes, and those that go on."""
+    for checkpoint in checkpoints:
+        for output in checkpoint.outputs:
+            if output.url == url:
+                yield from (file.commit for file in output.finished)
+                yield from (file.resume for file in output.open if file.resume is not None)
+
+
+class _Teller:
+    """Prints each leftover as it is found, and the sums."""
+
+    def __init__(self, *, delete: bool, as_json: bool) -> None:
+        self._verb = "deleting" if delete else "leftover"
+        self._delete = delete
+        self._as_json = as_json
+
+    def leftover(self, url: str, info: ObjectInfo) -> None:
+        modified = time_text(info.modified_at)
+        if self._as_json:
+            print_json({"store": url, "object": info.name, "bytes": info.size, "modified": modified})
+        else:
+            click.echo(f"{self._verb}  {plain(url)}/{plain(info.name)}  {info.size:,} bytes, modified {modified}")
+
+    def result(self, store: BlobStore, result: RootSweep | SweepResult, what: str = "objects") -> None:
+        if self._as_json:
+            facts = {name: getattr(result, name) for name in _COUNTS}
+            print_json({"store": store.url, "looked_at": what, **facts})
+            return
+        click.echo(
+            f"{plain(store.url)}: {result.examined} {what}, {result.reachable} reachable, {result.young} too young, "
+            f"{result.leftovers} leftovers of {result.leftover_bytes:,} bytes{' deleted' if self._delete else ''}"
+        )

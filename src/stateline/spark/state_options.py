@@ -1,0 +1,104 @@
+"""Options of ``format("stateline")``, the source that reads state as data.
+
+As with the sink, a name may be written in Spark's way or in Python's: ``startCheckpoint`` and ``start_checkpoint``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Self
+
+from stateline.errors import InvalidInputError
+from stateline.options import check_known, normalise_settings, parse_int, setting
+
+__all__ = ["LATEST", "StateSourceOptions"]
+
+LATEST: Final = "latest"
+_ROOT_PREFIX: Final = "root."
+
+
+def _text(value: Any, _: str) -> Any:
+    return value
+
+
+def _names(value: str | tuple[str, ...], _: str) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    return tuple(name.strip() for name in names if name.strip())
+
+
+def _id(value: int | str | None, name: str) -> int | None:
+    return None if value is None else parse_int(value, name, minimum=0)
+
+
+def _start(value: int | str | None, name: str) -> int | str | None:
+    return LATEST if value == LATEST else _id(value, name)
+
+
+def _count(value: int | str | None, name: str) -> int | None:
+    return None if value is None else parse_int(value, name, minimum=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSourceOptions:
+    """What a user can say about the source.
+
+    Attributes:
+        path: A checkpoint root, ``<root>/chk-<id>``, or the folder of a savepoint; ``load(path)`` sets it.
+        operator: Whose state; not needed where there is one operator.
+        checkpoint: A retained checkpoint to read instead of the newest one.
+        mode: ``snapshot``: the rows of one checkpoint. ``changes``: what happened between two. A stream has changes.
+        start_checkpoint: Changes begin after this checkpoint; by default before the first one, so that all rows come
+            as inserts first. For a stream also ``latest``. A stream that goes on does not look at it.
+        end_checkpoint: Changes end with this checkpoint; by default with the newest. Not for a stream.
+        columns: Only these, separated by commas.
+        partitions: Into how many tasks a read is cut; by default one for every 500,000 rows.
+        root_options: Options of the store, given as ``root.<option>``.
+    """
+
+    path: str = setting("", _text, help="checkpoint root, checkpoint or savepoint")
+    operator: str | None = setting(None, _text, help="whose state")
+    checkpoint: int | None = setting(None, _id, help="a retained checkpoint, instead of the newest")
+    mode: str | None = setting(None, _text, help="snapshot or changes")
+    start_checkpoint: int | str | None = setting(None, _start, help="changes begin after this checkpoint")
+    end_checkpoint: int | None = setting(None, _id, help="changes end with this checkpoint")
+    columns: tuple[str, ...] = setting("", _names, help="only these columns, separated by commas")
+    partitions: int | None = setting(None, _count, help="into how many tasks a read is cut")
+    root_options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        normalise_settings(self)
+        if not self.path:
+            raise _wrong("path", "it is missing", 'Call load("file:///folder")')
+        if self.mode is not None:
+            check_known([self.mode], ("snapshot", "changes"), "value of mode")
+        is_feed = self.mode == "changes"
+        if is_feed and self.checkpoint is not None:
+            raise _wrong("checkpoint", "changes lie between two", "Give start_checkpoint and end_checkpoint")
+        if self.mode == "snapshot" and (self.start_checkpoint is not None or self.end_checkpoint is not None):
+            raise _wrong("mode", "a snapshot has neither start nor end", "Give checkpoint, or mode 'changes'")
+
+    @classmethod
+    def from_spark(cls, options: Mapping[str, str]) -> Self:
+        """Options as Spark hands them over.
+
+        Raises:
+            InvalidInputError: An unknown option, a bad value, or options that contradict each other.
+        """
+        known = {_plain(spec.name): spec.name for spec in fields(cls) if spec.metadata}
+        given: dict[str, Any] = {"root_options": {}}
+        for key, value in options.items():
+            if key.lower().startswith(_ROOT_PREFIX):
+                given["root_options"][key[len(_ROOT_PREFIX) :]] = value
+            else:
+                check_known([_plain(key)], known)
+                given[known[_plain(key)]] = value
+        return cls(**given)
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _wrong(option: str, reason: str, hint: str) -> InvalidInputError:
+    return InvalidInputError(reason, operation="stateline", subject=option, hint=hint)

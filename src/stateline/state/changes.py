@@ -1,0 +1,148 @@
+"""The change feed: what happened to the rows of a slice of state between two checkpoints.
+
+Owns the comparison. Does not own which checkpoints are compared, nor how rows are read (``stored``).
+
+It gives the **net** change of each key: a key that was put and deleted in between does not appear, one that was changed
+ten times appears once. So the feed between two checkpoints is one function of them, and repeating it gives the same
+rows. Values are compared as they are stored: a rewritten row with equal values is no change.
+
+Why it is cheap. Runs never change, and both stacks keep the order of the runs that they share. A key whose rows lie
+only in shared runs reads the same in both. So only keys in runs of **one** of the stacks can have changed: between
+neighbouring checkpoints the new run of each subtask, and more only where runs were merged. Those keys are looked up in
+both stacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateline.checkpoint.api import SubtaskState
+from stateline.handles import RunHandle
+from stateline.state.columns import Mask, fixed_words, valid_mask
+from stateline.state.keys import Hashes
+from stateline.state.merge import merge_windows
+from stateline.state.rows import Run, StateRows
+from stateline.state.schema import StateSchema
+from stateline.state.stored import SliceReader
+from stateline.state.table import Found, StateTable
+
+__all__ = ["CHANGE_COLUMN", "ChangeType", "change_schema", "changes_between"]
+
+CHANGE_COLUMN: Final = "__change"
+"""First column of the feed. Names that start with ``__`` are Stateline's, so no column of a state is called so."""
+
+
+class ChangeType(StrEnum):
+    """What happened to a key."""
+
+    INSERT = "insert"
+    UPDATE_BEFORE = "update_before"
+    UPDATE_AFTER = "update_after"
+    DELETE = "delete"
+
+
+_TYPES: Final = pa.array([kind.value for kind in ChangeType])
+_INSERT, _BEFORE, _AFTER, _DELETE = range(4)
+
+
+def change_schema(schema: StateSchema) -> pa.Schema:
+    """The columns of the feed: :data:`CHANGE_COLUMN`, then those of the state."""
+    return pa.schema([pa.field(CHANGE_COLUMN, pa.string(), nullable=False), *schema.row])
+
+
+def changes_between(reader: SliceReader, before: SubtaskState | None, after: SubtaskState) -> Iterator[pa.RecordBatch]:
+    """The changes that lead from one state of some key groups to another.
+
+    Args:
+        reader: Reads both; its schema is that of the newer one, as which older rows are read.
+        before: The slice as it was; ``None`` for nothing.
+        after: The same key groups, later.
+
+    Yields:
+        Batches of :func:`change_schema`, none empty. A key comes once, or twice where its values changed: then
+        ``update_before`` and ``update_after`` are neighbours.
+
+    Raises:
+        DataLossError: A run is gone: one of the checkpoints was retired.
+        CorruptDataError: A run is not what was written.
+        InvalidInputError: Of kind ``SCHEMA_MISMATCH``: the older rows cannot be read as the newer ones.
+    """
+    old_handles = () if before is None else before.runs
+    only_old, only_new = _without(old_handles, after.runs), _without(after.runs, old_handles)
+    if not only_old and not only_new:
+        return
+    opened = {run.handle: run for run in reader.open_runs([*only_old, *only_new])}
+    shared = [handle for handle in old_handles if handle not in opened]
+    opened |= {run.handle: run for run in reader.open_runs(shared, _hashes(list(opened.values())))}
+    tables = [
+        StateTable(reader.schema, after.key_groups, reader.max_parallelism, [opened[handle] for handle in handles])
+        for handles in (old_handles, after.runs)
+    ]
+    candidates = [opened[handle] for handle in (*only_old, *only_new)]
+    schema = change_schema(reader.schema)
+    for window in merge_windows(candidates, after.key_groups, reader.max_parallelism, drop_tombstones=False):
+        old, new = (table.probe(window.keys) for table in tables)
+        batch = _compare(window, old, new, schema)
+        if batch.num_rows:
+            yield batch
+
+
+def _without(handles: Sequence[RunHandle], others: Sequence[RunHandle]) -> list[RunHandle]:
+    taken = set(others)
+    return [handle for handle in handles if handle not in taken]
+
+
+def _hashes(runs: Sequence[Run]) -> Hashes:
+    return np.concatenate([batch.keys.hashes for run in runs for batch in run.batches] or [np.empty(0, np.uint64)])
+
+
+def _compare(window: StateRows, old: Found, new: Found, schema: pa.Schema) -> pa.RecordBatch:
+    """The changes of the keys of a window, in the order of their hashes."""
+    both = old.mask & new.mask
+    changed = both & ~_equal_rows(old.values, new.values, len(window))
+    masks = {_DELETE: old.mask & ~new.mask, _BEFORE: changed, _AFTER: changed, _INSERT: new.mask & ~old.mask}
+    found = {kind: np.flatnonzero(mask) for kind, mask in masks.items()}
+    places = np.concatenate(list(found.values()))
+    kinds = np.concatenate([np.full(len(rows), kind, dtype=np.int64) for kind, rows in found.items()])
+    order = np.argsort(places, kind="stable")  # A row before its change comes before the row after it.
+    places, kinds = places[order], kinds[order]
+    is_new = np.isin(kinds, (_INSERT, _AFTER))
+    source = pa.array(np.where(is_new, places + len(window), places))
+    columns = [column.take(pa.array(places)) for column in window.keys.columns]
+    columns += [pa.concat_arrays([was, now]).take(source) for was, now in zip(old.values, new.values, strict=True)]
+    return pa.RecordBatch.from_arrays([_TYPES.take(pa.array(kinds)), *columns], schema=schema)
+
+
+def _equal_rows(left: Sequence[pa.Array], right: Sequence[pa.Array], rows: int) -> Mask:
+    equal = np.ones(rows, dtype=np.bool_)
+    for one, other in zip(left, right, strict=True):
+        equal &= _equal(one, other)
+    return equal
+
+
+def _equal(left: pa.Array, right: pa.Array) -> Mask:
+    """Which values are the same, null and NaN included."""
+    if pa.types.is_null(left.type):
+        return np.ones(len(left), dtype=np.bool_)
+    words, others = fixed_words(left), fixed_words(right)
+    if words is not None and others is not None:
+        same: Mask = words == others
+        validity, other_validity = valid_mask(left), valid_mask(right)
+        if validity is None and other_validity is None:
+            return same
+        ones = np.ones(len(left), dtype=np.bool_)
+        one, two = (ones if mask is None else mask for mask in (validity, other_validity))
+        return (same & one & two) | (~one & ~two)
+    if pa.types.is_nested(left.type):
+        # Arrow does not compare nested values. NaN differs from itself; its text does not.
+        pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
+        return np.array([one == other or repr(one) == repr(other) for one, other in pairs], dtype=np.bool_)
+    compared = pc.equal(left, right).fill_null(False)
+    mask: Mask = pc.or_(compared, pc.and_(left.is_null(), right.is_null())).to_numpy(zero_copy_only=False)
+    return mask

@@ -1,0 +1,214 @@
+"""State as data: what a checkpoint or savepoint holds, read by anybody, without the query that made it.
+
+Owns finding an operator in a record, and scans and point reads of slices of its state. Does not own the change feed
+(``changes``), nor records and pointers (``checkpoint``).
+
+Read-only: nothing here writes, fences or retains. A checkpoint that retention takes away while it is read gives
+:class:`DataLossError`, never wrong rows.
+
+Facts:
+- A slice is plain values (key groups and run handles), so a scan is cut on one machine and read on others.
+- A point read fetches, of each run, its tail and the record batches that may hold the keys. A scan opens whole runs.
+- Rows are those of the stored schema: for an aggregation its state columns, which are not always its results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from stateline.blob.api import BlobStore
+from stateline.checkpoint.api import Checkpoint, OperatorState, SubtaskState
+from stateline.environment import Environment
+from stateline.errors import InvalidInputError
+from stateline.handles import RunHandle
+from stateline.key_groups import KeyGroupRange, hash_bounds, range_for_subtask
+from stateline.options import check_known
+from stateline.state.columns import Column, from_words
+from stateline.state.keys import Hashes, KeyRows, group_rows, key_rows
+from stateline.state.rescale import state_of_range
+from stateline.state.rows import Run
+from stateline.state.run_store import RunReader
+from stateline.state.schema import StateSchema
+from stateline.state.table import StateTable
+
+__all__ = ["SliceReader", "StoredState", "find_operator"]
+
+
+def find_operator(checkpoint: Checkpoint, name: str | None) -> OperatorState:
+    """The state of an operator.
+
+    Args:
+        checkpoint: The record.
+        name: Of the operator; ``None`` for the only one there is.
+
+    Raises:
+        InvalidInputError: There is none of that name, or the name is needed and not given.
+    """
+    names = [operator.name for operator in checkpoint.operators]
+    if not names:
+        raise InvalidInputError(
+            "it holds no keyed state", operation="read", subject=f"checkpoint {checkpoint.checkpoint_id}"
+        )
+    if name is None and len(names) > 1:
+        raise InvalidInputError(
+            "it has several operators",
+            operation="read",
+            subject=f"checkpoint {checkpoint.checkpoint_id}",
+            hint=f"Name one of: {', '.join(names)}",
+        )
+    wanted = names[0] if name is None else name
+    check_known([wanted], names, "operator")
+    return checkpoint.operators[names.index(wanted)]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredState:
+    """The state of one operator in one checkpoint or savepoint.
+
+    Attributes:
+        store: Where its runs lie.
+        checkpoint_id: Of the record.
+        operator: From the record.
+        max_parallelism: Number of key groups.
+    """
+
+    store: BlobStore
+    checkpoint_id: int
+    operator: OperatorState
+    max_parallelism: int
+
+    @classmethod
+    def of(cls, store: BlobStore, checkpoint: Checkpoint, operator: str | None = None) -> Self:
+        """The state of an operator of a record; errors as :func:`find_operator`.
+
+        Args:
+            store: Where the names in the record resolve.
+            checkpoint: The record.
+            operator: Name; ``None`` for the only one.
+        """
+        return cls(store, checkpoint.checkpoint_id, find_operator(checkpoint, operator), checkpoint.max_parallelism)
+
+    @property
+    def schema(self) -> StateSchema:
+        """What the rows are.
+
+        Raises:
+            CorruptDataError: The record's text is no schema.
+        """
+        return StateSchema.decode(self.operator.schema)
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows in all runs, old versions and tombstones included. Never fewer than live keys."""
+        return sum(run.rows for subtask in self.operator.subtasks for run in subtask.runs)
+
+    def reader(self, environment: Environment | None = None) -> SliceReader:
+        """Reads slices of this state."""
+        return SliceReader(self.store, self.schema, self.max_parallelism, environment)
+
+    def slices(self, count: int) -> list[SubtaskState]:
+        """The state cut into ``count`` ranges of key groups (fewer if there are not so many), in order."""
+        parts = max(min(count, self.max_parallelism), 1)
+        ranges = (range_for_subtask(index, parts, self.max_parallelism) for index in range(parts))
+        return [state_of_range(self.operator, owned, self.max_parallelism) for owned in ranges]
+
+    def whole(self) -> SubtaskState:
+        """All of it, as one slice."""
+        return state_of_range(self.operator, KeyGroupRange(0, self.max_parallelism - 1), self.max_parallelism)
+
+
+class SliceReader:
+    """Reads slices of keyed state. Safe from any thread.
+
+    Args:
+        store: Where the runs lie.
+        schema: What the rows should be; older runs are evolved.
+        max_parallelism: Number of key groups.
+        environment: Threads for fetching.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        schema: StateSchema,
+        max_parallelism: int,
+        environment: Environment | None = None,
+    ) -> None:
+        self.store = store
+        self.schema = schema
+        self.max_parallelism = max_parallelism
+        self._runs = RunReader(store, schema, environment=environment)
+
+    def scan(self, state: SubtaskState, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """All live rows, ascending by the hash of their key.
+
+        Args:
+            state: The slice.
+            columns: Names of key and value columns, in the order wanted; all of them by default.
+
+        Yields:
+            Batches; none is empty.
+
+        Raises:
+            DataLossError: A run is gone.
+            CorruptDataError: A run is not what was written.
+        """
+        indexes = self._indexes(columns)
+        for batch in self.table(state).scan():
+            yield batch if indexes is None else batch.select(indexes)
+
+    def get(self, state: SubtaskState, keys: Sequence[Column], columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """The rows of some keys that are there, ascending by hash; keys that lie outside the slice are not there.
+
+        Args:
+            state: The slice.
+            keys: One array per key column, of one length; a key may come twice.
+            columns: As in :meth:`scan`.
+
+        Raises:
+            InvalidInputError: The columns are not those of the key.
+            DataLossError: A run is gone.
+            CorruptDataError: A run is not what was written.
+        """
+        indexes = self._indexes(columns)
+        wanted = self._within(state, group_rows(key_rows(self.schema, keys)).keys)
+        runs = self._runs.open_all(state.runs, wanted.hashes) if len(wanted) else []
+        found = StateTable(self.schema, state.key_groups, self.max_parallelism, runs).probe(wanted)
+        rows = pa.RecordBatch.from_arrays([*wanted.columns, *found.values], schema=self.schema.row)
+        rows = rows.take(from_words(np.flatnonzero(found.mask), pa.int64()))
+        return rows if indexes is None else rows.select(indexes)
+
+    def columns_schema(self, columns: Sequence[str]) -> pa.Schema:
+        """The schema of batches of these columns.
+
+        Raises:
+            InvalidInputError: One that the state does not have.
+        """
+        check_known(columns, self.schema.row.names, "column")
+        return pa.schema([self.schema.row.field(name) for name in columns])
+
+    def table(self, state: SubtaskState) -> StateTable:
+        """The slice, with its runs open."""
+        runs = self._runs.open_all(state.runs)
+        return StateTable(self.schema, state.key_groups, self.max_parallelism, runs)
+
+    def open_runs(self, runs: Sequence[RunHandle], hashes: Hashes | None = None) -> list[Run]:
+        """Opens runs, in the order given; only the record batches that may hold ``hashes``, where that fetches less."""
+        mapped = bool(runs) and self.store.local_path(runs[0].name) is not None
+        return self._runs.open_all(runs, None if mapped else hashes)
+
+    def _within(self, state: SubtaskState, keys: KeyRows) -> KeyRows:
+        """Those keys that belong to the slice."""
+        low, high = hash_bounds(state.key_groups, self.max_parallelism)
+        return keys.take(np.flatnonzero((keys.hashes >= np.uint64(low)) & (keys.hashes <= np.uint64(high - 1))))
+
+    def _indexes(self, columns: Sequence[str] | None) -> list[int] | None:
+        if columns is None or list(columns) == self.schema.row.names:
+            return None
+        check_known(columns, self.schema.row.names, "column")
+        return [self.schema.row.get_field_index(name) for name in columns]

@@ -1,0 +1,347 @@
+"""``stateline checkpoint``, ``savepoint`` and ``sweep`` on a root with everything in it, intact and damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+from stateline.blob import open_store
+from stateline.blob.checksum import crc32c
+from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, OutputState, open_savepoint
+from stateline.checkpoint.layout import record_name
+from stateline.cli.commands import stateline
+from stateline.environment import SystemIds
+from stateline.files.pending import store_rows
+from stateline.handles import CommitPoint, FinishedFile, OpenFile, Part, ResumePoint
+from stateline.state import KeyedStateBackend, StateSchema
+
+SCHEMA = StateSchema(pa.schema([("tail", pa.string())]), pa.schema([("n", pa.int64())]))
+DAY = 86_400
+
+
+class Root:
+    """Three checkpoints with runs, an open file with pieces and one with pending rows, and a file just finished."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url, self.out_url = f"file://{folder}/root", f"file://{folder}/out"
+        self.store, self.out = open_store(self.url), open_store(self.out_url)
+        self.checkpoints = CheckpointStore(self.store)
+        with KeyedStateBackend.open(f"file://{folder}/scratch", retained_checkpoints=9) as backend:
+            flights = backend.state("flights", SCHEMA)
+            for number in range(3):
+                flights.put(pa.table({"tail": [f"N{key}" for key in range(50)], "n": [number] * 50}))
+                self.publish(backend.checkpoint())
+
+    def publish(self, made: Checkpoint) -> None:
+        number = made.checkpoint_id
+        scratch = open_store(f"file://{self.folder}/scratch")
+        for name in made.object_names():
+            self.store.put_if_absent(name, scratch.get(name))
+        if number == 0:
+            self.piece = self.out.stage("growing.csv", b"a,b\n")
+            [self.rows] = store_rows(self.store, SystemIds(), [pa.table({"x": [1, 2]})])
+        finished = ()
+        if number == 2:
+            self.last = self.out.stage("done.csv", b"done")
+            commit = CommitPoint(target="done.csv", parts=(self.last,), length=4, crc32c=crc32c(b"done"), nonce="d")
+            finished = (FinishedFile(commit=commit, rows=1),)
+        resume = ResumePoint(target="growing.csv", parts=(self.piece,), length=4, crc32c=1, nonce="g")
+        growing = (self.open_file("growing.csv", resume=resume), self.open_file("later.parquet", pending=(self.rows,)))
+        output = OutputState(operator="flights", url=self.out.url, finished=finished, open=growing)
+        record = Checkpoint(
+            checkpoint_id=number,
+            batch_id=number,
+            query_id="query",
+            offsets_digest=f"digest{number}",
+            max_parallelism=made.max_parallelism,
+            parallelism=1,
+            nonce=f"nonce{number}",
+            created_at=1_700_000_000.0 + number,
+            operators=made.operators,
+            outputs=(output,),
+            properties={"program": "demo"},
+        )
+        self.checkpoints.publish(record)
+
+    @staticmethod
+    def open_file(target: str, **how: Any) -> OpenFile:
+        return OpenFile(target=target, subtask=0, layout="l", opened_at=1.0, written_at=2.0, rows=2, bytes=9, **how)
+
+    def run_names(self, checkpoint_id: int) -> list[str]:
+        operators: tuple[OperatorState, ...] = self.checkpoints.get(checkpoint_id).operators
+        return [run.name for operator in operators for subtask in operator.subtasks for run in subtask.runs]
+
+    def path(self, name: str) -> Path:
+        return self.folder / "root" / name
+
+    def damage(self, name: str, offset: int) -> None:
+        data = bytearray(self.path(name).read_bytes())
+        data[offset] ^= 1
+        self.path(name).chmod(0o600)
+        self.path(name).write_bytes(bytes(data))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(tmp_path)
+
+
+def run(*arguments: str) -> Result:
+    answer = CliRunner().invoke(stateline, list(arguments))
+    assert "Traceback" not in answer.output
+    assert answer.exception is None or isinstance(answer.exception, SystemExit), repr(answer.exception)
+    return answer
+
+
+def facts(answer: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in answer.stdout.splitlines()]
+
+
+# -- checkpoint -------------------------------------------------------------------------------------------------------
+
+
+def test_ls_shows_every_retained_checkpoint(root: Root) -> None:
+    answer = run("checkpoint", "ls", root.url)
+    assert answer.exit_code == 0
+    header, *lines = answer.output.splitlines()
+    assert header.split()[:2] == ["id", "batch"]
+    assert [line.split()[:3] for line in lines] == [[f"{n}", f"{n}", f"2023-11-14T22:13:2{n}Z"] for n in range(3)]
+    found = facts(run("checkpoint", "ls", root.url, "--json"))
+    assert [fact["checkpoint_id"] for fact in found] == [0, 1, 2]
+    assert [fact["finished_files"] for fact in found] == [0, 0, 1]
+    assert found[0]["new_bytes"] == found[0]["bytes"] > 0
+
+
+def test_ls_names_a_record_that_cannot_be_read_after_those_that_can(root: Root) -> None:
+    root.damage(record_name(1), 40)
+    answer = run("checkpoint", "ls", root.url, "--json")
+    assert answer.exit_code == 1
+    assert [fact["checkpoint_id"] for fact in facts(answer)] == [0, 2]
+    assert "chk-1/_metadata" in answer.stderr
+    assert "byte" in answer.stderr
+
+
+def test_show_tells_what_a_checkpoint_holds(root: Root) -> None:
+    answer = run("checkpoint", "show", root.url)
+    assert answer.exit_code == 0
+    for text in ("checkpoint 2", "digest2", "(tail: string) -> (n: int64)", "growing.csv", "done.csv", "program"):
+        assert text in answer.output
+    older = run("checkpoint", "show", f"{root.url}/chk-1/_metadata", "--json")
+    assert facts(older)[0]["nonce"] == "nonce1"
+
+
+def test_verify_of_an_intact_root_is_sound_and_counts(root: Root) -> None:
+    root.store.put("shared/orphan", b"garbage")
+    answer = run("checkpoint", "verify", root.url)
+    assert answer.exit_code == 0, answer.output
+    assert "all is intact. 3 checkpoints" in answer.output
+    assert "orphaned   shared/orphan  7 bytes" in answer.output
+    [report] = facts(run("checkpoint", "verify", root.url, "--json"))
+    assert report["sound"] is True
+    assert set(root.run_names(2)) < set(report["reachable"])
+    assert [item["object"] for item in report["orphaned"]] == ["shared/orphan"]
+    listed = run("checkpoint", "verify", f"{root.url}/chk-0", "--objects")
+    assert listed.exit_code == 0
+    assert f"reachable  {root.run_names(0)[0]}" in listed.output
+
+
+def test_verify_names_the_damaged_bytes_and_the_checkpoints_that_need_them(root: Root) -> None:
+    name = root.run_names(0)[0]
+    size = root.store.head(name).size
+    root.damage(name, size // 2)
+    answer = run("checkpoint", "verify", root.url)
+    assert answer.exit_code == 1
+    [line] = [line for line in answer.output.splitlines() if line.startswith("CORRUPT")]
+    needed = ", ".join(str(number) for number in range(3) if name in root.run_names(number))
+    assert f"{name}, needed by checkpoint {needed}:" in line
+    assert "record batch 0" in line
+    [report] = facts(run("checkpoint", "verify", root.url, "--json"))
+    start, end = report["findings"][0]["place"].split("bytes ")[1].split(" (")[0].split(" to ")
+    assert int(start) <= size // 2 < int(end)
+
+
+def test_verify_names_what_is_missing_in_the_root_and_in_the_output(root: Root) -> None:
+    name = root.run_names(1)[-1]
+    root.path(name).unlink()
+    root.out.discard([root.piece])
+    answer = run("checkpoint", "verify", root.url)
+    assert answer.exit_code == 1
+    assert f"MISSING    {name}, needed by checkpoint" in answer.output
+    assert f"{root.out.url}/{root.piece.name}" in answer.output
+    without = run("checkpoint", "verify", root.url, "--no-outputs")
+    assert root.piece.name not in without.output
+
+
+@pytest.mark.parametrize("newest", [False, True])
+def test_verify_goes_on_where_a_record_is_damaged(root: Root, newest: bool) -> None:
+    root.damage(record_name(2 if newest else 1), 100)
+    answer = run("checkpoint", "verify", root.url)
+    assert answer.exit_code == 1
+    assert f"CORRUPT    chk-{2 if newest else 1}/_metadata" in answer.output
+    assert "2 checkpoints" in answer.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code"),
+    [
+        (["checkpoint", "ls", "{}/nothing"], 1),
+        (["checkpoint", "show", "{}/nothing"], 1),
+        (["checkpoint", "show", "{}/root/chk-77"], 1),
+        (["checkpoint", "verify", "{}/nothing"], 1),
+        (["checkpoint", "verify", "{}/root/chk-9"], 1),
+        (["checkpoint", "ls"], 2),
+        (["checkpoint", "ls", "nowhere://x"], 2),
+        (["checkpoint", "ls", "{}/root", "--option", "what"], 2),
+        (["checkpoint", "ls", "{}/root", "--option", "what=1"], 2),
+        (["checkpoint", "verify", "{}/root", "--what"], 2),
+        (["savepoint", "ls", "nowhere://x"], 2),
+        (["savepoint", "drop", "{}/nothing"], 1),
+        (["savepoint", "drop", "{}/root/shared", "--delete"], 2),
+        (["savepoint", "create", "{}/nothing", "{}/savepoints"], 1),
+        (["savepoint", "create", "{}/root", "{}/savepoints", "--checkpoint", "9"], 1),
+        (["sweep", "{}/nothing"], 1),
+        (["sweep"], 2),
+        (["sweep", "{}/root", "--min-age", "soon"], 2),
+    ],
+)
+def test_wrong_calls_and_missing_things_are_told_in_one_message(
+    root: Root, arguments: list[str], exit_code: int
+) -> None:
+    answer = run(*[argument.replace("{}", f"file://{root.folder}") for argument in arguments])
+    assert answer.exit_code == exit_code, answer.output
+    assert "Error: " in answer.output
+
+
+def test_text_from_a_store_cannot_steer_a_terminal(root: Root) -> None:
+    record = root.checkpoints.get(2)
+    hostile = Checkpoint(
+        checkpoint_id=3,
+        batch_id=3,
+        query_id="\x1b[2Jquery",
+        offsets_digest="",
+        max_parallelism=record.max_parallelism,
+        parallelism=1,
+        nonce="n3",
+        created_at=1e11,
+        properties={"\x1b]0;": "\u202e\x07"},
+    )
+    root.checkpoints.publish(hostile)
+    for arguments in (["show", root.url], ["ls", root.url], ["verify", root.url]):
+        answer = run("checkpoint", *arguments)
+        assert answer.exit_code == 0
+        assert not set("\x1b\x07\u202e") & set(answer.output)
+
+
+# -- savepoint --------------------------------------------------------------------------------------------------------
+
+
+def made_savepoint(root: Root) -> str:
+    root.checkpoints.mark_published(2)
+    answer = run("savepoint", "create", root.url, f"file://{root.folder}/savepoints", "--label", "before upgrade")
+    assert answer.exit_code == 0, answer.output
+    return answer.output.strip()
+
+
+def test_a_savepoint_is_made_listed_verified_and_dropped(root: Root) -> None:
+    refused = run("savepoint", "create", root.url, f"file://{root.folder}/savepoints")
+    assert refused.exit_code == 2
+    assert "not visible yet" in refused.output
+    url = made_savepoint(root)
+    assert open_savepoint(url).checkpoint.checkpoint_id == 2
+    verified = run("checkpoint", "verify", url)
+    assert verified.exit_code == 0, verified.output
+    [listed] = facts(run("savepoint", "ls", f"file://{root.folder}/savepoints", "--json"))
+    assert (listed["state"], listed["label"], listed["checkpoint_id"]) == ("free", "before upgrade", 2)
+    assert "before upgrade" in run("savepoint", "ls", f"file://{root.folder}/savepoints").output
+    dry = run("savepoint", "drop", url)
+    assert dry.exit_code == 0
+    assert "would delete" in dry.output
+    assert open_savepoint(url).checkpoint.checkpoint_id == 2
+    assert run("savepoint", "drop", url, "--delete").exit_code == 0
+    assert run("savepoint", "ls", f"file://{root.folder}/savepoints", "--json").output == ""
+    assert run("savepoint", "drop", url, "--delete").exit_code == 1
+
+
+def test_a_damaged_savepoint_and_an_incomplete_one_are_told(root: Root) -> None:
+    url = made_savepoint(root)
+    folder = Path(url.removeprefix("file://"))
+    (folder.parent / "savepoint-half" / "shared").mkdir(parents=True)
+    (folder.parent / "savepoint-half" / "shared" / "x").write_bytes(b"x")
+    found = {fact["folder"]: fact for fact in facts(run("savepoint", "ls", f"file://{folder.parent}", "--json"))}
+    assert found["savepoint-half"]["state"] == "incomplete"
+    metadata = folder / "_metadata"
+    metadata.chmod(0o600)
+    metadata.write_bytes(metadata.read_bytes()[:-5])
+    answer = run("savepoint", "ls", f"file://{folder.parent}")
+    assert answer.exit_code == 1
+    assert "DAMAGED" in answer.output
+    assert run("checkpoint", "verify", url).exit_code == 1
+
+
+# -- sweep ------------------------------------------------------------------------------------------------------------
+
+
+def age(path: Path, days: float) -> None:
+    moment = path.stat().st_mtime - days * DAY
+    os.utime(path, (moment, moment))
+
+
+def everything_aged(root: Root, days: float) -> None:
+    for path in root.folder.rglob("*"):
+        if path.is_file():
+            age(path, days)
+
+
+def test_a_sweep_removes_what_nothing_reaches_and_nothing_else(root: Root) -> None:
+    garbage = ["shared/garbage.arrow", "chk-1/left", "taskowned/left"]
+    for name in garbage:
+        root.store.put(name, b"garbage")
+    dead: list[Part] = [root.out.stage("dead.csv", b"dead"), root.store.stage("dead", b"dead")]
+    everything_aged(root, 30)
+    age(root.path(record_name(2)), -1)  # Newer than the garbage.
+    before = {path for path in root.folder.rglob("*") if path.is_file()}
+    dry = run("sweep", root.url, "--outputs")
+    assert dry.exit_code == 0, dry.output
+    assert "Nothing was deleted" in dry.output
+    assert {path for path in root.folder.rglob("*") if path.is_file()} == before
+    for name in garbage:
+        assert f"leftover  {root.url}/{name}" in dry.output
+    assert f"{root.out.url}/{dead[0].name}" in dry.output
+    assert root.piece.name not in dry.output
+    swept = run("sweep", root.url, "--outputs", "--delete", "--json")
+    assert swept.exit_code == 0, swept.output
+    after = {path for path in root.folder.rglob("*") if path.is_file()}
+    gone = {root.path(name) for name in garbage} | {root.folder / "out" / dead[0].name, root.path(dead[1].name)}
+    assert before - after == gone
+    assert run("checkpoint", "verify", root.url).exit_code == 0
+
+
+def test_a_sweep_spares_the_young_and_the_outputs_it_is_not_given(root: Root) -> None:
+    root.store.put("shared/young", b"y")
+    root.store.put("shared/undecided", b"y")
+    dead = root.out.stage("dead.csv", b"dead")
+    everything_aged(root, 30)
+    age(root.path("shared/young"), -27)
+    assert run("sweep", root.url, "--delete").exit_code == 0
+    assert root.path("shared/young").exists()
+    assert root.path("shared/undecided").exists(), "the newest record is as old: the next one may name it"
+    assert (root.folder / "out" / dead.name).exists()
+    [result, _] = facts(run("sweep", root.url, "--min-age", "0s", "--json"))
+    assert result["young"] == 2
+
+
+def test_a_root_that_cannot_be_read_is_not_swept(root: Root) -> None:
+    root.store.put("shared/garbage", b"garbage")
+    everything_aged(root, 30)
+    root.damage(record_name(2), 77)
+    answer = run("sweep", root.url, "--delete")
+    assert answer.exit_code == 1
+    assert "chk-2/_metadata" in answer.output
+    assert root.path("shared/garbage").exists()

@@ -1,0 +1,171 @@
+"""``stateline state``: rows by key, differences, files, from checkpoints and savepoints."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from stateline.checkpoint import CheckpointStore
+from stateline.cli.commands import stateline
+from stateline.state import KeyedStateBackend, StateSchema
+from stateline.state.run_store import process_open_runs
+
+SCHEMA = StateSchema(
+    pa.schema([("tail", pa.string()), ("day", pa.date32())]),
+    pa.schema([("n", pa.int64()), ("fare", pa.decimal128(10, 2)), ("raw", pa.binary()), ("mean", pa.float64())]),
+)
+DAY = dt.date(2024, 1, 2)
+
+
+def rows(*keys: str, n: int) -> pa.Table:
+    columns = {
+        "tail": list(keys),
+        "day": [DAY] * len(keys),
+        "n": [n] * len(keys),
+        "fare": [decimal.Decimal("1.50")] * len(keys),
+        "raw": [b"\xff\x00"] * len(keys),
+        "mean": [float("nan")] * len(keys),
+    }
+    return pa.table(columns, schema=SCHEMA.row)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    where = f"file://{tmp_path}/root"
+    with KeyedStateBackend.open(where, retained_checkpoints=9) as backend:
+        flights = backend.state("flights", SCHEMA)
+        flights.put(rows("N1", "N2", "N3", n=1))
+        backend.checkpoint()
+        flights.put(rows("N2", "N4", n=2))
+        flights.put(rows("N3", n=1))
+        flights.delete(rows("N1", n=0))
+        backend.checkpoint()
+    return where
+
+
+def run(*arguments: str) -> Result:
+    answer = CliRunner().invoke(stateline, ["state", *arguments])
+    assert "Traceback" not in answer.output
+    assert answer.exception is None or isinstance(answer.exception, SystemExit), repr(answer.exception)
+    return answer
+
+
+def facts(answer: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in answer.stdout.splitlines()]
+
+
+def test_ls_names_operators_keys_and_values(url: str) -> None:
+    answer = run("ls", url)
+    assert answer.exit_code == 0
+    assert "flights" in answer.output
+    assert "tail: string, day: date32[day]" in answer.output
+    [fact] = facts(run("ls", f"{url}/chk-0", "--json"))
+    assert (fact["operator"], fact["stored_rows"], fact["checkpoint_id"]) == ("flights", 3, 0)
+    assert fact["values"]["fare"] == "decimal128(10, 2)"
+
+
+def test_get_prints_one_row_of_any_checkpoint(url: str) -> None:
+    answer = run("get", url, "N2", "2024-01-02", "--json")
+    assert answer.exit_code == 0
+    assert facts(answer) == [{"tail": "N2", "day": "2024-01-02", "n": 2, "fare": "1.50", "raw": "/wA=", "mean": "nan"}]
+    assert facts(run("get", f"{url}/chk-0", "N2", "2024-01-02", "--json"))[0]["n"] == 1
+    table = run("get", url, "N2", "2024-01-02", "--operator", "flights")
+    assert [line.split() for line in table.output.splitlines()][3:5] == [["n", "2"], ["fare", "1.50"]]
+
+
+def test_a_key_that_is_not_there_is_exit_code_1(url: str) -> None:
+    answer = run("get", url, "N1", "2024-01-02")
+    assert answer.exit_code == 1
+    assert "no such key in checkpoint 1" in answer.stderr
+    assert run("get", url, "N1", r"\N").exit_code == 1
+
+
+def test_diff_gives_the_net_changes(url: str) -> None:
+    answer = run("diff", f"{url}/chk-0", f"{url}/chk-1", "--json")
+    assert answer.exit_code == 0
+    found = sorted((fact["__change"], fact["tail"], fact["n"]) for fact in facts(answer))
+    assert found == [("delete", "N1", 1), ("insert", "N4", 2), ("update_after", "N2", 2), ("update_before", "N2", 1)]
+    text = run("diff", f"{url}/chk-0", url, "--limit", "2")
+    assert len(text.output.splitlines()) == 2
+    assert run("diff", url, url).output == ""
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl", "arrow"])
+def test_export_writes_all_rows_once_and_overwrites_nothing(url: str, tmp_path: Path, ending: str) -> None:
+    target = f"file://{tmp_path}/exported/state.{ending}"
+    answer = run("export", url, target, "--columns", "tail,n")
+    assert answer.exit_code == 0, answer.output
+    assert "3 rows of checkpoint 1" in answer.output
+    path = tmp_path / "exported" / f"state.{ending}"
+    if ending == "parquet":
+        found = pq.read_table(path).to_pylist()
+    elif ending == "arrow":
+        found = pa.ipc.open_file(path).read_all().to_pylist()
+    else:
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted((row["tail"], row["n"]) for row in found) == [("N2", 2), ("N3", 1), ("N4", 2)]
+    before = path.read_bytes()
+    again = run("export", f"{url}/chk-0", target)
+    assert again.exit_code == 1
+    assert path.read_bytes() == before
+
+
+def test_a_savepoint_is_read_like_a_checkpoint(url: str, tmp_path: Path) -> None:
+    made = CliRunner().invoke(stateline, ["savepoint", "create", url, f"file://{tmp_path}/kept"])
+    savepoint = made.output.strip()
+    assert facts(run("get", savepoint, "N4", "2024-01-02", "--json"))[0]["n"] == 2
+    assert run("diff", url, savepoint).exit_code == 2
+
+
+def test_a_missing_run_is_named_with_the_checkpoints_that_need_it(url: str, tmp_path: Path) -> None:
+    [name] = CheckpointStore(url).get(0).object_names()
+    (tmp_path / "root" / name).unlink()
+    process_open_runs().clear()
+    for arguments in (["get", url, "N2", "2024-01-02"], ["diff", f"{url}/chk-0", url], ["export", url, "{}"]):
+        answer = run(*[argument.replace("{}", f"file://{tmp_path}/x.parquet") for argument in arguments])
+        assert answer.exit_code == 1
+        assert name in answer.output
+        assert "checkpoint 0, 1" in answer.output
+    assert not (tmp_path / "x.parquet").exists()
+
+
+def test_damage_is_named_and_never_read_as_data(url: str, tmp_path: Path) -> None:
+    [name] = CheckpointStore(url).get(0).object_names()
+    path = tmp_path / "root" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(bytes(data))
+    process_open_runs().clear()
+    for arguments in (["get", f"{url}/chk-0", "N2", "2024-01-02"], ["export", url, f"file://{tmp_path}/x.parquet"]):
+        answer = run(*arguments)
+        assert answer.exit_code == 1
+        assert name in answer.output
+    assert not (tmp_path / "x.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["get", "{}", "N2"],
+        ["get", "{}", "N2", "tomorrow"],
+        ["get", "{}"],
+        ["get", "{}", "N2", "2024-01-02", "--operator", "flight"],
+        ["export", "{}", "{}/x.docx"],
+        ["export", "{}", "{}/x.parquet", "--columns", "nope"],
+        ["export", "{}", "{}/x.csv"],
+        ["ls", "nowhere://x"],
+    ],
+)
+def test_wrong_calls_are_told_with_exit_code_2(url: str, arguments: list[str]) -> None:
+    answer = run(*[argument.replace("{}", url) for argument in arguments])
+    assert answer.exit_code == 2, answer.output
+    assert "Error: " in answer.output
