@@ -228,7 +228,7 @@ class ProcessorProgram:
             changes[_TIMERS] = timer_changes
         counts = {
             "rows": received,
-            "late_rows_dropped": received - rows.num_rows,
+            "rows_late": received - rows.num_rows,
             "keys": len(keyed.keys),
             "timers_fired": run.fired,
         }
