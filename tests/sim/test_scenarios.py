@@ -99,7 +99,7 @@ def test_runs_are_determined_by_their_seed(name):
 def test_the_real_components_hold(name):
     """A sample of each suite: ``python -m stateline.testing`` runs them whole."""
     entry = SCENARIOS[name]
-    holds(single_faults(entry.small(), setting(entry), sample=60))
-    holds(zombie_sweep(entry.small(), setting(entry), sample=60))
-    holds(fault_pairs(entry.small(), setting(entry), sample=20))
-    holds(simulate(entry.large(), range(15), setting(entry)))
+    holds(single_faults(entry.small(), setting(entry), sample=40))
+    holds(zombie_sweep(entry.small(), setting(entry), sample=30))
+    holds(fault_pairs(entry.small(), setting(entry), sample=8))
+    holds(simulate(entry.large(), range(6), setting(entry)))

@@ -19,6 +19,7 @@ from typing import Any, Final, Self, get_type_hints
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 from pyspark.sql.types import StructType
@@ -278,7 +279,7 @@ class ProcessorProgram:
         if INPUT_COLUMN not in table.schema.names:
             return table.select(self.input.names), _hashes(table), _no_rows(self.initial or self.input), None
         is_input = table[INPUT_COLUMN].is_valid()
-        mine, first = table.filter(is_input), table.filter(pa.compute.invert(is_input))
+        mine, first = table.filter(is_input), table.filter(pc.invert(is_input))
         return (
             _unpacked(mine, INPUT_COLUMN, self.input),
             _hashes(mine),

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import check_key_type, check_parallelism
-from stateline.options import settings_from_options
+from stateline.options import pop_prefixed, settings_from_options
 from stateline.spark.aggregation import AggregateProgram
 from stateline.spark.arrow_function import ArrowFunction, ArrowFunctionProgram
 from stateline.spark.arrow_types import arrow_schema, declared_schema
@@ -112,8 +112,8 @@ class KeyedStream:
         given = dict(options or {})
         if start_from is not None:
             given["start_from"] = start_from
-        self._root_options = _popped(given, _ROOT_PREFIX)
-        self._savepoint_options = _popped(given, _SAVEPOINT_PREFIX)
+        self._root_options = pop_prefixed(given, _ROOT_PREFIX)
+        self._savepoint_options = pop_prefixed(given, _SAVEPOINT_PREFIX)
         self._settings = settings_from_options(PipelineSettings, given)
         self._name = name or "by_" + "_".join(self._keys)
         self._watermark = stream_watermark(df, self._schema, watermark, late_data)
@@ -370,8 +370,3 @@ class PipelineStage:
         plan = replace(self._plan, operators=(operator,))
         initial = {} if self._initial is None else {operator.name: self._initial}
         return Pipeline(self._df, plan, {operator.name: self._program}, _initial=initial)
-
-
-def _popped(options: dict[str, str], prefix: str) -> dict[str, str]:
-    """Takes the options with a prefix out, and gives them without it."""
-    return {key.removeprefix(prefix): options.pop(key) for key in list(options) if key.startswith(prefix)}
