@@ -21,7 +21,6 @@ that was retired meanwhile, or a root that was made anew, is a clear error and n
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,10 +32,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    EqualNullSafe,
-    EqualTo,
     Filter,
-    In,
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -46,16 +42,23 @@ from stateline.blob import BlobStore, open_store
 from stateline.checkpoint import Checkpoint, CheckpointStore, Located, SubtaskState, locate
 from stateline.errors import ErrorKind, InvalidInputError, NotFoundError
 from stateline.spark.arrow_types import arrow_schema
+from stateline.spark.state_filters import named_keys
 from stateline.spark.state_options import LATEST, StateSourceOptions
 from stateline.state.changes import change_schema, changes_between
 from stateline.state.schema import StateSchema
 from stateline.state.stored import SliceReader, StoredState
 
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError:  # Before Spark 4.2, availableNow runs one batch of a Python source.
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Nothing to support."""
+
+
 __all__ = ["StateSource"]
 
 _ROWS_PER_TASK: Final = 500_000
-_POINT_KEYS_MAX: Final = 10_000
-"""More keys than this are read by a scan."""
 
 
 class StateSource(DataSource):
@@ -290,7 +293,7 @@ class _SnapshotReader(DataSourceReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Looks for the keys that filters name. Spark evaluates all filters again."""
-        self._keys = _named_keys(self._stored.schema.keys, filters)
+        self._keys = named_keys(self._stored.schema.keys, filters)
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -344,13 +347,18 @@ class _FeedReader(DataSourceReader):
         return {"_rows": self._rows}
 
 
-class _StreamReader(DataSourceStreamReader):
+class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The changes as a stream. An offset is ``{"checkpoint": id, "nonce": nonce}``; -1 is before the first one."""
 
     def __init__(self, options: StateSourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
         self._root = _Root(options)
+        self._target: dict[str, Any] | None = None
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fixes where a query that ends by itself ends; without it, Spark would stop after one batch, or a replay."""
+        self._target = self.latestOffset()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new stream begins."""
@@ -359,8 +367,10 @@ class _StreamReader(DataSourceStreamReader):
             return self.latestOffset()
         return _NOTHING if start is None else _offset(self._root.get(int(start)))
 
-    def latestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """The newest checkpoint."""
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: ARG002, N802
+        """The newest checkpoint. One batch takes all there is: net changes do not grow with the checkpoints between."""
+        if self._target is not None:
+            return self._target
         newest = self._root.newest()
         return _NOTHING if newest is None else _offset(newest)
 
@@ -422,37 +432,6 @@ def _feed_partitions(
     old: Sequence[SubtaskState | None] = [None] * len(new) if before is None else before.slices(len(new))
     pairs = zip(old, new, strict=True)
     return [_partition(_Task(before=was, state=now)) for was, now in pairs if was is None or was.runs != now.runs]
-
-
-def _named_keys(keys: pa.Schema, filters: Sequence[Filter]) -> bytes | None:
-    """The keys that filters leave, as an Arrow IPC stream; ``None`` where they do not name every key column."""
-    named: dict[str, list[Any]] = {}
-    for item in filters:
-        if isinstance(item, EqualTo | EqualNullSafe | In) and len(item.attribute) == 1:
-            values = list(item.value) if isinstance(item, In) else [item.value]
-            if not isinstance(item, EqualNullSafe):
-                values = [value for value in values if value is not None]  # Nothing equals null.
-            (column,) = item.attribute
-            if column not in named or len(values) < len(named[column]):
-                named[column] = values
-    if any(name not in named for name in keys.names):
-        return None
-    count = 1
-    for name in keys.names:
-        count *= len(named[name])
-    if count > _POINT_KEYS_MAX:
-        return None
-    rows = list(itertools.product(*(named[name] for name in keys.names)))
-    try:
-        columns = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(keys)]
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return None  # A literal that is no value of the column: Spark will compare it.
-    sink = pa.BufferOutputStream()
-    table = pa.table(columns, schema=keys)
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
 
 
 def _field(schema: pa.Schema, name: str) -> pa.Field:
