@@ -30,6 +30,7 @@ __all__ = [
     "parse_duration",
     "parse_int",
     "parse_size",
+    "pop_prefixed",
     "setting",
     "settings_from_options",
 ]
@@ -188,6 +189,11 @@ def normalise_settings(settings: Any) -> None:
         parse = spec.metadata.get("parse")
         if parse is not None:
             object.__setattr__(settings, spec.name, parse(getattr(settings, spec.name), spec.name))
+
+
+def pop_prefixed(options: dict[str, str], prefix: str) -> dict[str, str]:
+    """Takes the options with a prefix out, and gives them without it."""
+    return {key.removeprefix(prefix): options.pop(key) for key in list(options) if key.startswith(prefix)}
 
 
 def settings_from_options(cls: type[S], options: Mapping[str, str]) -> S:

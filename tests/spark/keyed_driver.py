@@ -17,7 +17,7 @@ from stateline.blob import open_store
 from stateline.blob.instrumented import StoreDecorator
 from stateline.spark import KeyedStream, count, get_or_create_session, max, sum
 from stateline.spark import coordinator as coordinator_module
-from stateline.spark import stream as stream_module
+from stateline.spark import pipeline as pipeline_module
 
 SCHEMA = "id long, key long, value long"
 
@@ -71,7 +71,7 @@ def plant(point: str, when: str) -> None:
 
         coordinator_module.MicroBatchCoordinator.run_batch = run_and_die
     else:
-        stream_module.open_store = lambda *arguments: KillingStore(open_store(*arguments), point, when)
+        pipeline_module.open_store = lambda *arguments: KillingStore(open_store(*arguments), point, when)
 
 
 def waiting(folder: str, from_id: int):

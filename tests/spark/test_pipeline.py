@@ -21,7 +21,7 @@ from stateline.checkpoint import CheckpointStore
 from stateline.errors import CorruptDataError, InvalidInputError
 from stateline.key_groups import KeyGroupRange
 from stateline.spark import KeyedStream, count, last, max, mean, sum
-from stateline.spark import stream as stream_module
+from stateline.spark import pipeline as pipeline_module
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
@@ -206,7 +206,7 @@ def test_another_driver_that_decides_first_fences_this_one(place, monkeypatch):
     place.add(0, 20)
     place.add(1, 20)
     pipeline = place.pipeline(files={"every_checkpoint": True})
-    run_subtasks = stream_module.BatchJob.__call__
+    run_subtasks = pipeline_module.BatchJob.__call__
 
     def overtaken(job, batch, tasks):
         results = run_subtasks(job, batch, tasks)
@@ -225,7 +225,7 @@ def test_another_driver_that_decides_first_fences_this_one(place, monkeypatch):
             )
         return results
 
-    monkeypatch.setattr(stream_module.BatchJob, "__call__", overtaken)
+    monkeypatch.setattr(pipeline_module.BatchJob, "__call__", overtaken)
     with pytest.raises(StreamingQueryException, match="FencedError"):
         place.run(pipeline)
     assert place.checkpoints().latest().nonce == "of-the-rival"
@@ -268,7 +268,7 @@ def test_a_changed_program_is_refused_with_both_definitions(place):
     place.add(0, 20)
     place.run()
     other = place.keyed().aggregate(n=count(), total=sum("id")).state_only()
-    with pytest.raises(InvalidInputError, match=r"definition of operator by_key.*sum\(value\).*sum\(id\)"):
+    with pytest.raises(InvalidInputError, match=r"'total' changed its meaning.*sum\(value\).*sum\(id\)"):
         place.run(other)
     with pytest.raises(InvalidInputError, match="max_parallelism"):
         place.run(max_parallelism=64)

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from stateline.spark.delivery import BatchKey
     from stateline.spark.files_ending import finish_files
     from stateline.spark.java import describe_java
+    from stateline.spark.pipeline import Pipeline
     from stateline.spark.session import get_or_create_session
-    from stateline.spark.stream import KeyedStream, Pipeline, PipelineStage
+    from stateline.spark.stream import KeyedStream, PipelineStage
     from stateline.spark.task import BatchMoment
     from stateline.spark.windowed import WindowedStream
     from stateline.state.aggregate import (
@@ -77,7 +78,7 @@ _MODULES: Final = {
     "BatchKey": "stateline.spark.delivery",
     "BatchMoment": "stateline.spark.task",
     "KeyedStream": "stateline.spark.stream",
-    "Pipeline": "stateline.spark.stream",
+    "Pipeline": "stateline.spark.pipeline",
     "PipelineStage": "stateline.spark.stream",
     "WindowedStream": "stateline.spark.windowed",
     "approx_count_distinct": "stateline.state.aggregate",

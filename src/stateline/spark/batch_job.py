@@ -26,6 +26,7 @@ from stateline.environment import Environment, system_environment
 from stateline.errors import InternalError
 from stateline.spark.coordinator import Batch, SubtaskResult, SubtaskTask
 from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_START, EventTimeWatch, WindowPlan
+from stateline.spark.initial_state import SUBTASK_COLUMN, with_initial_rows
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.task import HASH_COLUMN, OperatorProgram, TaskContext, run_subtask
 from stateline.state.run_cache import RunCache
@@ -45,10 +46,17 @@ class BatchJob:
     Args:
         plan: The pipeline.
         programs: What each operator computes, by name.
+        initial: Rows that an operator takes with the first batch of a new root, by name.
     """
 
-    def __init__(self, plan: PipelinePlan, programs: Mapping[str, OperatorProgram]) -> None:
+    def __init__(
+        self,
+        plan: PipelinePlan,
+        programs: Mapping[str, OperatorProgram],
+        initial: Mapping[str, DataFrame] | None = None,
+    ) -> None:
         self._plan = plan
+        self._initial = dict(initial or {})
         self._programs = dict(programs)
         self._operators = {operator.name: operator for operator in plan.operators}
 
@@ -60,17 +68,20 @@ class BatchJob:
             )
             for name, program in self._programs.items()
         }
+        first = any(task.checkpoint_id == 0 for task in tasks)
         frames = [
-            self._shuffled(batch.data, self._operators[name], self._programs[name]).mapInArrow(
-                function, "result binary"
-            )
+            self._shuffled(
+                batch.data, self._operators[name], self._programs[name], self._initial.get(name) if first else None
+            ).mapInArrow(function, "result binary")
             for name, function in functions.items()
         ]
         rows = reduce(lambda left, right: left.union(right), frames).collect()
         results = [msgspec.json.decode(bytes(row[0]), type=SubtaskResult) for row in rows]
         return _one_each(tasks, results, functions)
 
-    def _shuffled(self, rows: DataFrame, operator: OperatorPlan, program: OperatorProgram) -> DataFrame:
+    def _shuffled(
+        self, rows: DataFrame, operator: OperatorPlan, program: OperatorProgram, initial: DataFrame | None
+    ) -> DataFrame:
         """The columns that the operator needs, in the partition of the subtask that owns the key."""
         from pyspark.sql import functions  # noqa: PLC0415 - this module must load without pyspark
 
@@ -78,6 +89,18 @@ class BatchJob:
             rows = in_windows(rows, operator.window)
         hashed = functions.xxhash64(*[functions.col(f"`{column}`") for column in program.key_columns])
         subtask = subtask_expression(hashed, self._plan.parallelism, self._plan.max_parallelism)
+        if initial is not None:
+            return (
+                with_initial_rows(
+                    rows.select(*program.input_columns),
+                    initial,
+                    hashed.alias(HASH_COLUMN),
+                    subtask,
+                    event_time=None if self._plan.watermark is None else self._plan.watermark.column,
+                )
+                .repartitionById(self._plan.parallelism, SUBTASK_COLUMN)
+                .drop(SUBTASK_COLUMN)
+            )
         columns = [functions.col(f"`{column}`") for column in program.input_columns]
         if program.wants_hash:
             columns.append(hashed.alias(HASH_COLUMN))
@@ -85,9 +108,9 @@ class BatchJob:
         if watermark is not None and EventTimeWatch(watermark, program.input_columns).needs_column:
             columns.append(functions.col(f"`{watermark.column}`").alias(EVENT_TIME_COLUMN))
         return (
-            rows.select(*columns, subtask.alias("__subtask"))
-            .repartitionById(self._plan.parallelism, "__subtask")
-            .drop("__subtask")
+            rows.select(*columns, subtask.alias(SUBTASK_COLUMN))
+            .repartitionById(self._plan.parallelism, SUBTASK_COLUMN)
+            .drop(SUBTASK_COLUMN)
         )
 
 

@@ -12,44 +12,37 @@ refused by the call that names it. Does not own the run: ``coordinator`` decides
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from stateline.blob import open_store
-from stateline.checkpoint import CheckpointStore
-from stateline.environment import Environment, system_environment
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import check_key_type, check_parallelism
-from stateline.options import check_known, settings_from_options
+from stateline.options import pop_prefixed, settings_from_options
 from stateline.spark.aggregation import AggregateProgram
 from stateline.spark.arrow_function import ArrowFunction, ArrowFunctionProgram
 from stateline.spark.arrow_types import arrow_schema, declared_schema
-from stateline.spark.batch_job import BatchJob
-from stateline.spark.coordinator import Batch, MicroBatchCoordinator
-from stateline.spark.ending import finish_open_files
 from stateline.spark.event_time import Duration, WindowPlan
-from stateline.spark.for_each_batch import BatchDelivery, BatchFunction
-from stateline.spark.offsets import offsets_digest, read_with_hadoop
+from stateline.spark.for_each_batch import BatchFunction
+from stateline.spark.initial_state import initial_rows
+from stateline.spark.pipeline import Pipeline
 from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings, SavepointStart
-from stateline.spark.query import PipelineQuery
-from stateline.spark.reporting import BatchReporter
+from stateline.spark.processor import ProcessorProgram
 from stateline.spark.stream_checks import check_collation, check_columns
 from stateline.spark.stream_time import stream_watermark
 from stateline.spark.task import OperatorProgram
 from stateline.spark.windowed import WindowedStream
 from stateline.state.aggregate import Aggregation
 
-__all__ = ["KeyedStream", "Pipeline", "PipelineStage"]
+__all__ = ["KeyedStream", "PipelineStage"]
 
 _ROOT_PREFIX: Final = "root."
 _SAVEPOINT_PREFIX: Final = "savepoint."
-_TRIGGERS: Final = ("processingTime", "availableNow", "once")
-_TRIGGERS_THAT_END: Final = ("availableNow", "once")
 
 
 class KeyedStream:
@@ -119,8 +112,8 @@ class KeyedStream:
         given = dict(options or {})
         if start_from is not None:
             given["start_from"] = start_from
-        self._root_options = _popped(given, _ROOT_PREFIX)
-        self._savepoint_options = _popped(given, _SAVEPOINT_PREFIX)
+        self._root_options = pop_prefixed(given, _ROOT_PREFIX)
+        self._savepoint_options = pop_prefixed(given, _SAVEPOINT_PREFIX)
         self._settings = settings_from_options(PipelineSettings, given)
         self._name = name or "by_" + "_".join(self._keys)
         self._watermark = stream_watermark(df, self._schema, watermark, late_data)
@@ -190,6 +183,45 @@ class KeyedStream:
             watermark=self._watermark,
         )
         return self._stage(program)
+
+    def process(
+        self,
+        processor: StatefulProcessor,
+        output_schema: StructType | str,
+        output_mode: str = "update",
+        time_mode: str = "None",
+        initial_state: GroupedData | DataFrame | None = None,
+        *,
+        form: str | None = None,
+    ) -> PipelineStage:
+        """Runs a ``StatefulProcessor`` of ``transformWithState`` or its pandas form, unchanged: ``docs/processors.md``.
+
+        Args:
+            processor: An instance; each batch and subtask works on a copy of it.
+            output_schema: What it yields, as a struct or DDL text.
+            output_mode: ``update`` or ``append``: a word for the reader.
+            time_mode: ``None``, ``ProcessingTime`` or ``EventTime``, for timers and time to live.
+            initial_state: Rows for ``handleInitialState`` in the first batch of a new root, grouped or not.
+            form: ``row`` or ``pandas``. Default: what the annotations of ``handleInputRows`` say, else ``row``.
+
+        Raises:
+            InvalidInputError: A mode, schema or state variable that cannot be.
+            UserCodeError: ``init`` raised.
+        """
+        initial = initial_rows(initial_state, self._keys)
+        program = ProcessorProgram.bind(
+            processor,
+            self._df.schema,
+            self._keys,
+            output_schema=output_schema,
+            output_mode=output_mode,
+            time_mode=time_mode,
+            time_zone=str(self._df.sparkSession.conf.get("spark.sql.session.timeZone")),
+            form=form,
+            initial=None if initial is None else initial.schema,
+            watermark=self._watermark,
+        )
+        return replace(self._stage(program, acts_on_watermark=program.acts_on_watermark), _initial=initial)
 
     def window(
         self, column: str, size: Duration, slide: Duration | None = None, *, start: Duration = "0 seconds"
@@ -262,6 +294,7 @@ class PipelineStage:
     _plan: PipelinePlan
     _operator: OperatorPlan
     _program: OperatorProgram
+    _initial: DataFrame | None = None
 
     def write_files(
         self,
@@ -335,125 +368,5 @@ class PipelineStage:
 
     def _pipeline(self, operator: OperatorPlan) -> Pipeline:
         plan = replace(self._plan, operators=(operator,))
-        return Pipeline(self._df, plan, {operator.name: self._program})
-
-
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """One or more keyed operators over one stream, with one checkpoint for all of them."""
-
-    _df: DataFrame
-    _plan: PipelinePlan
-    _programs: Mapping[str, OperatorProgram]
-    _functions: Mapping[str, BatchFunction] = field(default_factory=dict)
-
-    def alongside(self, other: Pipeline) -> Pipeline:
-        """Both pipelines as one: the same batches, one atomic checkpoint for all state and all files.
-
-        Raises:
-            InvalidInputError: They read different DataFrames, have different roots or parallelism, or share a name.
-        """
-        if self._df is not other._df:
-            raise InvalidInputError(
-                "they read different DataFrames",
-                operation="alongside",
-                hint="Build both from the same variable: one checkpoint covers one stream",
-            )
-        taken = self._programs.keys() & other._programs.keys()
-        if taken:
-            raise InvalidInputError(
-                f"both have an operator called {sorted(taken)}", operation="alongside", hint="Give KeyedStream a name="
-            )
-        if replace(self._plan, operators=()) != replace(other._plan, operators=()):
-            raise InvalidInputError(
-                "their roots, options or parallelism differ", operation="alongside", hint="Use the same for both"
-            )
-        plan = replace(self._plan, operators=self._plan.operators + other._plan.operators)
-        programs, functions = {**self._programs, **other._programs}, {**self._functions, **other._functions}
-        return Pipeline(self._df, plan, programs, functions)
-
-    def start(
-        self,
-        spark_checkpoint: str,
-        *,
-        trigger: Mapping[str, Any] | None = None,
-        query_name: str | None = None,
-        finish_on_stop: bool = False,
-    ) -> PipelineQuery:
-        """Starts the query, or goes on where an earlier run of it ended.
-
-        Args:
-            spark_checkpoint: Where Spark keeps its offsets. One per query, as for any streaming query.
-            trigger: As keyword arguments of Spark's ``trigger``: ``{"processingTime": "10 seconds"}``,
-                ``{"availableNow": True}``, ``{"once": True}``.
-            query_name: Spark's name of the query.
-            finish_on_stop: Whether ``stop()`` finishes files that are still open. By default they stay open, and the
-                next start goes on with them. A stream that ends by itself (``availableNow``) always finishes them when
-                ``awaitTermination()`` returns, and closes what the last watermark has passed.
-
-        Returns:
-            Spark's handle, which also tells what each batch cost. A query whose record was overtaken by another driver
-            fails with ``FencedError``.
-
-        Raises:
-            InvalidInputError: The root belongs to another pipeline, or the trigger is not a micro-batch trigger.
-            CorruptDataError: The newest checkpoint cannot be read.
-        """
-        chosen = dict(trigger or {})
-        check_known(chosen, _TRIGGERS, "trigger")
-        environment = system_environment()
-        coordinator = self._coordinator(environment)
-        coordinator.start()
-        reporter = BatchReporter(environment.clock, self._plan.metrics_log or None)
-
-        def handle(rows: DataFrame, batch_id: int) -> None:
-            session = rows.sparkSession
-            session.conf.set("spark.sql.adaptive.enabled", "false")
-            query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-            read = read_with_hadoop(session, spark_checkpoint)
-            digest = offsets_digest(read, spark_checkpoint, batch_id)
-            batch = Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows)
-            reporter(coordinator.run_batch(batch))
-
-        writer = self._df.writeStream.foreachBatch(handle).option("checkpointLocation", spark_checkpoint)
-        if chosen:
-            writer = writer.trigger(**chosen)
-        if query_name is not None:
-            writer = writer.queryName(query_name)
-
-        def finish() -> None:
-            session = self._df.sparkSession
-            settled = coordinator.settle(session.createDataFrame([], self._df.schema))
-            if settled is not None:
-                reporter(settled)
-            finish_open_files(self._plan, coordinator, environment)
-
-        return PipelineQuery(
-            writer.start(),
-            finish,
-            reporter,
-            finish_on_stop=finish_on_stop,
-            ends=any(chosen.get(name) for name in _TRIGGERS_THAT_END),
-        )
-
-    def _coordinator(self, environment: Environment) -> MicroBatchCoordinator[DataFrame]:
-        root = open_store(self._plan.root_url, self._plan.root_options, environment)
-        outputs = {
-            operator.name: open_store(operator.output.url, operator.output.store_options, environment)
-            for operator in self._plan.operators
-            if operator.output is not None
-        }
-        functions = {name: (fn, self._programs[name].output_schema) for name, fn in self._functions.items()}
-        return MicroBatchCoordinator(
-            self._plan,
-            CheckpointStore(root, environment=environment),
-            outputs,
-            BatchJob(self._plan, self._programs),
-            environment,
-            BatchDelivery(self._df.sparkSession, self._plan, functions),
-        )
-
-
-def _popped(options: dict[str, str], prefix: str) -> dict[str, str]:
-    """Takes the options with a prefix out, and gives them without it."""
-    return {key.removeprefix(prefix): options.pop(key) for key in list(options) if key.startswith(prefix)}
+        initial = {} if self._initial is None else {operator.name: self._initial}
+        return Pipeline(self._df, plan, {operator.name: self._program}, _initial=initial)

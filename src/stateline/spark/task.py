@@ -26,7 +26,7 @@ from stateline.files.pending import store_rows
 from stateline.spark.coordinator import SubtaskResult, SubtaskTask
 from stateline.spark.event_time import EventTimeWatch, WatermarkPlan
 from stateline.spark.plan import OperatorPlan
-from stateline.state.merge import MergeSettings
+from stateline.state.merge import Expired, MergeSettings
 from stateline.state.rows import StateRows
 from stateline.state.run_cache import OpenRuns, RunCache
 from stateline.state.run_store import RunReader, RunWriter
@@ -71,10 +71,12 @@ class Processed:
         changes: New rows of each state table, by table name; a table without changes may be left out.
         output: Output rows; ``None`` for none.
         metrics: Counts by name.
+        expired: Tests by table name: which rows have outlived their time, to be dropped when runs are merged.
     """
 
     changes: Mapping[str, StateRows]
     output: pa.Table | None = None
+    expired: Mapping[str, Expired] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -182,7 +184,14 @@ def run_subtask(
         writer = RunWriter(
             context.root, table.schema, max_parallelism, cache=context.cache, environment=context.environment
         )
-        made = snapshot(table, processed.changes.get(name), writer, task.checkpoint_id, settings=context.merging)
+        made = snapshot(
+            table,
+            processed.changes.get(name),
+            writer,
+            task.checkpoint_id,
+            settings=context.merging,
+            expired=processed.expired.get(name),
+        )
         states[name] = made.state
         _add(metrics, "state_bytes_written", sum(run.size for run in made.written))
         _add(metrics, "runs_merged", made.merged)

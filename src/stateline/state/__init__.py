@@ -4,6 +4,8 @@
 
     backend                                     a plain program's door: put, get, aggregate, checkpoint, restore
     aggregate                                   vectorised aggregation over a table
+    value_state list_state map_state timers     what a stateful processor keeps per key, for the keys of a batch
+    variables   subkeys                         their tables; several rows per grouping key in its key group
     snapshot    rescale                         what a checkpoint of a subtask makes; slices for another parallelism
     table       merge                           search newest first; keep the stack short
     run_store   run_cache                       runs in a store, on this host's disk, open in this process

@@ -6,9 +6,11 @@ import dataclasses
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
-from stateline.checkpoint import create_savepoint, open_savepoint, start_from_savepoint
+from stateline.checkpoint import OutputState, create_savepoint, open_savepoint, start_from_savepoint
 from stateline.errors import FencedError, InternalError, InvalidInputError
+from stateline.handles import OpenFile
 from stateline.spark.aggregation import AggregateProgram
 from stateline.spark.coordinator import MicroBatchCoordinator
 from stateline.state.aggregate import count
@@ -100,6 +102,12 @@ def test_the_end_of_a_stream_delivers_nothing_twice(sink):
     assert not record.without_deliveries().publishes
     assert record.without_deliveries().operators == record.operators
     assert engine.coordinator.finish(lambda operator, files: []) == record
+    file = OpenFile(target="f.arrow", subtask=0, layout="", opened_at=0.0, written_at=0.0, rows=1, bytes=1)
+    opened = replace(record, outputs=(OutputState(operator="op", url=engine.root.url, open=(file,)),))
+    engine.coordinator._newest, engine.coordinator._outputs = opened, {"op": engine.root}
+    finished = engine.coordinator.finish(lambda operator, files: [])
+    assert (finished.checkpoint_id, finished.outputs[0].open) == (1, ())
+    assert len(sink.calls) == 1
 
 
 def test_a_savepoint_holds_state_and_no_rows_to_deliver(sink):

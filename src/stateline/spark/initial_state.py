@@ -1,0 +1,78 @@
+"""Initial state: rows that a processor takes with the first batch of a new root.
+
+Owns the way of such rows into the tasks of that batch: they are shuffled beside the input, by the same key, each kind
+in a struct column of its own. Does not own what a processor does with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from stateline.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["INITIAL_COLUMN", "INPUT_COLUMN", "SUBTASK_COLUMN", "initial_rows", "with_initial_rows"]
+
+INPUT_COLUMN: Final = "__input"
+"""The input row, as a struct; null in an initial row."""
+INITIAL_COLUMN: Final = "__initial"
+"""The initial row, as a struct; null in an input row."""
+SUBTASK_COLUMN: Final = "__subtask"
+"""The subtask that owns the row."""
+
+
+def initial_rows(initial: Any, keys: Sequence[str]) -> DataFrame | None:
+    """The rows of what a user gives as initial state.
+
+    Args:
+        initial: ``None``, a DataFrame, or a DataFrame grouped by the key.
+        keys: The key columns of the stream.
+
+    Raises:
+        InvalidInputError: It is something else, a stream, or lacks a key column.
+    """
+    if initial is None:
+        return None
+    rows: Any = getattr(initial, "_df", initial)
+    if not hasattr(rows, "isStreaming") or rows.isStreaming:
+        raise _refused(
+            "it is no DataFrame with an end", "Give a DataFrame that was read with spark.read, or its groupBy"
+        )
+    missing = [name for name in keys if name not in rows.columns]
+    if missing:
+        raise _refused(f"it has no column {missing}", f"Its key columns must be those of the stream: {list(keys)}")
+    frame: DataFrame = rows
+    return frame
+
+
+def with_initial_rows(
+    rows: DataFrame, initial: DataFrame, hashed: Column, subtask: Column, *, event_time: str | None = None
+) -> DataFrame:
+    """Input rows and initial rows together.
+
+    Args:
+        rows: The input.
+        initial: The initial state.
+        hashed: The hash of the key, named as tasks expect it.
+        subtask: The subtask that owns the key.
+        event_time: A column of the input to carry beside it; null in initial rows.
+
+    Returns:
+        Columns :data:`INPUT_COLUMN`, :data:`INITIAL_COLUMN`, the hash, :data:`SUBTASK_COLUMN`, the event time.
+    """
+    from pyspark.sql import functions  # noqa: PLC0415 - this module must load without pyspark
+
+    def packed(frame: DataFrame, name: str, beside: Sequence[str]) -> DataFrame:
+        row = functions.struct(*[functions.col(f"`{column}`") for column in frame.columns])
+        return frame.select(row.alias(name), hashed, subtask.alias(SUBTASK_COLUMN), *beside)
+
+    beside = [] if event_time is None else [event_time]
+    mine, first = packed(rows, INPUT_COLUMN, beside), packed(initial, INITIAL_COLUMN, [])
+    return mine.unionByName(first, allowMissingColumns=True)
+
+
+def _refused(reason: str, hint: str) -> InvalidInputError:
+    return InvalidInputError(reason, operation="process", subject="initial_state", hint=hint)

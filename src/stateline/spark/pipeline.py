@@ -1,0 +1,150 @@
+"""A whole pipeline, ready to start: operators over one stream, and one checkpoint for all of them.
+
+Owns the start of the query and the wiring of coordinator, stores, tasks and reports. Does not own the description
+(``stream`` builds it) nor any decision (``coordinator``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+
+from stateline.blob import open_store
+from stateline.checkpoint import CheckpointStore
+from stateline.environment import Environment, system_environment
+from stateline.errors import InvalidInputError
+from stateline.options import check_known
+from stateline.spark.batch_job import BatchJob
+from stateline.spark.coordinator import Batch, MicroBatchCoordinator
+from stateline.spark.ending import finish_open_files
+from stateline.spark.for_each_batch import BatchDelivery, BatchFunction
+from stateline.spark.offsets import offsets_digest, read_with_hadoop
+from stateline.spark.plan import PipelinePlan
+from stateline.spark.query import PipelineQuery
+from stateline.spark.reporting import BatchReporter
+from stateline.spark.task import OperatorProgram
+
+__all__ = ["Pipeline"]
+
+_TRIGGERS: Final = ("processingTime", "availableNow", "once")
+_TRIGGERS_THAT_END: Final = ("availableNow", "once")
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """One or more keyed operators over one stream, with one checkpoint for all of them."""
+
+    _df: DataFrame
+    _plan: PipelinePlan
+    _programs: Mapping[str, OperatorProgram]
+    _functions: Mapping[str, BatchFunction] = field(default_factory=dict)
+    _initial: Mapping[str, DataFrame] = field(default_factory=dict)
+
+    def alongside(self, other: Pipeline) -> Pipeline:
+        """Both pipelines as one: the same batches, one atomic checkpoint for all state and all files.
+
+        Raises:
+            InvalidInputError: They read different DataFrames, have different roots or parallelism, or share a name.
+        """
+        if self._df is not other._df:
+            raise InvalidInputError(
+                "they read different DataFrames",
+                operation="alongside",
+                hint="Build both from the same variable: one checkpoint covers one stream",
+            )
+        taken = self._programs.keys() & other._programs.keys()
+        if taken:
+            raise InvalidInputError(
+                f"both have an operator called {sorted(taken)}", operation="alongside", hint="Give KeyedStream a name="
+            )
+        if replace(self._plan, operators=()) != replace(other._plan, operators=()):
+            raise InvalidInputError(
+                "their roots, options or parallelism differ", operation="alongside", hint="Use the same for both"
+            )
+        plan = replace(self._plan, operators=self._plan.operators + other._plan.operators)
+        programs, functions = {**self._programs, **other._programs}, {**self._functions, **other._functions}
+        return Pipeline(self._df, plan, programs, functions, {**self._initial, **other._initial})
+
+    def start(
+        self,
+        spark_checkpoint: str,
+        *,
+        trigger: Mapping[str, Any] | None = None,
+        query_name: str | None = None,
+        finish_on_stop: bool = False,
+    ) -> PipelineQuery:
+        """Starts the query, or goes on where an earlier run of it ended.
+
+        Args:
+            spark_checkpoint: Where Spark keeps its offsets. One per query, as for any streaming query.
+            trigger: As keyword arguments of Spark's ``trigger``: ``{"processingTime": "10 seconds"}``,
+                ``{"availableNow": True}``, ``{"once": True}``.
+            query_name: Spark's name of the query.
+            finish_on_stop: Whether ``stop()`` finishes files that are still open. By default they stay open, and the
+                next start goes on with them. A stream that ends by itself (``availableNow``) always finishes them when
+                ``awaitTermination()`` returns, and closes what the last watermark has passed.
+
+        Returns:
+            Spark's handle, which also tells what each batch cost. A query whose record was overtaken by another driver
+            fails with ``FencedError``.
+
+        Raises:
+            InvalidInputError: The root belongs to another pipeline, or the trigger is not a micro-batch trigger.
+            CorruptDataError: The newest checkpoint cannot be read.
+        """
+        chosen = dict(trigger or {})
+        check_known(chosen, _TRIGGERS, "trigger")
+        environment = system_environment()
+        coordinator = self._coordinator(environment)
+        coordinator.start()
+        reporter = BatchReporter(environment.clock, self._plan.metrics_log or None)
+
+        def handle(rows: DataFrame, batch_id: int) -> None:
+            session = rows.sparkSession
+            session.conf.set("spark.sql.adaptive.enabled", "false")
+            query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+            read = read_with_hadoop(session, spark_checkpoint)
+            digest = offsets_digest(read, spark_checkpoint, batch_id)
+            batch = Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows)
+            reporter(coordinator.run_batch(batch))
+
+        writer = self._df.writeStream.foreachBatch(handle).option("checkpointLocation", spark_checkpoint)
+        if chosen:
+            writer = writer.trigger(**chosen)
+        if query_name is not None:
+            writer = writer.queryName(query_name)
+
+        def finish() -> None:
+            session = self._df.sparkSession
+            settled = coordinator.settle(session.createDataFrame([], self._df.schema))
+            if settled is not None:
+                reporter(settled)
+            finish_open_files(self._plan, coordinator, environment)
+
+        return PipelineQuery(
+            writer.start(),
+            finish,
+            reporter,
+            finish_on_stop=finish_on_stop,
+            ends=any(chosen.get(name) for name in _TRIGGERS_THAT_END),
+        )
+
+    def _coordinator(self, environment: Environment) -> MicroBatchCoordinator[DataFrame]:
+        root = open_store(self._plan.root_url, self._plan.root_options, environment)
+        outputs = {
+            operator.name: open_store(operator.output.url, operator.output.store_options, environment)
+            for operator in self._plan.operators
+            if operator.output is not None
+        }
+        functions = {name: (fn, self._programs[name].output_schema) for name, fn in self._functions.items()}
+        return MicroBatchCoordinator(
+            self._plan,
+            CheckpointStore(root, environment=environment),
+            outputs,
+            BatchJob(self._plan, self._programs, self._initial),
+            environment,
+            BatchDelivery(self._df.sparkSession, self._plan, functions),
+        )

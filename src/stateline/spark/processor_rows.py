@@ -1,0 +1,95 @@
+"""The Row form of a processor, that of ``transformWithState``: rows in, rows out.
+
+Owns how the rows of a key reach a processor, and how what it yields becomes output, and the interface of both forms.
+Does not own the order of calls (``processor_run``).
+
+Facts:
+- All rows of a batch are converted at once, in the order of their keys; a key gets a slice.
+- Rows hold what Arrow gives, as in Spark: structs are dicts, maps are lists of pairs, time stamps have a zone.
+- Output is collected for the whole batch and converted once per column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark.sql.types import Row, StructType
+
+from stateline.errors import ErrorKind, InvalidInputError
+from stateline.spark.processor_values import StructCodec, row_class
+
+__all__ = ["ProcessorForm", "RowForm", "Slices", "wrong_output"]
+
+Slices = Callable[[int, int], Any]
+
+
+class ProcessorForm(Protocol):
+    """How rows go in and come out."""
+
+    def inputs(self, rows: pa.Table, schema: StructType) -> Slices:
+        """The rows of a batch as a function of a half-open range of them: an iterator for ``handleInputRows``."""
+        ...
+
+    def initial(self, rows: pa.Table, schema: StructType) -> Slices:
+        """The same for initial state: what ``handleInitialState`` is called with, one by one."""
+        ...
+
+    def output(self, yielded: Sequence[Any]) -> list[pa.Array]:
+        """All that a processor yielded, as columns of the output.
+
+        Raises:
+            InvalidInputError: Of kind ``SCHEMA_MISMATCH``: something does not fit the output schema.
+        """
+        ...
+
+
+class RowForm:
+    """``transformWithState``: rows in, rows out.
+
+    Args:
+        output: Schema of the output.
+    """
+
+    def __init__(self, output: StructType) -> None:
+        self._names = output.names
+        self._codec = StructCodec(output, "output row", naive_is_utc=True)
+
+    def inputs(self, rows: pa.Table, schema: StructType) -> Slices:
+        """See :class:`ProcessorForm`."""
+        make = partial(tuple.__new__, row_class(schema.names))
+        made = list(map(make, zip(*(column.to_pylist() for column in rows.columns), strict=True)))
+        return lambda start, end: iter(made[start:end])
+
+    initial = inputs
+
+    def output(self, yielded: Sequence[Any]) -> list[pa.Array]:
+        """See :class:`ProcessorForm`. A field that a row does not have is null, as in Spark."""
+        names = self._names
+        return self._codec.encode([row if _has_fields(row, names) else self._by_name(row) for row in yielded])
+
+    def _by_name(self, row: Any) -> tuple[Any, ...]:
+        if not isinstance(row, Row) or not hasattr(row, "__fields__"):
+            raise wrong_output(self._names, f"a {type(row).__name__} came: {row!r:.100}", "Yield Row(name=value, ...)")
+        given = row.asDict()
+        unknown = [name for name in given if name not in self._names]
+        if unknown:
+            raise wrong_output(self._names, f"a row has {unknown}: {row!r:.100}", "Name the fields of the schema")
+        return tuple(given.get(name) for name in self._names)
+
+
+def _has_fields(row: Any, names: list[str]) -> bool:
+    return type(row) is Row and getattr(row, "__fields__", None) == names
+
+
+def wrong_output(names: Sequence[str], reason: str, hint: str) -> InvalidInputError:
+    """What came is no output row; says what was expected."""
+    return InvalidInputError(
+        f"expected the fields {list(names)}, {reason}",
+        operation="process",
+        subject="output",
+        hint=hint,
+        kind=ErrorKind.SCHEMA_MISMATCH,
+    )

@@ -1,0 +1,253 @@
+"""Spark's types as Python values: what a processor sees of columns, and what becomes of what it hands back.
+
+Owns the conversion, both ways, a column at a time. Does not own rows of a data frame (``processor_input``).
+
+Facts (tried in Spark 4.3, ``tests/spark/test_processors.py`` repeats them):
+- In state, Spark gives time stamps as naive local times, structs as rows, maps as dicts, binary as ``bytes``.
+- A value of the wrong type becomes null in Spark without a word. Here it is an error, unless it can be kept as it is:
+  a whole float in an integer column, an integer in a float column, a number in a string column.
+- Most types need no work per value beside Arrow's own. The work per value of the others is one function per column.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import decimal
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as spark_types
+from pyspark.sql.types import DataType, Row, StructType
+
+from stateline.errors import ErrorKind, InvalidInputError
+from stateline.spark.arrow_types import arrow_schema
+from stateline.state.schema import stored_type
+from stateline.state.variables import Values
+
+__all__ = ["StructCodec", "row_class"]
+
+Convert = Callable[[Any], Any]
+
+_NESTED: Final = (spark_types.ArrayType, spark_types.MapType, StructType)
+
+
+class StructCodec:
+    """Rows of one struct as tuples, and as columns; see :class:`stateline.state.variables.RowCodec`.
+
+    Args:
+        struct: Spark's schema of a row.
+        subject: What errors call it, such as ``"value state 'count'"``.
+        naive_is_utc: Whether a naive time stamp is UTC, as in the output of ``transformWithState``, and not local, as
+            in its state.
+    """
+
+    def __init__(self, struct: StructType, subject: str, *, naive_is_utc: bool = False) -> None:
+        self._subject = subject
+        self._expected = struct.simpleString().removeprefix("struct")
+        types = [stored_type(field.type, field.name) for field in arrow_schema(struct)]
+        self.schema = pa.schema([pa.field(name, kind) for name, kind in zip(struct.names, types, strict=True)])
+        self.has_mutable = any(isinstance(field.dataType, _NESTED) for field in struct)
+        self._readers = [_reader(field.dataType) for field in struct]
+        self._writers = [_writer(field.dataType) for field in struct]
+        self._plain = [_is_plain(field.dataType, naive_is_utc=naive_is_utc) for field in struct]
+
+    def checked(self, row: Any) -> Values:
+        """A row as the state keeps it.
+
+        Raises:
+            InvalidInputError: It is no tuple, or one of another length.
+        """
+        if not isinstance(row, tuple | list):
+            raise self._refused(f"a {type(row).__name__} came: {row!r:.100}")
+        if len(row) != len(self._plain):
+            raise self._refused(f"{len(row)} values came: {tuple(row)!r:.100}")
+        return copy.deepcopy(tuple(row)) if self.has_mutable else tuple(row)
+
+    def decode(self, columns: Sequence[pa.Array]) -> list[Values]:
+        """One tuple per row."""
+        if not columns:
+            return []
+        values = []
+        for column, read in zip(columns, self._readers, strict=True):
+            items = column.to_pylist()
+            values.append(items if read is None else [None if item is None else read(item) for item in items])
+        return list(zip(*values, strict=True))
+
+    def encode(self, rows: Sequence[Values | None]) -> list[pa.Array]:
+        """One column per field; a row that is ``None`` becomes nulls.
+
+        Raises:
+            InvalidInputError: A value does not fit its field.
+        """
+        nothing = (None,) * len(self._plain)
+        items = list(zip(*(nothing if row is None else row for row in rows), strict=True))
+        return [self.column(number, values) for number, values in enumerate(items)]
+
+    def column(self, number: int, values: Sequence[Any]) -> pa.Array:
+        """One field of many rows as a column.
+
+        Raises:
+            InvalidInputError: A value does not fit.
+        """
+        kind = self.schema.field(number).type
+        direct = _direct(values, kind) if self._plain[number] and _is_whole(values, kind) else None
+        if direct is not None:
+            return direct
+        write = self._writers[number]
+        made = [None if value is None else self._written(number, write, value) for value in values]
+        return pa.array(made, kind)
+
+    def _written(self, number: int, write: Convert, value: Any) -> Any:
+        kind = self.schema.field(number).type
+        try:
+            made = write(value)
+            pa.array([made], kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError, ArithmeticError) as error:
+            raise self._refused(
+                f"field {self.schema.field(number).name!r} got {value!r:.100} of type {type(value).__name__} ({error})"
+            ) from error
+        return made
+
+    def _refused(self, reason: str) -> InvalidInputError:
+        return InvalidInputError(
+            f"expected a row of {self._expected}, {reason}",
+            operation="process",
+            subject=self._subject,
+            hint="Give a tuple with one value per field",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        )
+
+
+def row_class(names: Sequence[str]) -> type[Row]:
+    """A :class:`pyspark.sql.Row` whose field names belong to the class: made at the cost of a tuple.
+
+    Names that a row has already (``count``, ``index``) stay what they are there, as in Spark.
+    """
+    fields = {
+        name: property(_item_getter(number))
+        for number, name in reversed(list(enumerate(names)))
+        if not hasattr(Row, name) and not name.startswith("__")
+    }
+    return type("Row", (Row,), {"__slots__": (), **fields, "__fields__": list(names)})
+
+
+def _item_getter(number: int) -> Convert:
+    def get(row: tuple[Any, ...]) -> Any:
+        return tuple.__getitem__(row, number)
+
+    return get
+
+
+_INTEGERS: Final = frozenset((int, type(None), np.int64, np.int32, np.int16, np.int8))
+
+
+def _is_whole(values: Sequence[Any], kind: pa.DataType) -> bool:
+    """Whether an integer column is made of integers: Arrow would cut the rest of a float off without a word."""
+    return not pa.types.is_integer(kind) or set(map(type, values)) <= _INTEGERS
+
+
+def _direct(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
+    """The column as Arrow makes it; ``None`` if it refuses: then each value is looked at."""
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _is_plain(kind: DataType, *, naive_is_utc: bool) -> bool:
+    """Whether Arrow converts it as Spark does."""
+    if isinstance(kind, spark_types.TimestampType):
+        return naive_is_utc
+    return not isinstance(kind, _NESTED)
+
+
+def _local(value: dt.datetime) -> dt.datetime:
+    return value.astimezone().replace(tzinfo=None)
+
+
+def _reader(kind: DataType) -> Convert | None:
+    """From what Arrow gives to what Spark gives; ``None`` where that is the same."""
+    if isinstance(kind, spark_types.TimestampType):
+        return _local
+    if isinstance(kind, spark_types.ArrayType):
+        element = _reader(kind.elementType)
+        return None if element is None else lambda items: [None if item is None else element(item) for item in items]
+    if isinstance(kind, spark_types.MapType):
+        key, value = _or_same(_reader(kind.keyType)), _or_same(_reader(kind.valueType))
+        return lambda items: {key(name): None if item is None else value(item) for name, item in items}
+    if isinstance(kind, StructType):
+        names, fields = kind.names, [_or_same(_reader(field.dataType)) for field in kind]
+        make = Row(*names)
+        return lambda items: make(
+            *(None if items[name] is None else read(items[name]) for name, read in zip(names, fields, strict=True))
+        )
+    return None
+
+
+def _or_same(convert: Convert | None) -> Convert:
+    return convert or (lambda item: item)
+
+
+def _nullable(convert: Convert) -> Convert:
+    return lambda item: None if item is None else convert(item)
+
+
+def _writer(kind: DataType) -> Convert:
+    """From what a processor gives to what Arrow takes."""
+    if isinstance(kind, spark_types.TimestampType):
+        return lambda value: _plain(value).astimezone(dt.UTC)
+    if isinstance(kind, spark_types.ArrayType):
+        element = _nullable(_writer(kind.elementType))
+        return lambda items: [element(item) for item in items]
+    if isinstance(kind, spark_types.MapType):
+        key, value = _writer(kind.keyType), _nullable(_writer(kind.valueType))
+        return lambda items: [(key(name), value(item)) for name, item in items.items()]
+    if isinstance(kind, StructType):
+        return _struct_writer(kind)
+    if isinstance(kind, spark_types.StringType):
+        return _text
+    if isinstance(kind, spark_types.IntegralType):
+        return _whole
+    return _plain
+
+
+def _struct_writer(kind: StructType) -> Convert:
+    names, fields = kind.names, [_nullable(_writer(field.dataType)) for field in kind]
+
+    def write(value: Any) -> dict[str, Any]:
+        if isinstance(value, dict):
+            items = [value.get(name) for name in names]
+        else:
+            items = list(value)
+            if len(items) != len(names):
+                raise ValueError(f"expected {len(names)} values, got {len(items)}")
+        return {name: field(item) for name, field, item in zip(names, fields, items, strict=True)}
+
+    return write
+
+
+def _plain(value: Any) -> Any:
+    """A value of numpy or pandas as one of Python."""
+    if isinstance(value, np.generic):
+        return value.item()
+    for method in ("to_pydatetime", "to_pytimedelta"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    return value
+
+
+def _whole(value: Any) -> Any:
+    value = _plain(value)
+    if isinstance(value, bool) or value != int(value):
+        raise ValueError("it is no whole number")
+    return int(value)
+
+
+def _text(value: Any) -> Any:
+    value = _plain(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float | decimal.Decimal) else value

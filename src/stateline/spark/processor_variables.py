@@ -1,0 +1,227 @@
+"""What a processor declares in ``init``: found out once, on the driver, by running ``init`` against a recording handle.
+
+Owns the declaration of state variables and their checks. Does not own their contents (``processor_handle``).
+
+Facts (tried in Spark 4.3): a time to live needs ``time_mode="ProcessingTime"``; 0 means none; a name is used once.
+"""
+
+# ruff: noqa: N802, N803 - methods and arguments are Spark's, and documented there
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql.streaming.stateful_processor import (
+    ListState,
+    MapState,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    ValueState,
+)
+from pyspark.sql.types import StructType
+
+from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
+from stateline.spark.arrow_types import arrow_schema
+from stateline.state.list_state import POSITION
+from stateline.state.schema import StateSchema
+from stateline.state.variables import variable_schema
+
+__all__ = ["EVENT_TIME", "PROCESSING_TIME", "Variable", "definition", "discover", "parse_struct"]
+
+EVENT_TIME: Final = "eventtime"
+PROCESSING_TIME: Final = "processingtime"
+
+_NO_SUBKEY: Final = pa.schema([])
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One state variable.
+
+    Attributes:
+        kind: ``value``, ``list`` or ``map``.
+        name: Its name, unique in the processor.
+        value: Schema of its values.
+        key: Schema of the keys of a map.
+        ttl_ms: Time to live; ``None`` for ever.
+    """
+
+    kind: str
+    name: str
+    value: StructType
+    key: StructType | None = None
+    ttl_ms: int | None = None
+
+    @property
+    def subject(self) -> str:
+        """What errors call it."""
+        return f"{self.kind} state {self.name!r}"
+
+    @property
+    def definition(self) -> str:
+        """Kind, name and types, as text."""
+        key = "" if self.key is None else f"{_fields(self.key)} -> "
+        return f"{self.kind} {self.name}({key}{_fields(self.value)}){' with ttl' if self.ttl_ms else ''}"
+
+    def table(self, grouping: pa.Schema) -> StateSchema:
+        """The schema of its table.
+
+        Raises:
+            InvalidInputError: A type that cannot be stored, or cannot be the key of a map.
+        """
+        subkey = {"value": _NO_SUBKEY, "list": POSITION}.get(self.kind)
+        if subkey is None:
+            subkey = arrow_schema(self.key or StructType())
+        return variable_schema(grouping, subkey, arrow_schema(self.value), has_ttl=self.ttl_ms is not None)
+
+
+def discover(processor: bytes, time_mode: str) -> dict[str, Variable]:
+    """Runs ``init`` and ``close`` of a copy of the processor and returns what it declared, by name.
+
+    Args:
+        processor: Pickled.
+        time_mode: In lower case.
+
+    Raises:
+        InvalidInputError: A declaration that cannot be: a name used twice, a negative time to live, one without
+            ``time_mode="ProcessingTime"``, a schema that cannot be read.
+        UserCodeError: ``init`` raised.
+    """
+    copy: StatefulProcessor = CloudPickleSerializer().loads(processor)
+    handle = _RecordingHandle(time_mode)
+    try:
+        copy.init(handle)
+        copy.close()
+    except InvalidInputError:
+        raise
+    except Exception as error:
+        raise UserCodeError(
+            f"{type(error).__name__}: {error}",
+            operation="init",
+            subject=type(copy).__name__,
+            hint="init() runs once where the pipeline is built, to learn the state variables",
+        ) from error
+    return handle.variables
+
+
+def parse_struct(schema: Any, subject: str) -> StructType:
+    """A schema given as a struct or as DDL text.
+
+    Raises:
+        InvalidInputError: It is neither.
+    """
+    if isinstance(schema, StructType):
+        return schema
+    if not isinstance(schema, str):
+        raise _bad_declaration(subject, f"its schema is a {type(schema).__name__}", "Give a StructType or DDL text")
+    try:
+        return StructType.fromDDL(schema)
+    except PySparkException as error:
+        raise _bad_declaration(
+            subject, f"its schema {schema!r} cannot be read", "Give DDL text such as 'count long, at timestamp'"
+        ) from error
+
+
+class _RecordingHandle(StatefulProcessorHandle):
+    """Takes declarations; state and timers are not there yet."""
+
+    def __init__(self, time_mode: str) -> None:
+        self._time_mode = time_mode
+        self.variables: dict[str, Variable] = {}
+
+    def getValueState(
+        self,
+        stateName: str,
+        schema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> ValueState:
+        self._declare("value", stateName, schema, None, ttlDurationMs)
+        return _Undefined(f"value state {stateName!r}")
+
+    def getListState(
+        self,
+        stateName: str,
+        schema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> ListState:
+        self._declare("list", stateName, schema, None, ttlDurationMs)
+        return _Undefined(f"list state {stateName!r}")
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> MapState:
+        self._declare("map", stateName, valueSchema, userKeySchema, ttlDurationMs)
+        return _Undefined(f"map state {stateName!r}")
+
+    def deleteIfExists(self, stateName: str) -> None:
+        self.variables.pop(stateName, None)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("registerTimer", "deleteTimer", "listTimers"):
+            return getattr(_Undefined("a timer"), name)
+        return super().__getattribute__(name)
+
+    def _declare(self, kind: str, name: str, value: Any, key: Any, ttl_ms: int | None) -> None:
+        subject = f"{kind} state {name!r}"
+        if name in self.variables:
+            raise _bad_declaration(subject, "the name is used twice", "Give each state variable a name of its own")
+        if not name or not isinstance(name, str):
+            raise _bad_declaration(subject, "it has no name", "Give it one")
+        if ttl_ms is not None and (not isinstance(ttl_ms, int) or ttl_ms < 0):
+            raise _bad_declaration(
+                subject, f"its time to live is {ttl_ms!r}", "Give milliseconds, 1 or more, or none for ever"
+            )
+        if ttl_ms and self._time_mode != PROCESSING_TIME:
+            raise _bad_declaration(
+                subject,
+                f"it has a time to live, and the time mode is {self._time_mode!r}",
+                'Time to live goes by processing time: give time_mode="ProcessingTime"',
+            )
+        self.variables[name] = Variable(
+            kind,
+            name,
+            parse_struct(value, subject),
+            None if key is None else parse_struct(key, subject),
+            ttl_ms or None,
+        )
+
+
+class _Undefined:
+    """Stands for state and timers while there is no key."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise _bad_declaration(
+            self._subject, f"{name}() was called in init()", "Use state and timers only while a key is processed"
+        )
+
+
+def _bad_declaration(subject: str, reason: str, hint: str) -> InvalidInputError:
+    return InvalidInputError(reason, operation="init", subject=subject, hint=hint, kind=ErrorKind.INVALID_INPUT)
+
+
+def _fields(struct: StructType) -> str:
+    text: str = struct.simpleString()
+    return text.removeprefix("struct<").removesuffix(">")
+
+
+def definition(grouping: pa.Schema, variables: Mapping[str, Variable], time_mode: str) -> str:
+    """What a processor keeps, as text: the same for the same state."""
+    keys = ", ".join(f"{field.name} {field.type}" for field in grouping)
+    kept = [variable.definition for _, variable in sorted(variables.items())]
+    if time_mode in (EVENT_TIME, PROCESSING_TIME):
+        kept.append(f"timers by {time_mode}")
+    return f"process by ({keys}): {'; '.join(kept) or 'nothing'}"

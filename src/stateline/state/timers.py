@@ -1,0 +1,95 @@
+"""Timers: a set of times per key, and all those that have come.
+
+Owns registering, deleting, listing and expiry. Does not own what a timer calls. A timer is a row without values, its
+time is the sub-key. A timer that is registered twice is one timer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from stateline.state.columns import Mask
+from stateline.state.keys import KeyRows
+from stateline.state.rows import StateRows
+from stateline.state.subkeys import rows_of_keys, rows_where, sorted_changes, subkey_rows
+from stateline.state.table import StateTable
+
+__all__ = ["EXPIRY", "Timers", "expired_timers"]
+
+EXPIRY: Final = pa.schema([pa.field("expiry_ms", pa.int64())])
+"""The sub-key: milliseconds since the epoch."""
+
+
+def expired_timers(table: StateTable, until_ms: int) -> KeyRows:
+    """All stored timers up to and including ``until_ms``; whole keys, the time is the last column."""
+
+    def come(rows: StateRows) -> Mask:
+        mask: Mask = rows.keys.columns[-1].to_numpy() <= until_ms
+        return mask
+
+    return rows_where(table, come).keys
+
+
+class Timers:
+    """The timers of many keys.
+
+    Args:
+        table: The table of timers.
+        keys: Distinct keys, ascending by hash; methods take the number of one.
+        expired: The timers that have come, as ``(time, key number)``.
+    """
+
+    __slots__ = ("_changed", "_expired", "_keys", "_stored", "_table")
+
+    def __init__(self, table: StateTable, keys: KeyRows, expired: list[tuple[int, int]]) -> None:
+        self._table = table
+        self._keys = keys
+        self._expired = expired
+        self._stored: list[set[int]] | None = None
+        self._changed: dict[int, dict[int, bool]] = {}
+
+    def register(self, key: int, time_ms: int) -> None:
+        """Sets a timer. One that is set already stays."""
+        self._changed.setdefault(key, {})[time_ms] = True
+
+    def delete(self, key: int, time_ms: int) -> None:
+        """Removes a timer, if it is there."""
+        self._changed.setdefault(key, {})[time_ms] = False
+
+    def of_key(self, key: int) -> list[int]:
+        """All timers of a key, ascending."""
+        if self._stored is None:
+            self._stored = self._read()
+        times = set(self._stored[key])
+        for time_ms, is_set in self._changed.get(key, {}).items():
+            (times.add if is_set else times.discard)(time_ms)
+        return sorted(times)
+
+    def due(self, until_ms: int) -> list[tuple[int, int]]:
+        """The timers up to and including ``until_ms`` as they are now: ``(time, key number)``, ascending."""
+        due = set(self._expired)
+        for key, times in self._changed.items():
+            for time_ms, is_set in times.items():
+                (due.add if is_set and time_ms <= until_ms else due.discard)((time_ms, key))
+        return sorted(due)
+
+    def changes(self) -> StateRows | None:
+        """New rows and tombstones, ascending by hash; ``None`` if nothing changed."""
+        changed = [(key, time_ms, is_set) for key, times in self._changed.items() for time_ms, is_set in times.items()]
+        if not changed:
+            return None
+        owners, times, are_set = zip(*changed, strict=True)
+        whole = subkey_rows(
+            self._table.schema, self._keys, np.array(owners, dtype=np.int64), [pa.array(times, pa.int64())]
+        )
+        return sorted_changes(whole, (), ~np.array(are_set))
+
+    def _read(self) -> list[set[int]]:
+        times: list[set[int]] = [set() for _ in range(len(self._keys))]
+        owned = rows_of_keys(self._table, self._keys)
+        for owner, time_ms in zip(owned.owners.tolist(), owned.rows.keys.columns[-1].to_pylist(), strict=True):
+            times[owner].add(time_ms)
+        return times

@@ -1,0 +1,403 @@
+"""Processors, and two ways to run them: by Spark itself, and by the tasks of a pipeline without a Spark job."""
+
+# ruff: noqa: N802, N803 - methods and arguments are Spark's
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from stateline.blob import open_store
+from stateline.checkpoint.api import OperatorState, SubtaskState
+from stateline.environment import system_environment
+from stateline.key_groups import hash_columns, key_group_of, range_for_subtask, subtask_for_key_group
+from stateline.spark.arrow_types import arrow_schema
+from stateline.spark.coordinator import SubtaskTask
+from stateline.spark.event_time import WatermarkPlan
+from stateline.spark.plan import OperatorPlan
+from stateline.spark.processor import ProcessorProgram
+from stateline.spark.task import HASH_COLUMN, TaskContext, run_subtask
+from stateline.state.rescale import rescale
+from stateline.state.run_store import RunReader
+from stateline.state.schema import StateSchema
+from stateline.state.table import StateTable
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot find this module.
+
+GROUPS = 16
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+class _Watched:
+    """A program whose output is kept."""
+
+    def __init__(self, program, taken):
+        self._program, self._taken = program, taken
+
+    def __getattr__(self, name):
+        return getattr(self._program, name)
+
+    def process(self, batches, tables, moment):
+        processed = self._program.process(batches, tables, moment)
+        if processed.output is not None:
+            self._taken += processed.output.to_pylist()
+        return processed
+
+
+class Bench:
+    """A processor in tasks of a pipeline, with its state in memory, batch after batch."""
+
+    def __init__(self, processor, schema, keys, output, *, time_mode="None", initial=None, **options):
+        self.options = {
+            "keys": [keys] if isinstance(keys, str) else list(keys),
+            "output_schema": output,
+            "output_mode": "update",
+            "time_mode": time_mode,
+            "time_zone": "UTC",
+            **options,
+        }
+        self.schema = StructType.fromDDL(schema)
+        self.initial_schema, self.initial = (None, None)
+        if initial is not None:
+            self.initial_schema, self.initial = StructType.fromDDL(initial[0]), initial[1]
+        if time_mode == "EventTime":
+            field = next((field.name for field in self.schema if field.dataType.typeName() == "timestamp"), "at")
+            self.options["watermark"] = WatermarkPlan(column=field, delay_us=0)
+        self.store = open_store(f"memory://{id(self)}")
+        self.states: dict[str, OperatorState] = {}
+        self.checkpoint_id = 0
+        self.restart(processor)
+
+    def restart(self, processor):
+        """The same root, another process: perhaps another program."""
+        self.program = ProcessorProgram.bind(processor, self.schema, initial=self.initial_schema, **self.options)
+
+    def batch(self, rows, *, now=1_000.0, watermark=None, late=None, parallelism=2):
+        """Runs one batch; returns what it put out, as tuples, sorted."""
+        taken: list[dict[str, Any]] = []
+        program = _Watched(self.program, taken)
+        plan = OperatorPlan(
+            name="p",
+            tables={name: table.encode() for name, table in program.tables.items()},
+            definition=program.definition,
+        )
+        table = self._table(rows)
+        hashes = table[HASH_COLUMN].to_numpy().view(np.uint64)
+        groups = key_group_of(hashes, GROUPS).tolist()
+        owners = np.array([subtask_for_key_group(group, parallelism, GROUPS) for group in groups], np.int64)
+        results = []
+        for subtask in range(parallelism):
+            mine = table.filter(pa.array(owners == subtask))
+            results.append(
+                run_subtask(
+                    TaskContext(root=self.store, output=None, environment=system_environment()),
+                    plan,
+                    program,
+                    SubtaskTask(
+                        checkpoint_id=self.checkpoint_id,
+                        operator="p",
+                        subtask=subtask,
+                        states={name: self._state(name, subtask, parallelism) for name in program.tables},
+                        open_files=(),
+                        now=now,
+                        watermark_us=None if watermark is None else int(watermark * 1_000_000),
+                        late_watermark_us=None if late is None else int(late * 1_000_000),
+                    ),
+                    mine.to_batches() if mine.num_rows else [],
+                    GROUPS,
+                )
+            )
+        self.states = {
+            name: OperatorState(
+                name=name,
+                schema=table.encode(),
+                definition=program.definition,
+                subtasks=tuple(result.states[name] for result in results),
+            )
+            for name, table in program.tables.items()
+        }
+        self.checkpoint_id += 1
+        self.metrics = [result.metrics for result in results]
+        return sorted((tuple(row.values()) for row in taken), key=repr)
+
+    def state(self, name):
+        """All live rows of one table, as tuples, sorted."""
+        schema = StateSchema.decode(self.states[name].schema)
+        reader = RunReader(self.store, schema)
+        rows = []
+        for subtask in self.states[name].subtasks:
+            runs = [reader.open(run) for run in subtask.runs]
+            for batch in StateTable(schema, subtask.key_groups, GROUPS, runs).scan():
+                rows += [tuple(row.values()) for row in batch.to_pylist()]
+        return sorted(rows, key=repr)
+
+    def _state(self, name, subtask, parallelism):
+        if name in self.states:
+            return rescale(self.states[name], parallelism, GROUPS)[subtask]
+        owned = range_for_subtask(subtask, parallelism, GROUPS)
+        return SubtaskState(first_key_group=owned.start, last_key_group=owned.end)
+
+    def _table(self, rows):
+        table = _arrow(self.schema, rows)
+        keys = self.options["keys"]
+        hashes = [hash_columns([table[key] for key in keys])]
+        if self.initial is not None and self.checkpoint_id == 0:
+            first = _arrow(self.initial_schema, self.initial)
+            hashes.append(hash_columns([first[key] for key in keys]))
+            table = pa.concat_tables(
+                [
+                    pa.table({"__input": table.to_struct_array(), "__initial": pa.nulls(len(table), _struct(first))}),
+                    pa.table({"__input": pa.nulls(len(first), _struct(table)), "__initial": first.to_struct_array()}),
+                ]
+            )
+        return table.append_column(HASH_COLUMN, pa.array(np.concatenate(hashes).view(np.int64)))
+
+
+def _struct(table):
+    return pa.struct(list(table.schema))
+
+
+def _arrow(schema, rows):
+    return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], arrow_schema(schema))
+
+
+def through_spark(
+    spark, folder, batches, schema, keys, processor, output, *, time_mode="None", pandas=False, initial=None
+):
+    """Runs batches through Spark's own operator; returns what each put out, as tuples, sorted."""
+    source = folder / "source"
+    source.mkdir(parents=True)
+    for number, rows in enumerate(batches):
+        written = folder / f"written-{number}"
+        spark.createDataFrame(rows, schema).coalesce(1).write.parquet(str(written))
+        file = next(written.glob("*.parquet"))
+        shutil.copy(file, source / f"{number:03}.parquet")
+        os.utime(source / f"{number:03}.parquet", (1_000_000 + number, 1_000_000 + number))
+    events = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
+    if time_mode == "EventTime":
+        events = events.withWatermark("at", "0 seconds")
+    grouped = events.groupBy(*([keys] if isinstance(keys, str) else keys))
+    apply = grouped.transformWithStateInPandas if pandas else grouped.transformWithState
+    rows = apply(processor, output, "update", time_mode, initial)
+    put_out: dict[int, list[Any]] = {}
+
+    def take(frame, number):
+        put_out[number] = sorted((tuple(row) for row in frame.collect()), key=repr)
+
+    before = spark.conf.get("spark.sql.streaming.stateStore.providerClass")
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    try:
+        query = (
+            rows.writeStream.outputMode("update")
+            .foreachBatch(take)
+            .option("checkpointLocation", str(folder / "spark"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    finally:
+        spark.conf.set("spark.sql.streaming.stateStore.providerClass", before)
+    return [put_out.get(number, []) for number in range(len(batches))]
+
+
+class Counter(StatefulProcessor):
+    """A running count and sum, for a key of any columns."""
+
+    def init(self, handle):
+        self.totals = handle.getValueState("totals", "n long, total long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        n, total = self.totals.get() or (0, 0)
+        for row in rows:
+            n += 1
+            total += row.v
+        self.totals.update((n, total))
+        yield Row(k="/".join(map(str, key)), n=n, total=total)
+
+    def close(self):
+        pass
+
+
+class FrameCounter(StatefulProcessor):
+    """The same in pandas."""
+
+    def init(self, handle):
+        self.totals = handle.getValueState("totals", "n long, total long, newest timestamp")
+
+    def handleInputRows(self, key, rows: Iterator[pd.DataFrame], timerValues):
+        n, total, newest = self.totals.get() or (0, 0, None)
+        for frame in rows:
+            assert frame.index[0] == 0
+            n += len(frame)
+            total += frame["v"].sum()
+            newest = frame["at"].max().to_pydatetime()
+            frame["written"] = frame["v"] * 2
+        self.totals.update((n, total, newest))
+        yield pd.DataFrame({"k": [key[0]], "n": [n], "total": [total], "newest": [frame["at"].max()]})
+
+    def close(self):
+        pass
+
+
+class Sessions(StatefulProcessor):
+    """A session ends five seconds of event time after its last row. Timers are listed, deleted, and set anew."""
+
+    def init(self, handle):
+        self.handle = handle
+        self.rows = handle.getListState("rows", "v long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        for timer in self.handle.listTimers():
+            self.handle.deleteTimer(timer)
+        seen = sorted(rows, key=lambda row: row.v)
+        self.rows.appendList([(row.v,) for row in seen])
+        end = max(row.at for row in seen).timestamp() + 5
+        self.handle.registerTimer(int(end * 1000))
+        yield Row(k=key[0], what="open", at=timerValues.getCurrentWatermarkInMs(), v=[row.v for row in seen])
+
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
+        at = expiredTimerInfo.getExpiryTimeInMs()
+        yield Row(k=key[0], what="closed", at=at, v=sorted(v for (v,) in self.rows.get()))
+        self.rows.clear()
+
+    def close(self):
+        pass
+
+
+class Chained(StatefulProcessor):
+    """Every rule of timers: in the past, chained, set anew while it fires, deleted while it is due."""
+
+    def init(self, handle):
+        self.handle = handle
+
+    def handleInputRows(self, key, rows, timerValues):
+        for row in rows:
+            self.handle.registerTimer(row.v * 1000)
+        yield Row(k=key[0], what="in", at=timerValues.getCurrentWatermarkInMs(), v=sorted(self.handle.listTimers()))
+
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
+        at = expiredTimerInfo.getExpiryTimeInMs()
+        if key.k == "chain":
+            self.handle.registerTimer(at + 1000)
+        if key.k == "again":
+            self.handle.registerTimer(at)
+        if key.k == "drop":
+            self.handle.deleteTimer(at + 1000)
+        yield Row(k=key[0], what="fired", at=at, v=sorted(self.handle.listTimers()))
+
+    def close(self):
+        pass
+
+
+class Stock(StatefulProcessor):
+    """An inventory in a map, and the three highest quantities ever seen in a list."""
+
+    def init(self, handle):
+        self.items = handle.getMapState("items", "item string", "quantity long")
+        self.top = handle.getListState("top", "quantity long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        for row in sorted(rows, key=lambda row: (row.at, row.v)):
+            item = (f"i{row.v % 3}",)
+            if row.v < 0:
+                self.items.removeKey(item)
+            elif self.items.containsKey(item):
+                self.items.updateValue(item, (self.items.getValue(item)[0] + row.v,))
+            else:
+                self.items.updateValue(item, (row.v,))
+            self.top.put(sorted([*self.top.get(), (row.v,)], reverse=True)[:3])
+        listed = sorted(f"{item}={quantity}" for (item,), (quantity,) in self.items.iterator())
+        assert sorted(self.items.keys()) == sorted(item for item, _ in self.items.iterator())
+        yield Row(k=key[0], items=",".join(listed), top=[quantity for (quantity,) in self.top.get()])
+        if len(listed) == 3:
+            self.items.clear()
+
+    def close(self):
+        pass
+
+
+class Seen(StatefulProcessor):
+    """Lets a key through once in a while: deduplication with a time to live."""
+
+    def init(self, handle):
+        self.seen = handle.getValueState("seen", "v long", 10_000)
+        self.last = handle.getListState("last", "v long", 20_000)
+        self.by_value = handle.getMapState("by_value", "v long", "n long", 10_000)
+
+    def handleInputRows(self, key, rows, timerValues):
+        rows = list(rows)
+        self.last.appendValue((rows[0].v,))
+        if not self.by_value.containsKey((rows[0].v,)):
+            self.by_value.updateValue((rows[0].v,), (1,))
+        if not self.seen.exists():
+            self.seen.update((rows[0].v,))
+            kept = [v for (v,) in self.last.get()]
+            values = sorted(v for (v,), _ in self.by_value.iterator())
+            yield Row(k=key[0], last=kept, values=values)
+
+    def close(self):
+        pass
+
+
+class Seeded(Counter):
+    """A running count that begins with an initial state."""
+
+    def handleInitialState(self, key, initialState, timerValues):
+        self.totals.update((initialState.n, initialState.n * 100))
+
+
+class Types(StatefulProcessor):
+    """What values of every type look like: in rows, in state, in output."""
+
+    def init(self, handle):
+        self.value = handle.getValueState("value", TYPES)
+        self.list = handle.getListState("list", TYPES)
+        self.map = handle.getMapState("map", "k string, n int", TYPES)
+
+    def handleInputRows(self, key, rows, timerValues):
+        (row,) = rows
+        seen = "nothing"
+        if self.value.exists():
+            (listed,) = self.list.get()
+            ((entry, mapped),) = self.map.iterator()
+            fetched = self.map.getValue(entry)
+            assert listed == mapped == tuple(fetched) == self.value.get()
+            seen = f"{self.value.get()!r} {entry!r}"
+        naive = row.ts.replace(tzinfo=None)
+        nested = Row(x=row.i, y=naive)
+        kept = (
+            *(row.by, row.sh, row.i, row.v, row.f, row.d, row.s, row.b, row.bo, row.da, naive, row.ntz, row.de),
+            *(row.a, dict(row.m), nested, [nested], {"k": nested}, None),
+        )
+        self.value.update(kept)
+        self.list.put([kept])
+        self.map.updateValue(("a", 1), kept)
+        yield Row(k=key[0], seen=seen, row=repr(tuple(row)[:13]), ts=row.ts, nested=nested, m=dict(row.m), a=row.a)
+
+    def close(self):
+        pass
+
+
+SCALARS = (
+    "by byte, sh short, i int, v long, f float, d double, s string, b binary, bo boolean, da date, ts timestamp, "
+    "ntz timestamp_ntz, de decimal(10,2)"
+)
+TYPES = (
+    f"{SCALARS}, a array<int>, m map<string,int>, st struct<x:int,y:timestamp>, ast array<struct<x:int,y:timestamp>>, "
+    "mst map<string,struct<x:int,y:timestamp>>, nothing string"
+)
+TYPES_INPUT = f"{SCALARS}, k string, a array<int>, m map<string,int>"
+TYPES_OUTPUT = (
+    "k string, seen string, row string, ts timestamp, nested struct<x:int,y:timestamp>, m map<string,int>, a array<int>"
+)

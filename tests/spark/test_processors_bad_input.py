@@ -1,0 +1,216 @@
+"""Processors by themselves: time to live, restarts, and all that can be wrong, each refused with what was expected."""
+
+# ruff: noqa: N802, N803 - methods and arguments are Spark's
+
+from __future__ import annotations
+
+import pandas as pd
+import processor_kit as kit
+import pytest
+from processor_kit import Bench
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+SCHEMA = "k string, v long"
+OUTPUT = "k string, n long"
+
+
+class Does(StatefulProcessor):
+    """Does what it is told, in ``init`` and with each key."""
+
+    def __init__(self, act=None, declare=None, fire=None):
+        self.act, self.declare, self.fire = act, declare, fire
+
+    def init(self, handle):
+        self.handle = handle
+        self.value = handle.getValueState("value", "n long, t timestamp")
+        if self.declare:
+            self.declare(handle)
+
+    def handleInputRows(self, key, rows, timerValues):
+        rows = list(rows)
+        return iter((self.act(self, key, rows) if self.act else None) or [])
+
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
+        return iter((self.fire(self, key) if self.fire else None) or [])
+
+    def close(self):
+        pass
+
+
+def bench(processor, **options):
+    return Bench(processor, SCHEMA, "k", OUTPUT, **options)
+
+
+def test_a_value_lives_as_long_as_its_time_to_live_and_a_write_renews_it():
+    seen = Bench(kit.Seen(), SCHEMA, "k", "k string, last array<long>, values array<long>", time_mode="ProcessingTime")
+    assert seen.batch([("a", 1)], now=100.0) == [("a", [1], [1])]
+    assert seen.batch([("a", 2), ("b", 1)], now=105.0) == [("b", [1], [1])]
+    assert seen.batch([("a", 3)], now=109.999, parallelism=3) == []
+    assert seen.batch([("a", 4)], now=110.0) == [("a", [1, 2, 3, 4], [2, 3, 4])], "the value expired, and entry 1"
+    assert seen.batch([("a", 5)], now=120.0, parallelism=1) == [("a", [2, 3, 4, 5], [5])], "element 1 expired too"
+
+
+def test_processing_time_timers_come_with_the_time_of_the_batch_and_without_rows():
+    def act(self, key, rows):
+        self.handle.registerTimer(rows[0].v)
+
+    fired = bench(Does(act, fire=lambda self, key: [Row(k=key.k, n=1)]), time_mode="ProcessingTime")
+    assert fired.batch([("a", 20_000), ("b", 10_000)], now=10.0) == [("b", 1)], "one is due at once"
+    assert fired.batch([], now=19.999) == []
+    assert fired.batch([], now=20.0, parallelism=3) == [("a", 1)]
+    assert fired.batch([], now=30.0) == []
+    assert fired.state("timers") == []
+
+
+def test_what_raises_names_the_key_and_shows_the_user_s_own_lines_and_leaves_no_trace():
+    def act(self, key, rows):
+        n = (self.value.get() or (0,))[0] + len(rows)
+        self.value.update((n, None))
+        if any(row.v < 0 for row in rows):
+            raise KeyError("no such thing")
+        return [Row(k=key[0], n=n)]
+
+    running = bench(Does(act))
+    assert running.batch([("good", 1)]) == [("good", 1)]
+    before = running.states
+    with pytest.raises(UserCodeError) as raised:
+        running.batch([("good", 1), ("bad", -1)])
+    text = str(raised.value)
+    assert "handleInputRows Does, key ('bad',)" in text
+    assert "KeyError: 'no such thing'" in text
+    assert 'raise KeyError("no such thing")' in text
+    assert "processor_run" not in text
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert running.states is before
+    assert running.batch([("good", 1), ("bad", 1)]) == [("bad", 1), ("good", 2)], "as if nothing had been"
+
+
+def test_a_timer_that_raises_names_its_key():
+    def act(self, key, rows):
+        self.handle.registerTimer(0)
+
+    failing = bench(Does(act, fire=lambda self, key: 1 / 0), time_mode="ProcessingTime")
+    with pytest.raises(UserCodeError, match=r"handleExpiredTimer Does, key \('a',\).*ZeroDivisionError"):
+        failing.batch([("a", 1)])
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda self, key, rows: self.value.update(5), r"value state 'value'.*n:bigint,t:timestamp.*a int came: 5"),
+        (lambda self, key, rows: self.value.update((1,)), r"2 values.*|1 values came: \(1,\)"),
+        (lambda self, key, rows: self.value.update(("x", None)), r"field 'n' got 'x' of type str"),
+        (lambda self, key, rows: self.value.update((1.5, None)), r"field 'n' got 1.5 of type float.*no whole"),
+        (lambda self, key, rows: self.value.update((2**63, None)), r"field 'n' got 9223372036854775808"),
+        (lambda self, key, rows: self.value.update((1, "noon")), r"field 't' got 'noon' of type str"),
+        (lambda self, key, rows: self.handle.registerTimer(5), r"registerTimer timers, key .*the time mode is 'none'"),
+        (lambda self, key, rows: self.handle.getListState("new", "n long"), r"list state 'new'.*did not declare"),
+        (lambda self, key, rows: [("a", 1)], r"expected the fields \['k', 'n'\], a tuple came: \('a', 1\)"),
+        (lambda self, key, rows: [Row("a", 1)], r"a Row came"),
+        (lambda self, key, rows: [Row(k="a", n=1, m=2)], r"a row has \['m'\]"),
+        (lambda self, key, rows: [Row(k="a", n="x")], r"output row.*field 'n' got 'x'"),
+        (lambda self, key, rows: [Row(k="a", n=1.5)], r"output row.*field 'n' got 1.5"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_with_what_was_expected(act, message):
+    with pytest.raises(InvalidInputError, match=message):
+        bench(Does(act)).batch([("a", 1)])
+
+
+@pytest.mark.parametrize("time", [1.5, "soon", None, True, 2**63])
+def test_the_time_of_a_timer_is_whole_milliseconds(time):
+    wrong = bench(Does(lambda self, key, rows: self.handle.registerTimer(time)), time_mode="EventTime")
+    with pytest.raises(InvalidInputError, match=r"registerTimer timers.*key.*the time of a timer is"):
+        wrong.batch([("a", 1)])
+
+
+@pytest.mark.parametrize(
+    ("declare", "mode", "message"),
+    [
+        (lambda handle: handle.getValueState("x", "n long", -5), "ProcessingTime", "time to live is -5"),
+        (lambda handle: handle.getValueState("x", "n long", 1.5), "ProcessingTime", "time to live is 1.5"),
+        (lambda handle: handle.getMapState("x", "k long", "n long", 5), "EventTime", "goes by processing time"),
+        (lambda handle: handle.getListState("x", "n long", 5), "None", "goes by processing time"),
+        (lambda handle: handle.getListState("value", "n long"), "None", "the name is used twice"),
+        (lambda handle: handle.getValueState("x", "n lung"), "None", "'n lung' cannot be read"),
+        (lambda handle: handle.getValueState("x", 5), "None", "its schema is a int"),
+        (lambda handle: handle.getMapState("x", "k array<int>", "n long"), "None", "cannot be a key"),
+        (lambda handle: handle.registerTimer(5), "EventTime", r"registerTimer\(\) was called in init"),
+        (lambda handle: handle.getValueState("x", "n long").update((1,)), "None", r"update\(\) was called in init"),
+    ],
+)
+def test_a_declaration_that_cannot_be_is_refused_where_the_pipeline_is_built(declare, mode, message):
+    with pytest.raises(InvalidInputError, match=message):
+        bench(Does(declare=declare), time_mode=mode)
+
+
+def test_an_init_that_raises_is_told_apart():
+    with pytest.raises(UserCodeError, match="init Does: ZeroDivisionError"):
+        bench(Does(declare=lambda handle: 1 / 0))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"output_mode": "complete"}, "output_mode: 'complete' is not valid"),
+        ({"time_mode": "Wall"}, "time_mode: 'Wall' is not valid"),
+        ({"form": "arrow"}, "form: 'arrow' is not valid"),
+        ({"output_schema": "n lung"}, "output_schema: its schema"),
+        ({"initial": ("k long, n long", [])}, "type bigint, the stream has string"),
+    ],
+)
+def test_unknown_modes_and_schemas_are_refused(option, message):
+    with pytest.raises(InvalidInputError, match=message):
+        bench(kit.Counter(), **option)
+
+
+def test_something_else_than_a_processor_is_refused():
+    with pytest.raises(InvalidInputError, match="it is a function"):
+        bench(lambda key, rows: rows)
+
+
+def test_the_definition_tells_what_is_kept_so_that_a_changed_state_is_refused_at_the_start():
+    kept = bench(Does()).program.definition
+    assert kept == "process by (k string): value value(n:bigint,t:timestamp)"
+    more = bench(Does(declare=lambda handle: handle.getMapState("m", "e int", "n long", 5)), time_mode="ProcessingTime")
+    assert more.program.definition == (
+        "process by (k string): map m(e:int -> n:bigint) with ttl; value value(n:bigint,t:timestamp); "
+        "timers by processingtime"
+    )
+
+
+def test_a_frame_with_other_columns_or_values_is_refused():
+    def frames(*made):
+        return Does(lambda self, key, rows: made)
+
+    for frame, message in (
+        (pd.DataFrame({"k": ["a"], "m": [1]}), r"a frame has \['k', 'm'\]"),
+        (pd.DataFrame([["a", 1, 2]]), r"a frame has \[0, 1, 2\]"),
+        (pd.DataFrame({"k": ["a"], "n": ["x"]}), "field 'n' got 'x'"),
+        (pd.DataFrame({"k": ["a"], "n": [1.5]}), "field 'n' got 1.5"),
+        (Row(k="a", n=1), "a Row came"),
+    ):
+        with pytest.raises(InvalidInputError, match=message) as raised:
+            bench(frames(frame), form="pandas").batch([("a", 1)])
+        assert raised.value.kind is ErrorKind.SCHEMA_MISMATCH
+    good = frames(pd.DataFrame([["b", 2.0]]), pd.DataFrame(), pd.DataFrame({"n": [None, 1], "k": ["c", None]}))
+    assert bench(good, form="pandas").batch([("a", 1)]) == [("b", 2), ("c", None), (None, 1)]
+
+
+def test_a_row_without_a_field_and_a_whole_float_are_taken():
+    rows = [Row(k="a"), Row(n=2.0, k="b")]
+    assert bench(Does(lambda self, key, _: rows)).batch([("a", 1)]) == [("a", None), ("b", 2)]
+
+
+def test_state_in_a_processor_s_own_attributes_is_gone_with_the_batch():
+    def act(self, key, rows):
+        self.count = getattr(self, "count", 0) + 1
+        return [Row(k=key[0], n=self.count)]
+
+    forgetful = bench(Does(act))
+    assert forgetful.batch([("a", 1)]) == forgetful.batch([("a", 1)]) == [("a", 1)]
