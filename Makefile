@@ -14,7 +14,7 @@ $(shell rm -f $(STAMP))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check audit format bench demo clean
+.PHONY: help setup test check audit format bench demo soak clean
 
 help: ## Explain every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ bench: $(STAMP) ## Run the benchmarks, which print ratios of one run
 
 demo: $(STAMP) ## Stream 336,776 flights, kill the driver three times, compare every row
 	@$(BIN)/python -m examples.demo $(ARGS)
+
+soak: $(STAMP) ## Look for trouble for SOAK_MINUTES (60), appending to soak-report.jsonl
+	@$(BIN)/python -m tests.soak
 
 clean: ## Remove .venv and caches, never data
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
