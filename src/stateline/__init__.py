@@ -2,7 +2,7 @@
 
 A map of the layers; each imports only what stands below it, and siblings separated by ``|`` never import each other::
 
-    cli | report                                  people look here
+    cli                                           people look here
     spark                                         the only folder that imports pyspark
     state | files                                 keyed state; exactly-once files that span checkpoints
     checkpoint | changelog | recoverable          three durable services that do not know each other

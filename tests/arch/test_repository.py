@@ -70,3 +70,9 @@ def test_every_target_of_make_is_explained_and_no_file() -> None:
 
 def normal_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Two of one name cannot be collected together, but pass when they run alone."""
+    names = [path.name for path in repository_files() if path.name.startswith("test_")]
+    assert sorted(names) == sorted(set(names))
