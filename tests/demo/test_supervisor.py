@@ -189,7 +189,8 @@ def test_progress_is_that_of_the_newest_whole_record(tmp_path: Path) -> None:
 
 
 PROGRAM = textwrap.dedent("""\
-    import sys
+    import signal, sys
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Shells let background jobs ignore it.
     from examples.demo import __main__ as demo
     from tests.demo import test_supervisor as tests
 
