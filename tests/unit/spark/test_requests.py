@@ -1,0 +1,105 @@
+"""What a micro-batch asks of its store, counted: writes for each subtask and one record, no LIST, no HEAD."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+from stateline.blob import InstrumentedStore
+from stateline.blob.memory import MemoryStore
+from stateline.checkpoint import CheckpointStore
+from stateline.environment import system_environment
+from stateline.files import FileOutput, RollingPolicy
+from stateline.key_groups import key_group_of, stable_hash, subtask_for_key_group
+from stateline.spark.coordinator import Batch, MicroBatchCoordinator
+from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.spark.task import TaskContext, run_subtask
+from stateline.state.run_cache import OpenRuns
+from stateline.testing.scenarios.pipeline import CountingProgram
+
+PARALLELISM, KEY_GROUPS = 3, 12
+NOT_ON_THE_WAY = {"list", "head", "exists", "list_staged", "copy"}
+
+
+class Engine:
+    """A whole pipeline in this thread, with every request counted."""
+
+    def __init__(self, rolling: RollingPolicy | None) -> None:
+        self.root = InstrumentedStore(MemoryStore(system_environment().ids.new_id()))
+        self.out = InstrumentedStore(MemoryStore(system_environment().ids.new_id()))
+        self.program = CountingProgram("one")
+        self.open_runs = OpenRuns()
+        output = None if rolling is None else FileOutput(url="memory://out", format="arrow", rolling=rolling)
+        tables = {name: schema.encode() for name, schema in self.program.tables.items()}
+        self.operator = OperatorPlan(name="counts", tables=tables, definition="d", output=output)
+        plan = PipelinePlan(
+            root_url="memory://root",
+            parallelism=PARALLELISM,
+            max_parallelism=KEY_GROUPS,
+            operators=(self.operator,),
+            retained_checkpoints=50,
+        )
+        self.coordinator = MicroBatchCoordinator(
+            plan,
+            CheckpointStore(self.root),
+            {} if output is None else {"counts": self.out},
+            self.run_subtasks,
+            system_environment(),
+        )
+
+    def run_subtasks(self, batch, tasks):
+        context = TaskContext(
+            root=self.root, output=self.out, environment=system_environment(), open_runs=self.open_runs
+        )
+        return [
+            run_subtask(context, self.operator, self.program, task, batch.data[task.subtask], KEY_GROUPS)
+            for task in tasks
+        ]
+
+    def run(self, batch_id: int) -> tuple[Counter[str], Counter[str]]:
+        """The requests of one batch that touches every subtask."""
+        self.root.reset()
+        self.out.reset()
+        rows: list[list[pa.RecordBatch]] = [[] for _ in range(PARALLELISM)]
+        for number in range(40):
+            key = f"key {number}"
+            subtask = subtask_for_key_group(key_group_of(stable_hash(key), KEY_GROUPS), PARALLELISM, KEY_GROUPS)
+            row = {"batch": batch_id, "number": number, "key": key, "attempt": ""}
+            rows[subtask].append(pa.RecordBatch.from_pylist([row]))
+        self.coordinator.run_batch(Batch(query_id="q", batch_id=batch_id, offsets_digest=str(batch_id), data=rows))
+        return Counter(self.root.calls), Counter(self.out.calls)
+
+
+def requests_of_later_batches(rolling):
+    engine = Engine(rolling)
+    engine.run(0)
+    return [engine.run(batch) for batch in range(1, 4)]
+
+
+def test_state_costs_a_write_for_each_subtask_and_one_record():
+    for root, out in requests_of_later_batches(None):
+        assert root["put_if_absent"] == PARALLELISM + 1
+        assert not NOT_ON_THE_WAY & root.keys()
+        assert not out
+
+
+def test_files_that_grow_cost_one_more_write_for_each_subtask():
+    for root, out in requests_of_later_batches(RollingPolicy()):
+        assert root["put_if_absent"] == 2 * PARALLELISM + 1
+        assert not NOT_ON_THE_WAY & root.keys()
+        assert not out
+
+
+def test_files_that_end_are_staged_published_and_discarded_once_each():
+    for root, out in requests_of_later_batches(RollingPolicy(every_checkpoint=True)):
+        assert root["put_if_absent"] == PARALLELISM + 1 + 1, "runs, the record, and the mark that files were visible"
+        assert (out["stage"], out["publish"], out["discard"]) == (PARALLELISM, PARALLELISM, PARALLELISM)
+        assert not NOT_ON_THE_WAY & (root.keys() | out.keys())
+
+
+@pytest.mark.parametrize("rolling", [None, RollingPolicy()])
+def test_the_number_of_requests_does_not_grow_with_the_state(rolling):
+    totals = [sum(root.values()) for root, _ in requests_of_later_batches(rolling)]
+    assert max(totals) - min(totals) <= PARALLELISM, "a merge more or less"
