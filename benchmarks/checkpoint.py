@@ -1,0 +1,120 @@
+"""What a checkpoint costs when much state does not change: 100,000 changed keys of 0.5 M and of 5 M.
+
+The real task and coordinator code on the local disk, with fsync, without Spark: two subtasks, one after the other.
+Bytes and requests are those of the store; the middle one of several batches counts, and what merging adds is shown
+beside it.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.harness import median, table, write_results
+from stateline.blob import InstrumentedStore, open_store
+from stateline.checkpoint import CheckpointStore
+from stateline.environment import system_environment
+from stateline.key_groups import hash_columns
+from stateline.spark.aggregation import AggregateProgram
+from stateline.spark.coordinator import Batch, MicroBatchCoordinator
+from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.spark.task import TaskContext, run_subtask
+from stateline.state import aggregate as agg
+from stateline.state.run_cache import OpenRuns
+
+KEY_GROUPS = 128
+SUBTASKS = 2
+
+
+class Engine:
+    """A pipeline in this thread, over one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+        aggregations = {"n": agg.count(), "s": agg.sum("v"), "m": agg.max("v")}
+        self.program = AggregateProgram.bind(schema, ["k"], aggregations)
+        tables = {name: schema.encode() for name, schema in self.program.tables.items()}
+        self.operator = OperatorPlan(name="counts", tables=tables, definition=self.program.definition)
+        self.store = InstrumentedStore(open_store(f"file://{folder}"))
+        self.open_runs = OpenRuns()
+        plan = PipelinePlan(
+            root_url=f"file://{folder}", parallelism=SUBTASKS, max_parallelism=KEY_GROUPS, operators=(self.operator,)
+        )
+        self.coordinator: MicroBatchCoordinator[Any] = MicroBatchCoordinator(
+            plan, CheckpointStore(self.store), {}, self.run_subtasks, system_environment()
+        )
+        self.batch_id = 0
+
+    def run_subtasks(self, batch: Batch[Any], tasks: Any) -> Any:
+        context = TaskContext(root=self.store, output=None, environment=system_environment(), open_runs=self.open_runs)
+        return [
+            run_subtask(context, self.operator, self.program, task, batch.data[task.subtask], KEY_GROUPS)
+            for task in tasks
+        ]
+
+    def run(self, keys: Any) -> tuple[float, int, dict[str, int]]:
+        """Seconds, bytes written and requests of one batch."""
+        subtask = np.asarray(hash_columns([pa.array(keys)])).view(np.uint64) >> np.uint64(63)
+        parts = [keys[subtask == number] for number in range(SUBTASKS)]
+        data = [[pa.record_batch({"k": part, "v": part % 1000})] for part in parts]
+        self.store.reset()
+        began = time.perf_counter()
+        digest = str(self.batch_id)
+        self.coordinator.run_batch(Batch(query_id="q", batch_id=self.batch_id, offsets_digest=digest, data=data))
+        took = time.perf_counter() - began
+        self.batch_id += 1
+        return took, self.store.bytes_written, dict(self.store.calls)
+
+
+def measure(folder: Path, keys: int, changed: int, batches: int) -> dict[str, Any]:
+    """Builds the state, then measures batches that change little of it."""
+    generator = np.random.default_rng(keys)
+    names = np.unique(generator.integers(-(2**62), 2**62, keys))
+    engine = Engine(folder)
+    for part in np.array_split(generator.permutation(names), 10):
+        engine.run(part)
+    seconds, written, calls = [], [], []
+    for _ in range(batches):
+        took, size, asked = engine.run(generator.choice(names, changed, replace=False))
+        seconds.append(took)
+        written.append(size)
+        calls.append(asked)
+    return {"keys": keys, "seconds": seconds, "bytes": written, "calls": calls}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks checkpoint", description=__doc__)
+    parser.add_argument("--changed", type=int, default=100_000, help="keys that a batch changes")
+    parser.add_argument("--batches", type=int, default=15, help="measured batches")
+    parser.add_argument("--keys", type=int, nargs=2, default=(500_000, 5_000_000), help="keys of the two states")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="stateline-bench-") as folder:
+        found = [
+            measure(Path(folder, str(keys)), keys, arguments.changed, arguments.batches) for keys in arguments.keys
+        ]
+    rows = []
+    for one in found:
+        asked = one["calls"][len(one["calls"]) // 2]
+        rows.append(
+            (
+                f"{one['keys']:,}",
+                f"{median(one['seconds']) * 1e3:,.0f}",
+                f"{statistics.mean(one['seconds']) * 1e3:,.0f}",
+                f"{median(one['bytes']) / 1e6:,.1f}",
+                f"{statistics.mean(one['bytes']) / 1e6:,.1f}",
+                asked.get("put_if_absent", 0),
+                sum(asked.get(name, 0) for name in ("list", "head", "exists")),
+            )
+        )
+    heads = ("keys", "ms (median)", "ms (mean)", "MB (median)", "MB (mean)", "writes", "LIST and HEAD")
+    print(table(heads, rows))
+    for name in ("seconds", "bytes"):
+        middle = [median(one[name]) for one in found]
+        print(f"{name}: {max(middle) / min(middle):.2f}x apart (wanted <= 1.3)")
+    print(f"\nEvery figure: {write_results('checkpoint', {'settings': vars(arguments), 'measured': found})}")
+    return 0
