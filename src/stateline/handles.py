@@ -102,22 +102,22 @@ class RowsHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Rows of one open file that wait to be encoded when the file rolls: one Arrow IPC stream inside an object.
 
     One object holds the rows that one subtask received in one checkpoint, one stream per open file, so that a
-    checkpoint
-    costs one object per subtask however many files are open, and a file that rolls fetches just its own bytes.
+    checkpoint costs one object per subtask however many files are open, and a file that rolls fetches just its own
+    bytes.
 
     Attributes:
         name: Relative name of the object in the store of the checkpoint root.
         offset: First byte of the stream inside the object.
         length: Bytes of the stream.
         crc32c: CRC32C of the stream.
-        rows: Rows in it.
+        rows: Rows in it; ``None`` where the record does not count them (rows to be delivered).
     """
 
     name: str
     offset: int
     length: int
     crc32c: int
-    rows: int
+    rows: int | None
 
 
 class OpenFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -125,7 +125,7 @@ def _check_open_file(file: OpenFile) -> str | None:
         return "a negative number"
     for rows in file.pending:
         check_object_name(rows.name)
-        if min(rows.offset, rows.length, rows.rows) < 0 or not 0 <= rows.crc32c <= 0xFFFFFFFF:
+        if min(rows.offset, rows.length, rows.rows or 0) < 0 or not 0 <= rows.crc32c <= 0xFFFFFFFF:
             return f"pending rows in {rows.name} have a number that is out of range"
     if file.resume is None:
         return None

@@ -81,7 +81,7 @@ def load_rows(store: BlobStore, handles: Sequence[RowsHandle]) -> Iterator[pa.Ta
             table.validate(full=True)  # Offsets that lead outside their buffer would crash whoever reads them.
         except (pa.ArrowException, OSError) as error:
             raise CorruptDataError(f"not an Arrow stream ({error})", operation="load_rows", subject=where) from error
-        if table.num_rows != handle.rows:
+        if handle.rows is not None and table.num_rows != handle.rows:
             raise CorruptDataError(
                 f"{table.num_rows} rows, its record says {handle.rows}", operation="load_rows", subject=where
             )

@@ -77,7 +77,7 @@ def deliveries_of(record: Checkpoint) -> Sequence[Delivery]:
     for name, state in sorted(record.states.items()):
         if name.startswith(DELIVERY_PREFIX) and isinstance(state, FileState):
             operator = name.removeprefix(DELIVERY_PREFIX).rpartition("/")[0]
-            handle = RowsHandle(name=state.name, offset=0, length=state.size, crc32c=state.crc32c, rows=0)
+            handle = RowsHandle(name=state.name, offset=0, length=state.size, crc32c=state.crc32c, rows=None)
             found.setdefault(operator, []).append(handle)
     return [
         Delivery(BatchKey(record.query_id, operator, record.checkpoint_id), tuple(rows))
