@@ -7,6 +7,8 @@ import random
 import subprocess
 import sys
 
+import pytest
+
 from stateline.checkpoint import CheckpointStore
 from stateline.state.stored import StoredState
 from tests.spark.cluster import wait_until
@@ -33,6 +35,7 @@ def newest(folder, name):
     return max(ids, default=-1)
 
 
+@pytest.mark.timeout(900)  # Several sessions, each with a JVM of its own.
 def test_a_killed_chain_of_two_queries_counts_everything_once(tmp_path):
     seed = random.SystemRandom().randrange(2**32)
     dice = random.Random(seed)

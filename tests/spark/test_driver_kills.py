@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from tests.spark.cluster import descendants, is_alive, wait_until
 from tests.spark.keyed_model import check, make_source, newest_id
 
@@ -50,6 +52,7 @@ STEPS = ("record:after", "publish:after", "mark:before", "acknowledge:after", "d
 """Where the driver dies here; ``make soak`` takes every point. The simulator takes every store call."""
 
 
+@pytest.mark.timeout(900)  # Several sessions, each with a JVM of its own.
 def test_a_driver_that_is_killed_again_and_again_loses_nothing_and_repeats_nothing(tmp_path):
     """Each start dies at another step or time, goes on from where the one before died, with another parallelism."""
     seed = random.SystemRandom().randrange(2**32)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.spark.cluster import StandaloneCluster, marked_processes, wait_until
 from tests.spark.keyed_model import check, make_source
 
@@ -16,6 +18,7 @@ runpy.run_module("tests.spark.keyed_driver", run_name="__main__", alter_sys=True
 """
 
 
+@pytest.mark.timeout(900)  # Several sessions, each with a JVM of its own.
 def test_a_worker_lost_in_the_middle_of_a_batch_changes_nothing(tmp_path):
     files, rows = 6, 50
     work = tmp_path / "work"
