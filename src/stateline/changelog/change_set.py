@@ -75,11 +75,13 @@ class StateChangeSet:
             if frame is None:
                 raise ClosedError("its bytes were given up", operation="encode", subject=repr(self))
             return frame
-        if len(columns) > 1:  # Joined first and kept so: with the frame there are two forms in memory, not three.
-            columns = self._columns = (joined_columns(columns),)
-        frame = encode_frame(self.log_id, self.sequence_number.value, joined_columns(columns), compression)
-        self._frame = frame
-        self._columns = None
+        joined = joined_columns(columns)
+        if self._columns is columns:  # Kept joined: with the frame there are two forms in memory, not three.
+            columns = self._columns = (joined,)
+        frame = encode_frame(self.log_id, self.sequence_number.value, joined, compression)
+        if self._columns is columns:  # Else another attempt was faster, and the bytes may have been given up.
+            self._frame = frame
+            self._columns = None
         return frame
 
     def give_up(self) -> None:
