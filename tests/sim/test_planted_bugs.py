@@ -2,10 +2,17 @@
 
 import pytest
 
-from stateline.testing import planted, planted_components, planted_pipeline, planted_protocol, planted_store
+from stateline.testing import (
+    planted,
+    planted_beside,
+    planted_components,
+    planted_pipeline,
+    planted_protocol,
+    planted_store,
+)
 from stateline.testing.scenarios import SCENARIOS
 
-assert all((planted_store, planted_protocol, planted_pipeline, planted_components))
+assert all((planted_store, planted_protocol, planted_pipeline, planted_components, planted_beside))
 
 
 def test_there_are_enough_bugs():

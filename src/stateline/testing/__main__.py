@@ -32,6 +32,7 @@ _MODULES: Final = (
     "stateline.testing.planted_protocol",
     "stateline.testing.planted_pipeline",
     "stateline.testing.planted_components",
+    "stateline.testing.planted_beside",
 )
 _SUITES: Final = ("single", "pairs", "zombies", "sim", "powerloss")
 _USAGE: Final = """\

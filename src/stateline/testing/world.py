@@ -444,6 +444,18 @@ class _ProcessStore(StoreDecorator):
         wanted = list(parts)
         self._call("discard", " ".join(part.name for part in wanted), lambda: self.inner.discard(wanted))
 
+    def copy(self, source: str, target: str) -> ObjectInfo:
+        """See :meth:`BlobStore.copy`."""
+        return self.put_if_absent(target, self.get(source))
+
+    def read_staged(self, part: Part) -> bytes | None:
+        """See :meth:`BlobStore.read_staged`."""
+        return self._call("get", part.name, lambda: self.inner.read_staged(part))
+
+    def list_staged(self) -> Iterator[ObjectInfo]:
+        """See :meth:`BlobStore.list_staged`."""
+        return self._call("list", "staged", self.inner.list_staged)
+
     def local_path(self, name: str) -> None:
         """``None``: a file read behind the store's back would escape the faults."""
 

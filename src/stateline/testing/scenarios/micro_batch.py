@@ -117,7 +117,7 @@ class MicroBatch(Scenario):
 
     name: ClassVar[str] = "micro_batch"
     kinds = frozenset(FaultKind) - {FaultKind.MISSING}  # A fence that the store denies cannot be seen.
-    stores = ("root", "out")
+    stores: tuple[str, ...] = ("root", "out")
     speculation = 0.2
 
     def __init__(
@@ -176,11 +176,16 @@ class MicroBatch(Scenario):
         system = self.adapter.open(process)
         system.start()
         for batch in range(_newest_entry(world) + 1, self.batches):
+            self.beside(process)
             system.run_batch(batch, f"offsets-{batch}", self._spread(world, batch, incarnation))
             left = sorted(self.adapter.unclean(world, batch))
             require(not left, "C5", f"batch {batch} is acknowledged and its pieces {left} are still there")
             if batch > _newest_entry(world):
                 world.acknowledge(("committed",), batch)
+        self.beside(process)
+
+    def beside(self, process: Process) -> None:
+        """What a driver does beside its batches, before each and after the last; nothing here."""
 
     def _rows(self, batch: int) -> list[Row]:
         if batch % 3 == 1:
