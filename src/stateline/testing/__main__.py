@@ -33,6 +33,7 @@ _MODULES: Final = (
     "stateline.testing.planted_pipeline",
     "stateline.testing.planted_components",
     "stateline.testing.planted_beside",
+    "stateline.testing.planted_sink",
 )
 _SUITES: Final = ("single", "pairs", "zombies", "sim", "powerloss")
 _USAGE: Final = """\

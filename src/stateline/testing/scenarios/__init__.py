@@ -16,6 +16,7 @@ from stateline.testing.faults import FaultKind
 from stateline.testing.scenario import SYSTEM_CALL_FAULTS, Scenario
 from stateline.testing.scenarios.changelog import Changelog
 from stateline.testing.scenarios.create_race import CreateRace
+from stateline.testing.scenarios.files_sink import FilesSink
 from stateline.testing.scenarios.micro_batch import MicroBatch
 from stateline.testing.scenarios.pipeline import Pipeline
 from stateline.testing.scenarios.recoverable import RecoverableFile
@@ -163,6 +164,14 @@ register(
         large=RecoverableFile,
         backend=ScratchBackend,
         kinds=_BY_SYSTEM_CALL,
+    )
+)
+register(
+    ScenarioEntry(
+        name="files_sink",
+        summary="the file sink on a model of its engine: commits come twice, fail late, go on as zombies",
+        small=FilesSink,
+        large=lambda: FilesSink(batches=10, partitions=3, rows=6, keys=9),
     )
 )
 register(

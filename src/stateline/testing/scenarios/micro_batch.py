@@ -159,11 +159,14 @@ class MicroBatch(Scenario):
         for batch in range(self.batches):
             attempts = {by for row, by in visible if row.batch == batch}
             require(len(attempts) <= 1, "C3", f"batch {batch} shows rows of the attempts {sorted(attempts)}")
-        counts = Counter(row.key for row in wanted)
-        state = dict(self.adapter.state(world))
-        require(state == dict(counts), "E1", f"the state is {state}, the model {dict(counts)}")
+        self.check_state(world, Counter(row.key for row in wanted))
         missing = sorted(self.adapter.missing(world))
         require(not missing, "F2", f"retained decisions name objects that are gone: {missing}")
+
+    def check_state(self, world: World, counts: Counter[str]) -> None:
+        """Requires of the state that it is ``counts``."""
+        state = dict(self.adapter.state(world))
+        require(state == dict(counts), "E1", f"the state is {state}, the model {dict(counts)}")
 
     def visible(self, world: World) -> Iterator[tuple[Row, str]]:
         """Every row that was ever visible and not taken back, also those that a consumer has moved away."""

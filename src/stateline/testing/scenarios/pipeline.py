@@ -39,15 +39,23 @@ from stateline.testing.invariants import require
 from stateline.testing.scenarios.micro_batch import MicroBatch, MicroBatchAdapter, MicroBatchSystem, Row
 from stateline.testing.world import Process, World
 
-__all__ = ["FIRST_QUERY", "CountingProgram", "Pipeline", "PipelineAdapter", "PipelineSystem", "Places"]
+__all__ = [
+    "FIRST_QUERY",
+    "ROWS",
+    "CountingProgram",
+    "Pipeline",
+    "PipelineAdapter",
+    "PipelineSystem",
+    "Places",
+    "batches_of",
+    "is_tombstone",
+]
 
 _MAX_PARALLELISM: Final = 8
 _SCHEMA: Final = StateSchema.of(
     pa.schema([("key", pa.string()), ("count", pa.int64()), ("attempt", pa.string())]), ["key"]
 )
-_ROWS: Final = pa.schema(
-    [("batch", pa.int64()), ("number", pa.int64()), ("key", pa.string()), ("attempt", pa.string())]
-)
+ROWS: Final = pa.schema([("batch", pa.int64()), ("number", pa.int64()), ("key", pa.string()), ("attempt", pa.string())])
 _PARALLELISMS: Final = (2, 1, 3)
 """One incarnation after the other: the first restart merges subtasks, the second splits them."""
 
@@ -80,7 +88,7 @@ class CountingProgram:
     wants_hash: ClassVar[bool] = False
     tables: ClassVar[Mapping[str, StateSchema]] = {"counts": _SCHEMA}
     definition: ClassVar[str] = "count per key"
-    output_schema: ClassVar[pa.Schema] = _ROWS
+    output_schema: ClassVar[pa.Schema] = ROWS
 
     def process(
         self,
@@ -89,7 +97,7 @@ class CountingProgram:
         moment: BatchMoment,  # noqa: ARG002 - the protocol
     ) -> Processed:
         """See :meth:`stateline.spark.task.OperatorProgram.process`."""
-        rows = pa.Table.from_batches(batches, _ROWS)
+        rows = pa.Table.from_batches(batches, ROWS)
         if rows.num_rows == 0:
             return Processed(changes={})
         groups = group_rows(key_rows(_SCHEMA, [rows["key"]]))
@@ -196,7 +204,7 @@ class PipelineSystem(MicroBatchSystem):
                 open_runs=OpenRuns(),
             )
             (operator,) = self._plan.operators
-            return run_subtask(context, operator, program, task, _batches(mine), _MAX_PARALLELISM)
+            return run_subtask(context, operator, program, task, batches_of(mine), _MAX_PARALLELISM)
 
         return run
 
@@ -320,8 +328,8 @@ class Pipeline(MicroBatch):
         super().__init__(self._pipeline, **{"keys": 6, **more})
 
     def may_replace(self, name: str, data: Buffer) -> bool:
-        """See :meth:`Scenario.may_replace`. Retiring a record overwrites it with its tombstone."""
-        return name.endswith("/_metadata") and b'"stateline.retired"' in bytes(data[:200])
+        """See :meth:`Scenario.may_replace`."""
+        return is_tombstone(name, data)
 
     def check(self, world: World) -> None:
         """See :meth:`Scenario.check`. One decision names output and state: both are of the same attempts."""
@@ -342,16 +350,22 @@ class Pipeline(MicroBatch):
         self._pipeline.open(process).finish()
 
 
-def _batches(rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
+def is_tombstone(name: str, data: Buffer) -> bool:
+    """Whether this retires a record: the one overwrite of the house."""
+    return name.endswith("/_metadata") and b'"stateline.retired"' in bytes(data[:200])
+
+
+def batches_of(rows: Sequence[Row], attempt: str | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows as the engine hands them to a task, marked with an attempt; nothing for no rows."""
     if rows:
         yield pa.RecordBatch.from_pydict(
             {
                 "batch": [row.batch for row in rows],
                 "number": [row.number for row in rows],
                 "key": [row.key for row in rows],
-                "attempt": [None] * len(rows),
+                "attempt": [attempt] * len(rows),
             },
-            schema=_ROWS,
+            schema=ROWS,
         )
 
 
