@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import processor_kit as kit
 import pytest
@@ -200,6 +201,12 @@ def test_a_frame_with_other_columns_or_values_is_refused():
         assert raised.value.kind is ErrorKind.SCHEMA_MISMATCH
     good = frames(pd.DataFrame([["b", 2.0]]), pd.DataFrame(), pd.DataFrame({"n": [None, 1], "k": ["c", None]}))
     assert bench(good, form="pandas").batch([("a", 1)]) == [("b", 2), ("c", None), (None, 1)]
+
+
+def test_a_long_of_one_frame_is_not_cut_off_by_a_missing_one_of_another():
+    frames = [pd.DataFrame({"k": ["a"], "n": [2**53 + 1]}), pd.DataFrame({"k": ["b"], "n": [np.nan]})]
+    whole = Does(lambda self, key, rows: [*frames, pd.DataFrame({"k": [None], "n": pd.array([2**63 - 1], "Int64")})])
+    assert bench(whole, form="pandas").batch([("a", 1)]) == [("a", 2**53 + 1), ("b", None), (None, 2**63 - 1)]
 
 
 def test_a_row_without_a_field_and_a_whole_float_are_taken():

@@ -220,8 +220,9 @@ class ProcessorProgram:
             checkpoint_id=moment.checkpoint_id,
         )
         timer_values = TimerValues(now_ms, watermark_ms) if self._has_timers else TimerValues()
-        run = ProcessorRun(self._copy(), handle, _key_tuples(keyed.keys), timer_values)
-        output = self._run(run, keyed, rows, initial, timers, until_ms)
+        form = self._make_form()
+        run = ProcessorRun(self._copy(), handle, _key_tuples(keyed.keys), timer_values, form.take)
+        output = self._run(run, form, keyed, rows, initial, timers, until_ms)
         changes: dict[str, StateRows] = {_VARIABLE + name: made for name, made in handle.changes().items()}
         timer_changes = None if timers is None else timers.changes()
         if timer_changes is not None:
@@ -237,13 +238,13 @@ class ProcessorProgram:
     def _run(
         self,
         run: ProcessorRun,
+        form: ProcessorForm,
         keyed: KeyedInput,
         rows: pa.Table,
         initial: pa.Table,
         timers: Timers | None,
         until_ms: int,
     ) -> pa.Table | None:
-        form = self._make_form()
         run.init()
         inputs = form.inputs(_taken(rows, keyed.input_order), self.input) if rows.num_rows else None
         firsts = None
@@ -253,10 +254,10 @@ class ProcessorProgram:
         if timers is not None:
             run.fire_timers(timers, until_ms, self._timer_rows(keyed.keys))
         run.close()
-        if not run.yielded:
+        columns = form.output()
+        if columns is None:
             return None
         schema = self.output_schema
-        columns = form.output(run.yielded)
         return pa.table([column.cast(field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
 
     def _copy(self) -> StatefulProcessor:

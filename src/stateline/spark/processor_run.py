@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -114,6 +114,7 @@ class ProcessorRun:
         handle: State and timers of the keys.
         keys: Grouping keys as ``handleInputRows`` gets them.
         timer_values: The time of the batch.
+        take: Runs through what the processor yields for one key, and keeps it.
     """
 
     def __init__(
@@ -122,12 +123,13 @@ class ProcessorRun:
         handle: ProcessorHandle,
         keys: list[tuple[Any, ...]],
         timer_values: TimerValues,
+        take: Callable[[Iterable[Any]], None],
     ) -> None:
         self._processor = processor
         self._handle = handle
         self._keys = keys
         self._timer_values = timer_values
-        self.yielded: list[Any] = []
+        self._take = take
         self.fired = 0
 
     def init(self) -> None:
@@ -137,7 +139,7 @@ class ProcessorRun:
 
     def handle_rows(self, keyed: KeyedInput, inputs: Slices | None, initial: Slices | None) -> None:
         """Step 2."""
-        cursor, timer_values, take = self._handle.cursor, self._timer_values, self.yielded.extend
+        cursor, timer_values, take = self._handle.cursor, self._timer_values, self._take
         input_ends = keyed.input_ends.tolist()
         initial_ends = keyed.initial_ends.tolist()
         start = initial_start = 0
@@ -168,7 +170,7 @@ class ProcessorRun:
         with self._user_code("handleExpiredTimer"):
             for time_ms, number in due:
                 cursor.key = number
-                self.yielded.extend(
+                self._take(
                     self._processor.handleExpiredTimer(
                         key=rows[number], timerValues=self._timer_values, expiredTimerInfo=ExpiredTimerInfo(time_ms)
                     )
