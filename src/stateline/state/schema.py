@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
+from stateline.arrow_bounds import check_stream
 from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
 from stateline.key_groups import check_key_type
 from stateline.options import check_known
@@ -168,7 +169,7 @@ class StateSchema:
         """
         try:
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
-        except (ValueError, pa.ArrowException, OSError) as error:
+        except (ValueError, pa.ArrowException, OSError, EOFError) as error:
             raise _corrupt(str(error)) from error
         return cls._by_role(list(schema))
 
@@ -215,10 +216,11 @@ class StateSchema:
 
 
 def _decoded_default(data: bytes, field: pa.Field) -> pa.Scalar:
+    check_stream(memoryview(data), f"the default of {field.name!r}")
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), pa.schema([field.remove_metadata()]))
         batch.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, EOFError) as error:
         raise _corrupt(f"the default of {field.name!r}: {error}") from error
     if batch.num_rows != 1:
         raise _corrupt(f"{field.name!r} has {batch.num_rows} defaults")
