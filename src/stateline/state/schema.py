@@ -139,7 +139,10 @@ class StateSchema:
         Raises:
             CorruptDataError: It is no run's schema.
         """
-        fields = list(schema)
+        try:
+            fields = list(schema)
+        except (ValueError, pa.ArrowException) as error:
+            raise _corrupt(str(error)) from error
         if not fields or not fields.pop(0).equals(pa.field(HASH_COLUMN, pa.uint64(), nullable=False)):
             raise _corrupt(f"the first column of a run is {HASH_COLUMN}: uint64")
         if fields and fields[-1].equals(pa.field(DELETED_COLUMN, pa.bool_(), nullable=False)):
@@ -168,10 +171,10 @@ class StateSchema:
             CorruptDataError: It is something else.
         """
         try:
-            schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
-        except (ValueError, pa.ArrowException, OSError, EOFError) as error:
+            fields = list(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True))))
+        except (ValueError, pa.ArrowException, OSError, EOFError) as error:  # Of a type that pyarrow has not, too.
             raise _corrupt(str(error)) from error
-        return cls._by_role(list(schema))
+        return cls._by_role(fields)
 
     def check_same(self, stored: StateSchema, operator: str) -> None:
         """Checks that the program's schema is the stored one.
