@@ -200,9 +200,11 @@ class StateSchema:
         keys = roles.count(_KEY)
         try:
             made = cls(pa.schema(fields[:keys]), pa.schema(fields[keys:]))
+            for kind in made.values.types:
+                _check_has_values(kind)
             texts = {field.name: field.metadata[_DEFAULT] for field in fields[keys:] if _DEFAULT in field.metadata}
             defaults = {name: base64.b64decode(text, validate=True) for name, text in texts.items()}
-        except (ValueError, pa.ArrowException) as error:  # A name that is no text, too.
+        except (ValueError, KeyError, pa.ArrowException) as error:  # A name that is no text, too.
             raise _corrupt(str(error)) from error
         return made.with_defaults(
             {name: _decoded_default(data, made.values.field(name)) for name, data in defaults.items()}
@@ -216,6 +218,13 @@ class StateSchema:
     def _default_text(self, name: str) -> str:
         default = self.default(name)
         return f" = {default.as_py()!r}" if default.is_valid else ""
+
+
+def _check_has_values(kind: pa.DataType) -> None:
+    """Refuses, with some error, a type that Arrow knows and pyarrow has no values of, however deep it is."""
+    pa.nulls(0, kind)
+    for number in range(kind.num_fields):
+        _check_has_values(kind.field(number).type)
 
 
 def _decoded_default(data: bytes, field: pa.Field) -> pa.Scalar:
