@@ -2,10 +2,18 @@
 
 import pytest
 
-from stateline.testing import planted, planted_components, planted_pipeline, planted_protocol, planted_store
+from stateline.testing import (
+    planted,
+    planted_beside,
+    planted_components,
+    planted_pipeline,
+    planted_protocol,
+    planted_sink,
+    planted_store,
+)
 from stateline.testing.scenarios import SCENARIOS
 
-assert all((planted_store, planted_protocol, planted_pipeline, planted_components))
+assert all((planted_store, planted_protocol, planted_pipeline, planted_components, planted_beside, planted_sink))
 
 
 def test_there_are_enough_bugs():

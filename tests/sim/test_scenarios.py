@@ -18,6 +18,7 @@ from stateline.testing.scenarios import SCENARIOS
 MEMORY = ["create_race", "store_publish", "micro_batch_reference", "recoverable"]
 LOCAL = ["create_race_local", "store_publish_local", "recoverable_local"]
 WHOLE = ["pipeline", "pipeline_spanning", "changelog"]
+BESIDE = ["files_sink", "savepoint_claim", "savepoint_copy", "restore", "sweep"]
 
 
 def holds(result):
@@ -95,7 +96,7 @@ def test_runs_are_determined_by_their_seed(name):
         assert first.trace.digest() == again.trace.digest() == replayed.trace.digest()
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", [*WHOLE, *BESIDE])
 def test_the_real_components_hold(name):
     """A sample of each suite: ``python -m stateline.testing`` runs them whole."""
     entry = SCENARIOS[name]

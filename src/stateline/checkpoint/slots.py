@@ -123,7 +123,7 @@ class Slots:
         if isinstance(last, Checkpoint):
             return last
         if isinstance(last, CorruptDataError):
-            return self._older(listed_ids, last)
+            return self._older(checkpoint_id, last)
         if last is Empty.ABSENT and not listed_ids:
             return None
         raise DataLossError(
@@ -133,9 +133,10 @@ class Slots:
             hint="Somebody deleted it. Restore it from a backup, or start a new query from a savepoint",
         )
 
-    def _older(self, listed_ids: list[int], error: CorruptDataError) -> Checkpoint:
+    def _older(self, end: int, error: CorruptDataError) -> Checkpoint:
+        """The newest checkpoint below ``end`` that can be read, found by exact name: a listing may be older."""
         if self._allow_older and not isinstance(error, UnsupportedVersionError):
-            for checkpoint_id in reversed(listed_ids):
+            for checkpoint_id in range(end - 1, -1, -1):
                 slot = self._try_read(checkpoint_id)
                 if isinstance(slot, Checkpoint):
                     return slot

@@ -128,12 +128,12 @@ class CheckpointStore:
         Raises:
             CorruptDataError: One cannot be read; with ``allow_older`` it is left out.
         """
-        listed_ids = self._slots.listed_ids()
-        newest = self._slots.newest(listed_ids)
+        newest = self._slots.newest(self._slots.listed_ids())
         if newest is None:
             return []
         found = [newest]
-        for checkpoint_id in reversed([older for older in listed_ids if older < newest.checkpoint_id]):
+        # By exact name: a query at work may have decided checkpoints since the listing, also ones before the newest.
+        for checkpoint_id in range(newest.checkpoint_id - 1, -1, -1):
             try:
                 slot = self._slots.read(checkpoint_id)
             except CorruptDataError as error:

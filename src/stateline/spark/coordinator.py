@@ -45,9 +45,9 @@ from stateline.recoverable import RecoverableWriter
 from stateline.spark.continuity import Step, check_plan, check_same_offsets, next_step
 from stateline.spark.delivery import Delivery, deliveries_of, delivery_states
 from stateline.spark.event_time import Watermark
-from stateline.spark.evolution import carried_properties
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.starting import check_start, first_checkpoint
+from stateline.state.evolution import carried_properties
 from stateline.state.rescale import rescale
 
 __all__ = [
@@ -338,7 +338,7 @@ class MicroBatchCoordinator(Generic[D]):
             operators=operators,
             outputs=outputs,
             watermark_us=watermark.current_us,
-            properties=carried_properties(self._plan, newest),
+            properties=carried_properties(newest, self._plan.state_schemas),
             states={**watermark.states, **delivery_states(results)},
         )
         self._next_timer_ms = min((at for item in results if (at := item.next_timer_ms) is not None), default=None)

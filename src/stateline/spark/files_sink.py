@@ -1,7 +1,7 @@
 """``format("stateline_files")``: the exactly-once file sink for any stream, and for batch writes, without state.
 
-Owns the translation between Spark's Python data source API and the micro-batch protocol. Does not own the protocol: the
-coordinator of keyed pipelines decides here too, with one operator that has files and no state.
+Owns the translation between Spark's Python data source API and the sink. Does not own what the sink does with a
+micro-batch (``files_decision``).
 
 Facts (Spark 4, Python data sources):
 
@@ -28,21 +28,18 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 from pyspark.sql.types import StructType
 
 from stateline.blob import BlobStore, open_store
-from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.errors import InvalidInputError, NotFoundError, NotInstalledError
-from stateline.files import FileOutput, FileWriter, RollingPolicy
-from stateline.handles import FinishedFile, OpenFile
+from stateline.files import FileOutput, RollingPolicy
 from stateline.spark.arrow_types import arrow_schema
-from stateline.spark.coordinator import Batch, MicroBatchCoordinator, SubtaskResult, SubtaskTask
 from stateline.spark.ending import finish_open_files
+from stateline.spark.files_decision import FilesDecision, TaskFiles, files_plan
 from stateline.spark.files_options import FilesSinkOptions
 from stateline.spark.offsets import offsets_digest
-from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.spark.plan import PipelinePlan
 
 __all__ = ["FilesSink", "finish_sink"]
 
-_OPERATOR: Final = "files"
 _ENVIRONMENT: Final = system_environment()
 _NEWEST_IDS: Final[dict[str, int]] = {}
 """The newest checkpoint seen by this process, by root: where the next commit looks first, so that it needs no LIST."""
@@ -54,18 +51,11 @@ class _Staged(WriterCommitMessage):
 
     Attributes:
         query_id: The streaming query; empty for a batch write.
-        files: The task's rows, as JSON of :class:`_TaskFiles`.
+        files: The task's rows, as JSON of :class:`TaskFiles`.
     """
 
     query_id: str
     files: bytes
-
-
-class _TaskFiles(msgspec.Struct, frozen=True):
-    """What one task made: files that are complete already, and rows for files that go on."""
-
-    finished: tuple[FinishedFile, ...]
-    open: tuple[OpenFile, ...]
 
 
 class FilesSink(DataSource):
@@ -106,7 +96,7 @@ class _Sink:
     Attributes:
         options: What the user said.
         root_url: Root of the records.
-        schema: Arrow schema of the rows, serialised.
+        schema: Arrow schema of the rows, serialised; empty where nothing but the end is left to do.
         job: Whether it is a batch job, which has no next batch.
     """
 
@@ -137,28 +127,25 @@ class _Sink:
         """A task's work: makes its rows durable. What is a whole file by itself is encoded here, in parallel."""
         context = TaskContext.get()
         query_id = (context.getLocalProperty("sql.streaming.queryId") if context else None) or ""
-        writer = self._writer((), _ENVIRONMENT.clock.now())
-        for batch in batches:
-            writer.write(pa.Table.from_batches([batch]))
-        made = writer.finish()
-        return _Staged(query_id, msgspec.json.encode(_TaskFiles(made.finished, made.open)))
+        return _Staged(query_id, msgspec.json.encode(self._decision().stage(batches)))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """The driver's work: decides a batch, exactly once however often it is called."""
         staged = [message for message in messages if isinstance(message, _Staged)]
-        made = [msgspec.json.decode(message.files, type=_TaskFiles) for message in staged]
-        coordinator = self._coordinator()
-        newest = coordinator.start(_NEWEST_IDS.get(self.root_url))
+        made = [msgspec.json.decode(message.files, type=TaskFiles) for message in staged]
         named = [message.query_id for message in staged if message.query_id]
-        query_id = named[0] if named else self._query_id() or (newest.query_id if newest else self.root_url)
-        report = coordinator.run_batch(
-            Batch(query_id=query_id, batch_id=batch_id, offsets_digest=self._digest(batch_id), data=made)
+        report = self._decision().commit(
+            made,
+            batch_id=batch_id,
+            offsets_digest=self._digest(batch_id),
+            query_id=named[0] if named else self._query_id(),
+            at_least=_NEWEST_IDS.get(self.root_url),
         )
         _NEWEST_IDS[self.root_url] = report.checkpoint.checkpoint_id
 
     def finish(self) -> None:
         """Finishes the files that are open, in one more record."""
-        finish_open_files(self._plan(), self._coordinator(), _ENVIRONMENT)
+        finish_open_files(self._plan(), self._decision().coordinator(), _ENVIRONMENT)
         _NEWEST_IDS.pop(self.root_url, None)
 
     def remove_job(self) -> None:
@@ -174,35 +161,14 @@ class _Sink:
         output = self.options.output()
         return replace(output, rolling=RollingPolicy(every_checkpoint=True)) if self.job else output
 
-    def _coordinator(self) -> MicroBatchCoordinator[Sequence[_TaskFiles]]:
-        def join(batch: Batch[Sequence[_TaskFiles]], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
-            (task,) = tasks
-            grown = (*task.open_files, *(file for made in batch.data for file in made.open))
-            result = self._writer(grown, task.now).finish()
-            finished = (*(file for made in batch.data for file in made.finished), *result.finished)
-            return [SubtaskResult(operator=_OPERATOR, subtask=0, states={}, finished=finished, open=result.open)]
-
-        stores = {_OPERATOR: open_store(self.output.url, self.output.store_options, _ENVIRONMENT)}
-        checkpoints = CheckpointStore(self._root(), environment=_ENVIRONMENT)
-        return MicroBatchCoordinator(self._plan(), checkpoints, stores, join, _ENVIRONMENT)
+    def _decision(self) -> FilesDecision:
+        out = open_store(self.output.url, self.output.store_options, _ENVIRONMENT)
+        schema = pa.ipc.read_schema(pa.py_buffer(self.schema)) if self.schema else pa.schema([])
+        return FilesDecision(self._plan(), self._root(), out, schema, _ENVIRONMENT)
 
     def _plan(self) -> PipelinePlan:
-        return PipelinePlan(
-            root_url=self.root_url,
-            parallelism=1,
-            max_parallelism=1,
-            operators=(OperatorPlan(name=_OPERATOR, tables={}, definition="", output=self.output),),
-            retained_checkpoints=self.options.retained_checkpoints,
-            root_options=self.options.root_options,
-        )
-
-    def _writer(self, open_files: Iterable[OpenFile], now: float) -> FileWriter:
-        output = self.output
-        store = open_store(output.url, output.store_options, _ENVIRONMENT)
-        schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
-        return FileWriter(
-            output, self._root(), store, schema, open_files=open_files, subtask=0, now=now, environment=_ENVIRONMENT
-        )
+        options = self.options
+        return files_plan(self.root_url, self.output, options.retained_checkpoints, options.root_options)
 
     def _root(self) -> BlobStore:
         return open_store(self.root_url, self.options.root_options, _ENVIRONMENT)

@@ -131,3 +131,12 @@ class PipelinePlan:
     root_options: Mapping[str, str] = field(default_factory=dict)
     watermark: WatermarkPlan | None = None
     start: SavepointStart | None = None
+
+    @property
+    def state_schemas(self) -> dict[str, str]:
+        """The encoded schemas of all state, by its name in the checkpoint."""
+        return {
+            operator.state_name(table): schema
+            for operator in self.operators
+            for table, schema in operator.tables.items()
+        }

@@ -53,9 +53,10 @@ from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVer
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds, key_group_of
 from stateline.options import normalise_settings, parse_choice, parse_int, parse_size, setting
+from stateline.state.evolution import apply_evolution, plan_evolution
 from stateline.state.keys import Hashes, KeyRows
 from stateline.state.rows import Run, StateRows
-from stateline.state.schema import StateSchema, apply_evolution, plan_evolution
+from stateline.state.schema import StateSchema
 
 __all__ = [
     "RUN_VERSION",

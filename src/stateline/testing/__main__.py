@@ -32,6 +32,8 @@ _MODULES: Final = (
     "stateline.testing.planted_protocol",
     "stateline.testing.planted_pipeline",
     "stateline.testing.planted_components",
+    "stateline.testing.planted_beside",
+    "stateline.testing.planted_sink",
 )
 _SUITES: Final = ("single", "pairs", "zombies", "sim", "powerloss")
 _USAGE: Final = """\

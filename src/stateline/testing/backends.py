@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -18,7 +19,7 @@ from stateline.blob import local as local_module
 from stateline.blob.api import BlobStore
 from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.blob.memory import MemoryStore
-from stateline.environment import Environment
+from stateline.environment import Clock, Environment
 from stateline.testing.journal import Journal
 from stateline.testing.system_calls import Gate, SystemCalls, intercepted
 
@@ -38,6 +39,12 @@ LOCAL_MODULES: Final = (local_module, folders_module)
 
 
 _MEMORY_DISK: Final = "/dev/shm"  # noqa: S108 - a unique folder is made below it
+
+
+_STORE_EPOCH: Final = 1_700_000_000.0
+"""When the first object of a store was made."""
+
+_TICK_SECONDS: Final = 0.001
 
 
 class Backend(Protocol):
@@ -68,6 +75,7 @@ class MemoryBackend:
     def __init__(self, label: str = "world") -> None:
         self._label = label
         self._names: set[str] = set()
+        self._made = count()
 
     @property
     def position(self) -> int:
@@ -85,7 +93,8 @@ class MemoryBackend:
         if name not in self._names:
             self._names.add(name)
             MemoryStore.forget(full)
-        return MemoryStore(full, environment)
+        clock = _StoreClock(environment.clock, self._made)
+        return MemoryStore(full, Environment(clock=clock, ids=environment.ids, executors=environment.executors))
 
     @contextlib.contextmanager
     def attached(self, gate: Gate) -> Iterator[None]:  # noqa: ARG002 - memory makes no system calls
@@ -181,6 +190,23 @@ class FactoryBackend:
         """See :meth:`Backend.attached`."""
         self._reset()
         yield
+
+
+class _StoreClock:
+    """What a service calls the present: no process's wrong clock reaches it, and it moves with each object made."""
+
+    def __init__(self, clock: Clock, made: Iterator[int]) -> None:
+        self._clock = clock
+        self._made = made
+
+    def now(self) -> float:
+        return _STORE_EPOCH + self._clock.monotonic() + next(self._made) * _TICK_SECONDS
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        self._clock.sleep(seconds)
 
 
 @contextlib.contextmanager

@@ -102,9 +102,10 @@ def fault_pairs(
         for kind in kinds
         if operation in APPLIES_TO[kind]
     ]
-    keep = 1.0 if sample is None else sample / max(len(firsts) ** 2, 1)
     dice = Dice(setting.seed, "pairs")
-    for first in firsts:
+    chosen = firsts if sample is None or sample >= len(firsts) else dice.shuffled(firsts)[:sample]
+    keep = 1.0 if sample is None else sample / max(len(firsts) * len(chosen), 1)
+    for first in chosen:
         for second in _second_points(scenario, setting, first, kinds):
             if keep < 1.0 and not dice.chance(keep):
                 continue

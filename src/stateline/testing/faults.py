@@ -246,6 +246,11 @@ class FaultPlan(ABC):
         return len(self._pending)
 
     @property
+    def has_struck(self) -> bool:
+        """Whether any fault struck."""
+        return bool(self.struck)
+
+    @property
     def destroyed(self) -> bool:
         """Whether a fault struck whose harm lasts."""
         return any(fault.kind.lasts for fault in self.struck)

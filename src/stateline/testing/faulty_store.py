@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.instrumented import StoreDecorator
+from stateline.blob.names import STAGING_PREFIX
 from stateline.blob.outcome import Verdict, already_exists, conflict, judge
 from stateline.errors import (
     AccessDeniedError,
@@ -34,6 +35,7 @@ from stateline.testing.seeds import Dice
 __all__ = ["FaultyStore", "ResolvingStore", "StoreHistory"]
 
 T = TypeVar("T")
+R = TypeVar("R", bytes, bytes | None)
 
 _REFUSALS: Final[dict[FaultKind, type[StatelineError]]] = {
     FaultKind.UNAVAILABLE: UnavailableError,
@@ -177,10 +179,21 @@ class FaultyStore(StoreDecorator):
             raise _missing("head", name)
         return self._struck(fault, "head", name, lambda: self.inner.head(name))
 
+    def read_staged(self, part: Part) -> bytes | None:
+        """See :meth:`BlobStore.read_staged`."""
+        return self._read("get", part.name, lambda: self.inner.read_staged(part))
+
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See :meth:`BlobStore.list`."""
+        return self._listed(prefix, self.inner.list)
+
+    def list_staged(self) -> Iterator[ObjectInfo]:
+        """See :meth:`BlobStore.list_staged`."""
+        return self._listed(STAGING_PREFIX, lambda _: self.inner.list_staged())
+
+    def _listed(self, prefix: str, listing: Callable[[str], Iterator[ObjectInfo]]) -> Iterator[ObjectInfo]:
         fault = self._strike("list", prefix)
-        found = self._struck(fault, "list", prefix, lambda: list(self.inner.list(prefix)))
+        found = self._struck(fault, "list", prefix, lambda: list(listing(prefix)))
         kind = None if fault is None else fault.kind
         if kind is FaultKind.STALE_LIST:
             found = self._history.before(found, prefix)
@@ -237,12 +250,14 @@ class FaultyStore(StoreDecorator):
             raise _refusal(FaultKind.LOST_REQUEST, operation, subject)
         self._struck(fault, operation, subject, lambda: remove(items))
 
-    def _read(self, operation: str, name: str, read: Callable[[], bytes]) -> bytes:
+    def _read(self, operation: str, name: str, read: Callable[[], R]) -> R | bytes:
         fault = self._strike(operation, name)
         kind = None if fault is None else fault.kind
         if kind is FaultKind.MISSING:
             raise _missing(operation, name)
         data = self._struck(fault, operation, name, read)
+        if not isinstance(data, bytes):  # A piece that the store cannot read.
+            return data
         if kind is FaultKind.TRUNCATED:
             return data[: len(data) // 2]
         if kind is FaultKind.FLIPPED_BIT and data:

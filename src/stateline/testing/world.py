@@ -166,11 +166,13 @@ class Process:
         self.kill()
         raise ActorKilled(self.name)
 
-    def run_tasks(self, tasks: Sequence[Callable[[Process], T]], *, max_failures: int = 4) -> list[T]:
+    def run_tasks(
+        self, tasks: Sequence[Callable[[Process], T]], *, max_failures: int = 4, speculative: bool = True
+    ) -> list[T]:
         """Runs each function in a process of its own, as an engine runs tasks on executors; returns their results.
 
-        A task that fails or dies is run again, elsewhere. With ``World.speculation`` a task may also run twice at once;
-        the first to return wins. Attempts that are no longer waited for go on: they are zombies.
+        A task that fails or dies is run again, elsewhere. With ``World.speculation`` a task that is ``speculative`` may
+        also run twice at once; the first to return wins. Attempts that are no longer waited for go on: zombies.
 
         Raises:
             StatelineError: What a task raised that failed ``max_failures`` times.
@@ -180,7 +182,7 @@ class Process:
         failures = [0] * len(tasks)
         dice = self.world.dice("speculation", self.name, self.operations)
         for index, task in enumerate(tasks):
-            if self.world.speculation and dice.chance(self.world.speculation):
+            if speculative and self.world.speculation and dice.chance(self.world.speculation):
                 running[index].append(self._launch(index, task))
         while running:
             attempts = [(index, attempt) for index, found in running.items() for attempt in found]
@@ -443,6 +445,18 @@ class _ProcessStore(StoreDecorator):
         """See :meth:`BlobStore.discard`."""
         wanted = list(parts)
         self._call("discard", " ".join(part.name for part in wanted), lambda: self.inner.discard(wanted))
+
+    def copy(self, source: str, target: str) -> ObjectInfo:
+        """See :meth:`BlobStore.copy`."""
+        return self.put_if_absent(target, self.get(source))
+
+    def read_staged(self, part: Part) -> bytes | None:
+        """See :meth:`BlobStore.read_staged`."""
+        return self._call("get", part.name, lambda: self.inner.read_staged(part))
+
+    def list_staged(self) -> Iterator[ObjectInfo]:
+        """See :meth:`BlobStore.list_staged`."""
+        return self._call("list", "staged", self.inner.list_staged)
 
     def local_path(self, name: str) -> None:
         """``None``: a file read behind the store's back would escape the faults."""

@@ -218,6 +218,15 @@ def test_a_stale_listing_is_completed_by_exact_name(blobs, visible):
         CheckpointStore(blobs).publish(checkpoint(checkpoint_id))
     hidden = [record_name(checkpoint_id) for checkpoint_id in range(visible, 5)]
     assert CheckpointStore(Shuffled(blobs, 0, hidden)).latest() == checkpoint(4)
+    assert CheckpointStore(Shuffled(blobs, 0, hidden)).list() == [checkpoint(number) for number in range(5)]
+
+
+def test_a_stale_listing_does_not_hide_the_older_checkpoint_that_stands_in(blobs):
+    for checkpoint_id in range(4):
+        CheckpointStore(blobs).publish(checkpoint(checkpoint_id))
+    corrupt(blobs, 3)
+    stale = Shuffled(blobs, 0, [record_name(2), record_name(3)])
+    assert CheckpointStore(stale, settings=CheckpointStoreSettings(allow_older=True)).latest() == checkpoint(2)
 
 
 def test_a_stale_listing_that_shows_only_garbage_below_the_floor_is_completed(blobs):

@@ -9,7 +9,7 @@ from stateline.blob import StoreDecorator
 from stateline.blob.local import LocalStore
 from stateline.blob.memory import MemoryStore
 from stateline.environment import Environment
-from stateline.errors import InvalidInputError, NotFoundError
+from stateline.errors import InvalidInputError, NotFoundError, UnavailableError
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.recoverable.sweep import reachable_names, sweep
 
@@ -142,3 +142,15 @@ def test_local_leftovers(tmp_path):
     assert sweep(store, (), min_age=0, delete=True).leftovers == 1
     with pytest.raises(NotFoundError):
         store.get(part.name)
+
+
+def test_a_store_whose_listings_lag_is_not_swept(store, clock):
+    class Lagging(StoreDecorator):
+        def list(self, prefix):
+            return iter(())
+
+    old = store.stage("f", b"12345")
+    clock.at += 2 * HOUR
+    with pytest.raises(UnavailableError, match="listing does not show"):
+        sweep(Lagging(store), set(), min_age="1h", delete=True)
+    assert staged(store) == {old.name}

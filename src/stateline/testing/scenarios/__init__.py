@@ -16,11 +16,15 @@ from stateline.testing.faults import FaultKind
 from stateline.testing.scenario import SYSTEM_CALL_FAULTS, Scenario
 from stateline.testing.scenarios.changelog import Changelog
 from stateline.testing.scenarios.create_race import CreateRace
+from stateline.testing.scenarios.files_sink import FilesSink
 from stateline.testing.scenarios.micro_batch import MicroBatch
 from stateline.testing.scenarios.pipeline import Pipeline
 from stateline.testing.scenarios.recoverable import RecoverableFile
 from stateline.testing.scenarios.reference_system import ReferenceAdapter
+from stateline.testing.scenarios.restore import RestoreBesideRetention
+from stateline.testing.scenarios.savepoints import SavepointAndStart
 from stateline.testing.scenarios.store_publish import StorePublish
+from stateline.testing.scenarios.sweeping import SweepBesideWriters
 
 __all__ = ["SCENARIOS", "ScenarioEntry", "register", "scenario"]
 
@@ -160,6 +164,46 @@ register(
         large=RecoverableFile,
         backend=ScratchBackend,
         kinds=_BY_SYSTEM_CALL,
+    )
+)
+register(
+    ScenarioEntry(
+        name="files_sink",
+        summary="the file sink on a model of its engine: commits come twice, fail late, go on as zombies",
+        small=FilesSink,
+        large=lambda: FilesSink(batches=10, partitions=3, rows=6, keys=9),
+    )
+)
+register(
+    ScenarioEntry(
+        name="savepoint_claim",
+        summary="a savepoint is made while a query runs, and another query claims it",
+        small=SavepointAndStart,
+        large=lambda: SavepointAndStart(batches=6, second_batches=3, partitions=3, keys=9),
+    )
+)
+register(
+    ScenarioEntry(
+        name="savepoint_copy",
+        summary="the same, and the other query starts from a copy",
+        small=lambda: SavepointAndStart("copy"),
+        large=lambda: SavepointAndStart("copy", batches=6, second_batches=3, partitions=3, keys=9),
+    )
+)
+register(
+    ScenarioEntry(
+        name="restore",
+        summary="old checkpoints are read while retention frees them",
+        small=lambda: RestoreBesideRetention(batches=4),
+        large=lambda: RestoreBesideRetention(batches=8, partitions=3, keys=9),
+    )
+)
+register(
+    ScenarioEntry(
+        name="sweep",
+        summary="leftovers are swept beside running drivers",
+        small=SweepBesideWriters,
+        large=lambda: SweepBesideWriters(batches=7, partitions=3, keys=9),
     )
 )
 register(

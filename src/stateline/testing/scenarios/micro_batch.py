@@ -117,7 +117,7 @@ class MicroBatch(Scenario):
 
     name: ClassVar[str] = "micro_batch"
     kinds = frozenset(FaultKind) - {FaultKind.MISSING}  # A fence that the store denies cannot be seen.
-    stores = ("root", "out")
+    stores: tuple[str, ...] = ("root", "out")
     speculation = 0.2
 
     def __init__(
@@ -159,11 +159,14 @@ class MicroBatch(Scenario):
         for batch in range(self.batches):
             attempts = {by for row, by in visible if row.batch == batch}
             require(len(attempts) <= 1, "C3", f"batch {batch} shows rows of the attempts {sorted(attempts)}")
-        counts = Counter(row.key for row in wanted)
-        state = dict(self.adapter.state(world))
-        require(state == dict(counts), "E1", f"the state is {state}, the model {dict(counts)}")
+        self.check_state(world, Counter(row.key for row in wanted))
         missing = sorted(self.adapter.missing(world))
         require(not missing, "F2", f"retained decisions name objects that are gone: {missing}")
+
+    def check_state(self, world: World, counts: Counter[str]) -> None:
+        """Requires of the state that it is ``counts``."""
+        state = dict(self.adapter.state(world))
+        require(state == dict(counts), "E1", f"the state is {state}, the model {dict(counts)}")
 
     def visible(self, world: World) -> Iterator[tuple[Row, str]]:
         """Every row that was ever visible and not taken back, also those that a consumer has moved away."""
@@ -176,11 +179,16 @@ class MicroBatch(Scenario):
         system = self.adapter.open(process)
         system.start()
         for batch in range(_newest_entry(world) + 1, self.batches):
+            self.beside(process)
             system.run_batch(batch, f"offsets-{batch}", self._spread(world, batch, incarnation))
             left = sorted(self.adapter.unclean(world, batch))
             require(not left, "C5", f"batch {batch} is acknowledged and its pieces {left} are still there")
             if batch > _newest_entry(world):
                 world.acknowledge(("committed",), batch)
+        self.beside(process)
+
+    def beside(self, process: Process) -> None:
+        """What a driver does beside its batches, before each and after the last; nothing here."""
 
     def _rows(self, batch: int) -> list[Row]:
         if batch % 3 == 1:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from stateline.files.pending import load_rows
 from stateline.handles import FinishedFile, OpenFile
 from stateline.key_groups import key_group_of, subtask_for_key_group
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator, SubtaskResult, SubtaskTask
-from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.spark.plan import OperatorPlan, PipelinePlan, SavepointStart
 from stateline.spark.task import BatchMoment, Processed, TaskContext, run_subtask
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
@@ -39,19 +39,42 @@ from stateline.testing.invariants import require
 from stateline.testing.scenarios.micro_batch import MicroBatch, MicroBatchAdapter, MicroBatchSystem, Row
 from stateline.testing.world import Process, World
 
-__all__ = ["CountingProgram", "Pipeline", "PipelineAdapter", "PipelineSystem"]
+__all__ = [
+    "FIRST_QUERY",
+    "ROWS",
+    "CountingProgram",
+    "Pipeline",
+    "PipelineAdapter",
+    "PipelineSystem",
+    "Places",
+    "batches_of",
+    "is_tombstone",
+]
 
 _MAX_PARALLELISM: Final = 8
 _SCHEMA: Final = StateSchema.of(
     pa.schema([("key", pa.string()), ("count", pa.int64()), ("attempt", pa.string())]), ["key"]
 )
-_ROWS: Final = pa.schema(
-    [("batch", pa.int64()), ("number", pa.int64()), ("key", pa.string()), ("attempt", pa.string())]
-)
+ROWS: Final = pa.schema([("batch", pa.int64()), ("number", pa.int64()), ("key", pa.string()), ("attempt", pa.string())])
 _PARALLELISMS: Final = (2, 1, 3)
 """One incarnation after the other: the first restart merges subtasks, the second splits them."""
 
-_QUERY: Final = "query"
+
+class Places(NamedTuple):
+    """The stores of one query.
+
+    Attributes:
+        root: Of its records and its state.
+        out: Of its files.
+        query: Its id.
+    """
+
+    root: str
+    out: str
+    query: str
+
+
+FIRST_QUERY: Final = Places("root", "out", "query")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +88,7 @@ class CountingProgram:
     wants_hash: ClassVar[bool] = False
     tables: ClassVar[Mapping[str, StateSchema]] = {"counts": _SCHEMA}
     definition: ClassVar[str] = "count per key"
-    output_schema: ClassVar[pa.Schema] = _ROWS
+    output_schema: ClassVar[pa.Schema] = ROWS
 
     def process(
         self,
@@ -74,7 +97,7 @@ class CountingProgram:
         moment: BatchMoment,  # noqa: ARG002 - the protocol
     ) -> Processed:
         """See :meth:`stateline.spark.task.OperatorProgram.process`."""
-        rows = pa.Table.from_batches(batches, _ROWS)
+        rows = pa.Table.from_batches(batches, ROWS)
         if rows.num_rows == 0:
             return Processed(changes={})
         groups = group_rows(key_rows(_SCHEMA, [rows["key"]]))
@@ -95,12 +118,22 @@ class PipelineSystem(MicroBatchSystem):
         retained: Checkpoints kept.
         rolling: When files are finished.
         merging: When runs are merged.
+        places: Where its records and its files are.
+        start: The savepoint from which a new root starts.
     """
 
     def __init__(
-        self, process: Process, parallelism: int, retained: int, rolling: RollingPolicy, merging: MergeSettings
+        self,
+        process: Process,
+        parallelism: int,
+        retained: int,
+        rolling: RollingPolicy,
+        merging: MergeSettings,
+        places: Places = FIRST_QUERY,
+        start: SavepointStart | None = None,
     ) -> None:
         self._process = process
+        self._places = places
         self._merging = merging
         self._output = FileOutput(url="memory://out", format="arrow", compression="none", rolling=rolling)
         operator = OperatorPlan(
@@ -115,11 +148,12 @@ class PipelineSystem(MicroBatchSystem):
             max_parallelism=_MAX_PARALLELISM,
             operators=(operator,),
             retained_checkpoints=retained,
+            start=start,
         )
         self.coordinator = MicroBatchCoordinator(
             self._plan,
-            CheckpointStore(process.store("root"), environment=process.environment),
-            {"counts": process.store("out")},
+            CheckpointStore(process.store(places.root), environment=process.environment),
+            {"counts": process.store(places.out)},
             self.run_subtasks,
             process.environment,
         )
@@ -131,7 +165,9 @@ class PipelineSystem(MicroBatchSystem):
     def run_batch(self, batch_id: int, offsets_digest: str, partitions: Sequence[Sequence[Row]]) -> None:
         """See :meth:`MicroBatchSystem.run_batch`."""
         rows = [row for partition in partitions for row in partition]
-        self.coordinator.run_batch(Batch(query_id=_QUERY, batch_id=batch_id, offsets_digest=offsets_digest, data=rows))
+        self.coordinator.run_batch(
+            Batch(query_id=self._places.query, batch_id=batch_id, offsets_digest=offsets_digest, data=rows)
+        )
 
     def finish(self) -> None:
         """Finishes the files that are still open, as the end of a stream does."""
@@ -146,10 +182,12 @@ class PipelineSystem(MicroBatchSystem):
         """Encodes open files, in the driver."""
         if operator != "counts":
             raise InternalError("an unknown operator", subject=operator)
-        root, out = self._process.store("root"), self._process.store("out")
+        root, out = self._process.store(self._places.root), self._process.store(self._places.out)
+        environment = self._process.environment
         return [
             FinishedFile(
-                commit=encode_file(self._output, out, file.target, load_rows(root, file.pending)), rows=file.rows
+                commit=encode_file(self._output, out, file.target, load_rows(root, file.pending), environment),
+                rows=file.rows,
             )
             for file in files
         ]
@@ -161,14 +199,14 @@ class PipelineSystem(MicroBatchSystem):
 
         def run(process: Process) -> SubtaskResult:
             context = TaskContext(
-                root=process.store("root"),
-                output=process.store("out"),
+                root=process.store(self._places.root),
+                output=process.store(self._places.out),
                 environment=process.environment,
                 merging=self._merging,
                 open_runs=OpenRuns(),
             )
             (operator,) = self._plan.operators
-            return run_subtask(context, operator, program, task, _batches(mine), _MAX_PARALLELISM)
+            return run_subtask(context, operator, program, task, batches_of(mine), _MAX_PARALLELISM)
 
         return run
 
@@ -183,26 +221,32 @@ class PipelineAdapter(MicroBatchAdapter):
     Args:
         retained: Checkpoints kept.
         rolling: When files are finished.
+        places: Where its records and its files are.
     """
 
-    def __init__(self, retained: int = 2, rolling: RollingPolicy | None = None) -> None:
+    def __init__(self, retained: int = 2, rolling: RollingPolicy | None = None, places: Places = FIRST_QUERY) -> None:
         self._retained = retained
         self._rolling = rolling or RollingPolicy(every_checkpoint=True)
+        self.places = places
 
-    def open(self, process: Process) -> PipelineSystem:
+    def open(self, process: Process, start: SavepointStart | None = None) -> PipelineSystem:
         """See :meth:`MicroBatchAdapter.open`."""
         parallelism = _PARALLELISMS[_incarnation(process) % len(_PARALLELISMS)]
         merging = MergeSettings(runs_max=1 + _incarnation(process) % 2)
-        return PipelineSystem(process, parallelism, self._retained, self._rolling, merging)
+        return PipelineSystem(process, parallelism, self._retained, self._rolling, merging, self.places, start)
+
+    def newest(self, world: World) -> Checkpoint | None:
+        """The newest record."""
+        return CheckpointStore(world.objects(self.places.root)).latest()
 
     def finals(self, world: World) -> Iterable[str]:
         """See :meth:`MicroBatchAdapter.finals`."""
-        return [info.name for info in world.objects("out").list("part-")]
+        return [info.name for info in world.objects(self.places.out).list("part-")]
 
     def rows(self, world: World, name: str) -> Sequence[tuple[Row, str]]:
         """See :meth:`MicroBatchAdapter.rows`."""
         try:
-            data = world.objects("out").get(name)
+            data = world.objects(self.places.out).get(name)
         except NotFoundError:
             return ()
         read = pa.ipc.open_file(data).read_all().to_pylist()
@@ -210,22 +254,22 @@ class PipelineAdapter(MicroBatchAdapter):
 
     def remove_final(self, process: Process, name: str) -> None:
         """See :meth:`MicroBatchAdapter.remove_final`."""
-        process.store("out").delete([name])
+        process.store(self.places.out).delete([name])
 
     def movable(self, world: World) -> Iterable[int]:
         """See :meth:`MicroBatchAdapter.movable`."""
-        newest = _newest(world)
+        newest = self.newest(world)
         if newest is None:
             return []
         unsafe: set[str] = set()
-        if not CheckpointStore(world.objects("root")).is_published(newest):
+        if not CheckpointStore(world.objects(self.places.root)).is_published(newest):
             unsafe = {file.commit.target for output in newest.outputs for file in output.finished}
         held = {row.batch for name in unsafe for row, _ in self.rows(world, name)}
         return [batch for batch in range(newest.batch_id + 1) if batch not in held]
 
     def decided(self, world: World) -> int:
         """See :meth:`MicroBatchAdapter.decided`."""
-        newest = _newest(world)
+        newest = self.newest(world)
         return -1 if newest is None else newest.batch_id
 
     def state(self, world: World) -> Mapping[str, int]:
@@ -237,8 +281,8 @@ class PipelineAdapter(MicroBatchAdapter):
         return {row["key"]: row["attempt"] for row in self._state_rows(world)}
 
     def _state_rows(self, world: World) -> Iterator[dict[str, Any]]:
-        newest = _newest(world)
-        reader = RunReader(world.objects("root"), _SCHEMA, open_runs=OpenRuns())
+        newest = self.newest(world)
+        reader = RunReader(world.objects(self.places.root), _SCHEMA, open_runs=OpenRuns())
         for operator in () if newest is None else newest.operators:
             for subtask in operator.subtasks:
                 table = StateTable(
@@ -249,8 +293,8 @@ class PipelineAdapter(MicroBatchAdapter):
 
     def missing(self, world: World) -> Iterable[str]:
         """See :meth:`MicroBatchAdapter.missing`."""
-        root, out = world.objects("root"), world.objects("out")
-        newest = _newest(world)
+        root, out = world.objects(self.places.root), world.objects(self.places.out)
+        newest = self.newest(world)
         if newest is None:
             return
         yield from (name for name in newest.object_names() if not _exists(root, name))
@@ -261,10 +305,10 @@ class PipelineAdapter(MicroBatchAdapter):
 
     def unclean(self, world: World, batch_id: int) -> Iterable[str]:
         """See :meth:`MicroBatchAdapter.unclean`."""
-        newest = _newest(world)
+        newest = self.newest(world)
         if newest is None or newest.batch_id != batch_id:
             return []
-        out = world.objects("out")
+        out = world.objects(self.places.out)
         parts = [part.name for output in newest.outputs for file in output.finished for part in file.commit.parts]
         return [name for name in parts if _exists(out, name)]
 
@@ -274,19 +318,20 @@ class Pipeline(MicroBatch):
 
     Args:
         spanning: Whether files span checkpoints; otherwise every checkpoint finishes its files.
+        roll_bytes: Size at which a file that spans checkpoints is finished.
         more: As :class:`MicroBatch`.
     """
 
     name: ClassVar[str] = "pipeline"
 
-    def __init__(self, *, spanning: bool = False, **more: Any) -> None:
-        rolling = RollingPolicy(roll_bytes=400) if spanning else RollingPolicy(every_checkpoint=True)
+    def __init__(self, *, spanning: bool = False, roll_bytes: int = 400, **more: Any) -> None:
+        rolling = RollingPolicy(roll_bytes=roll_bytes) if spanning else RollingPolicy(every_checkpoint=True)
         self._pipeline = PipelineAdapter(rolling=rolling)
         super().__init__(self._pipeline, **{"keys": 6, **more})
 
     def may_replace(self, name: str, data: Buffer) -> bool:
-        """See :meth:`Scenario.may_replace`. Retiring a record overwrites it with its tombstone."""
-        return name.endswith("/_metadata") and b'"stateline.retired"' in bytes(data[:200])
+        """See :meth:`Scenario.may_replace`."""
+        return is_tombstone(name, data)
 
     def check(self, world: World) -> None:
         """See :meth:`Scenario.check`. One decision names output and state: both are of the same attempts."""
@@ -300,24 +345,30 @@ class Pipeline(MicroBatch):
 
     def _drive(self, process: Process, incarnation: int) -> None:
         super()._drive(process, incarnation)
+        self.end(process)
+
+    def end(self, process: Process) -> None:
+        """The end of the stream."""
         self._pipeline.open(process).finish()
 
 
-def _batches(rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
+def is_tombstone(name: str, data: Buffer) -> bool:
+    """Whether this retires a record: the one overwrite of the house."""
+    return name.endswith("/_metadata") and b'"stateline.retired"' in bytes(data[:200])
+
+
+def batches_of(rows: Sequence[Row], attempt: str | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows as the engine hands them to a task, marked with an attempt; nothing for no rows."""
     if rows:
         yield pa.RecordBatch.from_pydict(
             {
                 "batch": [row.batch for row in rows],
                 "number": [row.number for row in rows],
                 "key": [row.key for row in rows],
-                "attempt": [None] * len(rows),
+                "attempt": [attempt] * len(rows),
             },
-            schema=_ROWS,
+            schema=ROWS,
         )
-
-
-def _newest(world: World) -> Checkpoint | None:
-    return CheckpointStore(world.objects("root")).latest()
 
 
 def _exists(store: BlobStore, name: str) -> bool:

@@ -1,0 +1,140 @@
+"""What the file sink does with a micro-batch, without Spark: tasks make rows durable, one record decides.
+
+Owns both halves of ``format("stateline_files")`` between Spark's calls. Does not own those calls (``files_sink``), nor
+the protocol: the coordinator of keyed pipelines decides here too, with one operator that has files and no state.
+
+Nothing is kept in memory from one batch to the next: each commit is made of what the tasks handed over and of what is
+in the store, so it may come twice, from any process, also from one that is believed dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from stateline.blob import BlobStore
+from stateline.checkpoint import CheckpointStore
+from stateline.environment import Environment
+from stateline.errors import InternalError
+from stateline.files import FileOutput, FileWriter
+from stateline.handles import FinishedFile, OpenFile
+from stateline.spark.coordinator import Batch, BatchReport, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.spark.plan import OperatorPlan, PipelinePlan
+
+__all__ = ["FilesDecision", "TaskFiles", "files_plan"]
+
+_OPERATOR: Final = "files"
+
+
+class TaskFiles(msgspec.Struct, frozen=True):
+    """What one task made: files that are complete already, and rows for files that go on."""
+
+    finished: tuple[FinishedFile, ...]
+    open: tuple[OpenFile, ...]
+
+
+class FilesDecision:
+    """The sink of one query or job, in whatever process it is at the moment.
+
+    Args:
+        plan: One operator with files, as :func:`files_plan` makes it.
+        root: Store of the records and of pending rows.
+        out: Store of the output.
+        schema: Schema of the rows.
+        environment: Clock, ids and threads.
+    """
+
+    def __init__(
+        self, plan: PipelinePlan, root: BlobStore, out: BlobStore, schema: pa.Schema, environment: Environment
+    ) -> None:
+        self._plan = plan
+        self._root = root
+        self._out = out
+        self._schema = schema
+        self._environment = environment
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> TaskFiles:
+        """A task's work: makes its rows durable. What is a whole file by itself is encoded here, in parallel."""
+        writer = self._writer((), self._environment.clock.now())
+        for batch in batches:
+            writer.write(pa.Table.from_batches([batch]))
+        made = writer.finish()
+        return TaskFiles(made.finished, made.open)
+
+    def commit(
+        self,
+        made: Sequence[TaskFiles],
+        *,
+        batch_id: int,
+        offsets_digest: str,
+        query_id: str = "",
+        at_least: int | None = None,
+    ) -> BatchReport:
+        """The driver's work: decides a batch, exactly once however often it is called.
+
+        Args:
+            made: What one attempt of each task handed over.
+            batch_id: The batch.
+            offsets_digest: Digest of its source offsets; empty if unknown.
+            query_id: The query; empty if no task knew it, which then is the one of the newest record.
+            at_least: The id of a checkpoint that is known to exist: saves the listing of the root.
+
+        Raises:
+            FencedError: Another driver has decided this batch or a later one.
+            InvalidInputError: The batch does not follow the newest one, or was decided with other offsets.
+        """
+        coordinator = self.coordinator()
+        newest = coordinator.start(at_least)
+        return coordinator.run_batch(
+            Batch(
+                query_id=query_id or (newest.query_id if newest else self._plan.root_url),
+                batch_id=batch_id,
+                offsets_digest=offsets_digest,
+                data=made,
+            )
+        )
+
+    def coordinator(self) -> MicroBatchCoordinator[Sequence[TaskFiles]]:
+        """A coordinator whose one subtask joins what the tasks made to the files that are open."""
+
+        def join(batch: Batch[Sequence[TaskFiles]], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
+            (task,) = tasks
+            grown = (*task.open_files, *(file for made in batch.data for file in made.open))
+            result = self._writer(grown, task.now).finish()
+            finished = (*(file for made in batch.data for file in made.finished), *result.finished)
+            return [SubtaskResult(operator=_OPERATOR, subtask=0, states={}, finished=finished, open=result.open)]
+
+        checkpoints = CheckpointStore(self._root, environment=self._environment)
+        return MicroBatchCoordinator(self._plan, checkpoints, {_OPERATOR: self._out}, join, self._environment)
+
+    def _writer(self, open_files: Iterable[OpenFile], now: float) -> FileWriter:
+        (operator,) = self._plan.operators
+        if operator.output is None:
+            raise InternalError("the operator of a sink writes files", subject=operator.name)
+        return FileWriter(
+            operator.output,
+            self._root,
+            self._out,
+            self._schema,
+            open_files=open_files,
+            subtask=0,
+            now=now,
+            environment=self._environment,
+        )
+
+
+def files_plan(
+    root_url: str, output: FileOutput, retained_checkpoints: int, root_options: Mapping[str, str] | None = None
+) -> PipelinePlan:
+    """The plan of a sink: one operator that has files and no state."""
+    return PipelinePlan(
+        root_url=root_url,
+        parallelism=1,
+        max_parallelism=1,
+        operators=(OperatorPlan(name=_OPERATOR, tables={}, definition="", output=output),),
+        retained_checkpoints=retained_checkpoints,
+        root_options=dict(root_options or {}),
+    )

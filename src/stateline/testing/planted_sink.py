@@ -1,0 +1,106 @@
+"""Bugs of the exactly-once file sink, planted in the real code between its engine and the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from stateline.blob.api import BlobStore
+from stateline.blob.checksum import crc32c
+from stateline.files import FileWriter
+from stateline.files import writer as files_writer
+from stateline.files.pending import encoded_rows
+from stateline.handles import OpenFile, RowsHandle
+from stateline.spark import coordinator as coordinator_module
+from stateline.spark.continuity import Step, next_step
+from stateline.spark.files_decision import FilesDecision, TaskFiles
+from stateline.testing.planted import PlantedBug, register_bug, replaced
+from stateline.testing.scenarios.files_sink import SinkSystem
+
+__all__: list[str] = []
+
+# A replacement has the arguments of what it replaces, wanted or not, and reaches what is private.
+# ruff: noqa: ARG001, SLF001
+
+
+def _bug(name: str, description: str, owner: Any, attribute: str, wrong: Any, suite: str, site: str) -> None:
+    register_bug(
+        PlantedBug(
+            name=name,
+            description=description,
+            site=site,
+            plant=lambda: replaced(owner, attribute, wrong),
+            scenarios=("files_sink",),
+            suites=(suite,),
+        )
+    )
+
+
+def _decide_again(newest: Any, batch: Any) -> Step:
+    step = next_step(newest, batch)
+    return Step.RUN if step is Step.FINISH_NEWEST else step
+
+
+def _abort_discards(self: SinkSystem, messages: Sequence[bytes]) -> None:
+    for message in messages:
+        made = msgspec.json.decode(message, type=TaskFiles)
+        self._process.store("out").discard([part for file in made.finished for part in file.commit.parts])
+        self._process.store("root").delete([rows.name for file in made.open for rows in file.pending])
+
+
+def _named_by_number(store: BlobStore, ids: Any, tables: Sequence[pa.Table]) -> list[RowsHandle]:
+    handles = []
+    for number, table in enumerate(tables):
+        data = bytes(memoryview(encoded_rows(table)))
+        name = f"shared/rows-{table['batch'][0].as_py()}-{number}.arrows"
+        store.put(name, data)
+        handles.append(RowsHandle(name=name, offset=0, length=len(data), crc32c=crc32c(data), rows=table.num_rows))
+    return handles
+
+
+_writer = FilesDecision._writer
+
+
+def _only_the_last_file(self: FilesDecision, open_files: Iterable[OpenFile], now: float) -> FileWriter:
+    return _writer(self, list(open_files)[-1:], now)
+
+
+_bug(
+    "sink_decides_again",
+    "a batch that is committed again is decided again",
+    coordinator_module,
+    "next_step",
+    _decide_again,
+    "single",
+    "stateline.spark.coordinator.next_step",
+)
+_bug(
+    "sink_abort_discards",
+    "abort deletes what the messages name, though the commit took effect",
+    SinkSystem,
+    "abort",
+    _abort_discards,
+    "single",
+    "stateline.spark.files_sink._StreamWriter.abort",
+)
+_bug(
+    "sink_rows_named_by_batch",
+    "pending rows are named by their batch, so two attempts write one name",
+    files_writer,
+    "store_rows",
+    _named_by_number,
+    "zombies",
+    "stateline.files.pending.store_rows",
+)
+_bug(
+    "sink_forgets_open_files",
+    "of files that meet, only the rows of the last are joined",
+    FilesDecision,
+    "_writer",
+    _only_the_last_file,
+    "single",
+    "stateline.spark.files_decision.FilesDecision._writer",
+)
