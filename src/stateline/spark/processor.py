@@ -46,7 +46,7 @@ from stateline.state.keys import KeyRows, key_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
-from stateline.state.timers import EXPIRY, Timers, expired_timers
+from stateline.state.timers import EXPIRY, Timers, expired_timers, next_timer
 from stateline.state.variables import expiry_test, variable_schema
 
 __all__ = ["ProcessorProgram"]
@@ -172,6 +172,11 @@ class ProcessorProgram:
         return self.time_mode == EVENT_TIME
 
     @property
+    def acts_on_time(self) -> bool:
+        """Whether processing time may fire timers."""
+        return self.time_mode == PROCESSING_TIME
+
+    @property
     def _grouping(self) -> pa.Schema:
         schema = arrow_schema(self.input)
         return pa.schema([schema.field(name) for name in self.keys])
@@ -202,7 +207,7 @@ class ProcessorProgram:
             _VARIABLE + name: expiry_test(now_ms) for name, variable in self.variables.items() if variable.ttl_ms
         }
         if rows.num_rows + initial.num_rows + len(timer_keys) == 0:
-            return Processed(changes={}, expired=expired)
+            return Processed(changes={}, expired=expired, next_timer_ms=self._next_timer(tables, until_ms, None))
         keyed = keyed_input(
             key_rows(grouping, [rows[name] for name in self.keys], hashes),
             key_rows(grouping, [initial[name] for name in self.keys], initial_hashes),
@@ -233,7 +238,13 @@ class ProcessorProgram:
             "keys": len(keyed.keys),
             "timers_fired": run.fired,
         }
-        return Processed(changes=changes, output=output, metrics=counts, expired=expired)
+        return Processed(
+            changes=changes,
+            output=output,
+            metrics=counts,
+            expired=expired,
+            next_timer_ms=self._next_timer(tables, until_ms, timer_changes),
+        )
 
     def _run(
         self,
@@ -304,6 +315,9 @@ class ProcessorProgram:
             return key_rows(grouping, [pa.nulls(0, field.type) for field in grouping.keys]), np.empty(0, np.int64)
         come = expired_timers(tables[_TIMERS], until_ms)
         return key_rows(grouping, come.columns[:-1]), come.columns[-1].to_numpy()
+
+    def _next_timer(self, tables: Mapping[str, StateTable], until_ms: int, changes: StateRows | None) -> int | None:
+        return next_timer(tables[_TIMERS], until_ms, changes) if self.acts_on_time else None
 
     def _timer_rows(self, keys: KeyRows) -> list[Any]:
         """Grouping keys as Spark gives them to ``handleExpiredTimer``: rows."""

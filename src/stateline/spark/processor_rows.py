@@ -20,6 +20,7 @@ from pyspark.sql.types import Row, StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.spark.processor_values import StructCodec, row_class
+from stateline.state.variables import first_refused
 
 __all__ = ["ProcessorForm", "RowForm", "Slices", "wrong_output"]
 
@@ -81,7 +82,14 @@ class RowForm:
         if not self._yielded:
             return None
         names = self._names
-        return self._codec.encode([row if _has_fields(row, names) else self._by_name(row) for row in self._yielded])
+        rows = [row if _has_fields(row, names) else self._by_name(row) for row in self._yielded]
+        try:
+            return self._codec.encode(rows)
+        except InvalidInputError as error:
+            number = first_refused(self._codec, enumerate(rows))
+            if number is not None:
+                error.subject = f"{error.subject} {self._yielded[number]!r:.200}"
+            raise
 
     def _by_name(self, row: Any) -> tuple[Any, ...]:
         if not isinstance(row, Row) or not hasattr(row, "__fields__"):

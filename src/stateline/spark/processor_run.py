@@ -20,13 +20,14 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from pyspark.sql.types import Row
 
-from stateline.errors import StatelineError, UserCodeError
+from stateline.errors import ErrorKind, InvalidInputError, StatelineError, UserCodeError
 from stateline.spark.processor_handle import ProcessorHandle
 from stateline.spark.processor_rows import Slices
 from stateline.state.columns import Rows
@@ -34,6 +35,9 @@ from stateline.state.keys import Groups, KeyRows, group_rows
 from stateline.state.timers import Timers
 
 __all__ = ["KeyedInput", "ProcessorRun", "keyed_input", "rare_collections"]
+
+_OUR_FILES: Final = (__file__, str(Path(__file__).with_name("processor_frames.py")))
+"""Where what user code raises passes through; no lines of theirs."""
 
 _ALLOCATIONS: Final = 200_000
 """New objects between two collections of cyclic garbage, while a batch is in memory; Python's own is 700."""
@@ -195,7 +199,16 @@ class ProcessorRun:
                 error.subject = ", ".join(filter(None, (error.subject, key)))
                 raise
             frames = traceback.extract_tb(error.__traceback__)[1:]
-            shown = "".join(traceback.format_list([frame for frame in frames if frame.filename != __file__]))
+            theirs = [frame for frame in frames if frame.filename not in _OUR_FILES]
+            if not theirs and isinstance(error, TypeError):
+                raise InvalidInputError(
+                    f"expected an iterator of what it puts out, and it returned something else ({error})",
+                    operation=operation,
+                    subject=", ".join(filter(None, (type(self._processor).__name__, key))),
+                    hint="Yield the output, or return iter([]) for none",
+                    kind=ErrorKind.SCHEMA_MISMATCH,
+                ) from error
+            shown = "".join(traceback.format_list(theirs))
             raise UserCodeError(
                 f"{type(error).__name__}: {error}\n{shown}",
                 operation=operation,

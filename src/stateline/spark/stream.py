@@ -225,7 +225,8 @@ class KeyedStream:
             initial=None if initial is None else initial.schema,
             watermark=self._watermark,
         )
-        return replace(self._stage(program, acts_on_watermark=program.acts_on_watermark), _initial=initial)
+        stage = self._stage(program, acts_on_watermark=program.acts_on_watermark, acts_on_time=program.acts_on_time)
+        return replace(stage, _initial=initial)
 
     def window(
         self, column: str, size: Duration, slide: Duration | None = None, *, start: Duration = "0 seconds"
