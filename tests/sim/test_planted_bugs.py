@@ -5,6 +5,7 @@ import pytest
 from stateline.testing import (
     planted,
     planted_beside,
+    planted_cloud,
     planted_components,
     planted_pipeline,
     planted_protocol,
@@ -13,7 +14,9 @@ from stateline.testing import (
 )
 from stateline.testing.scenarios import SCENARIOS
 
-assert all((planted_store, planted_protocol, planted_pipeline, planted_components, planted_beside, planted_sink))
+assert all(
+    (planted_store, planted_protocol, planted_pipeline, planted_components, planted_beside, planted_sink, planted_cloud)
+)
 
 
 def test_there_are_enough_bugs():

@@ -34,7 +34,15 @@ from azure.storage.blob import BlobBlock, BlobServiceClient, ContainerClient, Ex
 from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status, scrubbed
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c
-from stateline.blob.cloud import CloudSettings, CloudStore, as_bytes, parse_secret, split_cloud_url
+from stateline.blob.cloud import (
+    CloudSettings,
+    CloudStore,
+    as_bytes,
+    parse_endpoint,
+    parse_secret,
+    split_cloud_url,
+    try_unanswered,
+)
 from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix
 from stateline.blob.outcome import check_range, damaged_part, parts_missing, too_short
 from stateline.environment import Environment
@@ -72,7 +80,7 @@ class AzureStoreSettings(CloudSettings):
     """
 
     account: str = setting("", lambda value, _: str(value), help="Name or host of the storage account")
-    endpoint: str = setting("", lambda value, _: str(value), help="URL of the service")
+    endpoint: str = setting("", parse_endpoint, help="URL of the service")
     checksums: bool = setting(True, parse_bool, help="Let the service compare MD5 sums")
     block_size_min: int = setting("5MiB", parse_size, help="Shorter pieces are blobs of their own")
     connection_string: Secret | None = setting(None, parse_secret, help="Account and key in one")  # noqa: RUF009
@@ -312,7 +320,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
     def _connect(self) -> ContainerClient:
         settings = self._settings
         patience: dict[str, Any] = {
-            "retry_policy": ExponentialRetry(
+            "retry_policy": _Retry(
                 initial_backoff=0.2, increment_base=2, random_jitter_range=0.2, retry_total=settings.attempts - 1
             ),
             "connection_timeout": settings.connect_timeout,
@@ -369,6 +377,16 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         if isinstance(error, sdk.AzureError):
             return Answer.SILENT
         return None
+
+
+class _Retry(ExponentialRetry):
+    """The SDK's own policy, which also tells of tries that got no answer."""
+
+    def increment(self, settings: dict[str, Any], request: Any, response: Any = None, error: Any = None) -> bool:
+        """See the SDK."""
+        if error is not None:
+            try_unanswered()
+        return bool(super().increment(settings, request, response, error))
 
 
 def _is_block(part: Part) -> bool:

@@ -8,6 +8,8 @@ Facts:
   error is then "already there" for one's own success. So after any failure but a clear refusal the store is asked what
   is there (:meth:`CloudStore._created`), and ``judge`` decides by length, CRC32C and nonce.
 - A request without an answer may still be under way and land later. If nothing is there yet, the outcome stays unknown.
+- What the SDK says at the end is the answer to its last try. Where an earlier try had none, a refusal proves nothing:
+  each backend tells of such tries (:func:`try_unanswered`), and the outcome of a change is then unknown.
 - SDK clients hold sockets and locks that do not survive ``fork`` or pickling: each process builds its own.
 """
 
@@ -18,6 +20,7 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -26,6 +29,7 @@ from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.names import STAGING_PREFIX, check_name
 from stateline.blob.outcome import Verdict, already_exists, conflict, damaged_part, judge, parts_missing
+from stateline.blob.urls import refuse_credentials
 from stateline.environment import Environment, Executor, system_environment
 from stateline.errors import (
     InvalidInputError,
@@ -40,8 +44,10 @@ __all__ = [
     "CloudSettings",
     "CloudStore",
     "as_bytes",
+    "parse_endpoint",
     "parse_secret",
     "split_cloud_url",
+    "try_unanswered",
 ]
 
 C = TypeVar("C")
@@ -55,6 +61,25 @@ CREATION_ROUNDS: Final = 6
 _FIRST_DELAY_SECONDS: Final = 0.05
 
 
+class _Silence:
+    """Whether a try of the request under way got no answer."""
+
+    __slots__ = ("occurred",)
+
+    def __init__(self) -> None:
+        self.occurred = False
+
+
+_SILENCE: Final[ContextVar[_Silence | None]] = ContextVar("stateline_silence", default=None)
+
+
+def try_unanswered() -> None:
+    """Notes that a try of the request under way, which the SDK may repeat, got no answer."""
+    silence = _SILENCE.get()
+    if silence is not None:
+        silence.occurred = True
+
+
 def parse_secret(value: Secret | str | None, name: str) -> Secret | None:
     """A credential, wrapped so that it never shows; nothing for nothing."""
     if value is None or isinstance(value, Secret):
@@ -64,12 +89,24 @@ def parse_secret(value: Secret | str | None, name: str) -> Secret | None:
     return Secret(value)
 
 
+def parse_endpoint(value: str, name: str) -> str:
+    """The URL of a service, which has no credential in it."""
+    if "@" in value or "?" in value:
+        raise InvalidInputError(
+            "it holds a credential, or something that no endpoint has",
+            subject=name,
+            hint="Give credentials as options of their own",
+        )
+    return value
+
+
 def split_cloud_url(url: str) -> tuple[str, str]:
     """Container and prefix of ``scheme://container/prefix``. Nothing is percent-decoded: object names are not URLs.
 
     Raises:
-        InvalidInputError: There is no container.
+        InvalidInputError: There is no container, or a credential.
     """
+    refuse_credentials(url)
     container, _, prefix = url.split("://", 1)[1].partition("/")
     if not container:
         raise InvalidInputError(
@@ -276,8 +313,14 @@ class CloudStore(BlobStore, Generic[C, S]):
     # -- answers --------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Around one use of the SDK: its exceptions leave as :class:`Refusal`."""
+    def _asking(self, *, changes: bool = True) -> Iterator[None]:
+        """Around one use of the SDK: its exceptions leave as :class:`Refusal`.
+
+        Args:
+            changes: Whether the request changes anything, so that a try without an answer leaves its outcome open.
+        """
+        silence = _Silence()
+        token = _SILENCE.set(silence)
         try:
             yield
         except (StatelineError, Refusal):
@@ -286,7 +329,11 @@ class CloudStore(BlobStore, Generic[C, S]):
             answer = self._answer(error)
             if answer is None:
                 raise
+            if changes and silence.occurred and answer in (Answer.BUSY, Answer.DENIED):
+                answer = Answer.SILENT
             raise Refusal(answer, error) from error
+        finally:
+            _SILENCE.reset(token)
 
     @contextlib.contextmanager
     def _telling(self, operation: str, name: str) -> Iterator[None]:
@@ -311,7 +358,7 @@ class CloudStore(BlobStore, Generic[C, S]):
         attempt = 1
         while True:
             try:
-                with self._asking():
+                with self._asking(changes=False):
                     return read()
             except Refusal as refusal:
                 if refusal.answer is Answer.SILENT or (

@@ -88,7 +88,7 @@ import numpy as np
 
 from stateline.blob.api import Buffer
 from stateline.blob.checksum import crc32c
-from stateline.changelog.block import Compression, encode_block, raw_bytes
+from stateline.changelog.block import Compression, block_compression, encode_block, raw_bytes
 from stateline.changelog.columns import ChangeColumns, sorted_columns
 from stateline.errors import CorruptDataError, UnsupportedVersionError
 from stateline.key_groups import KeyGroupRange
@@ -363,7 +363,7 @@ def _entries(head: bytes, head_length: int, compression: Compression, subject: s
         raw = raw_bytes(rows, change_bytes)
         if low < previous or high < low or (low < 0 <= high) or rows == 0 or length % 8 or length == 0:
             _refuse("an entry of the table is out of bounds", subject)
-        if compression is Compression.NONE and not raw <= length:
+        if block_compression(compression, rows, change_bytes) is Compression.NONE and raw > length:
             _refuse("a block is smaller than its changes", subject)
         yield BlockEntry((low, high), rows, position, length, change_bytes, checksum, raw_crc)
         position += length

@@ -48,6 +48,7 @@ from stateline.spark.event_time import Watermark
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.starting import check_start, first_checkpoint
 from stateline.state.evolution import carried_properties
+from stateline.state.merge import is_merge_due
 from stateline.state.rescale import rescale
 
 __all__ = [
@@ -96,6 +97,7 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
         now: The checkpoint's wall-clock time, seconds since the epoch: the same for all subtasks.
         watermark_us: The watermark that holds for this batch, microseconds since the epoch; ``None`` without one.
         late_watermark_us: The one that held for the batch before: what lies at or below it is closed, and late.
+        merges_sooner: Tables whose runs other subtasks are about to merge; see :attr:`MergeSettings.sooner`.
     """
 
     checkpoint_id: int
@@ -106,6 +108,7 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     watermark_us: int | None = None
     late_watermark_us: int | None = None
+    merges_sooner: tuple[str, ...] = ()
 
 
 class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -385,6 +388,7 @@ class MicroBatchCoordinator(Generic[D]):
         for operator in self._plan.operators:
             files = self._open_files(newest, operator)
             states = {table: self._states(newest, operator.state_name(table)) for table in operator.tables}
+            due = tuple(table for table, stack in states.items() if any(is_merge_due(state.runs) for state in stack))
             tasks += [
                 SubtaskTask(
                     checkpoint_id=_next_id(newest),
@@ -395,6 +399,7 @@ class MicroBatchCoordinator(Generic[D]):
                     now=now,
                     watermark_us=watermark.current_us,
                     late_watermark_us=watermark.applied_us,
+                    merges_sooner=due,
                 )
                 for subtask in range(self._plan.parallelism)
             ]

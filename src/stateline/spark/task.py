@@ -192,7 +192,7 @@ def run_subtask(
             processed.changes.get(name),
             writer,
             task.checkpoint_id,
-            settings=context.merging,
+            settings=context.merging.sooner if name in task.merges_sooner else context.merging,
             expired=processed.expired.get(name),
         )
         states[name] = made.state

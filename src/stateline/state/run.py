@@ -48,6 +48,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from stateline.arrow_bounds import MAX_INFLATED_BYTES, check_file
 from stateline.blob.checksum import combine_crc32c, crc32c
 from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVersionError
 from stateline.handles import RunHandle
@@ -190,7 +191,8 @@ def encode_run(run: Run, schema: StateSchema, max_parallelism: int, settings: Ru
     numbers = {b"version": RUN_VERSION, b"rows": len(run), b"tombstones": tombstones}
     numbers[b"max_parallelism"] = max_parallelism
     metadata = {_FORMAT: b"run", **{_PREFIX + key: b"%d" % number for key, number in numbers.items()}}
-    data, checksum = _write(batches, firsts, arrow_schema, metadata, settings.compression)
+    fits = max(batch.nbytes for batch in batches) <= MAX_INFLATED_BYTES
+    data, checksum = _write(batches, firsts, arrow_schema, metadata, settings.compression if fits else "none")
     return EncodedRun(data, checksum, len(run), tombstones)
 
 
@@ -392,6 +394,7 @@ def decode_batches(
     reader = _open(buffer, handle.name)
     stored = StateSchema.of_run(reader.schema)
     steps = None if stored == schema else plan_evolution(stored, schema, handle.name)
+    check_file(memoryview(buffer), batches, handle.name)
     decoded = []
     for number in batches:
         try:

@@ -34,6 +34,7 @@ _MODULES: Final = (
     "stateline.testing.planted_components",
     "stateline.testing.planted_beside",
     "stateline.testing.planted_sink",
+    "stateline.testing.planted_cloud",
 )
 _SUITES: Final = ("single", "pairs", "zombies", "sim", "powerloss")
 _USAGE: Final = """\

@@ -57,7 +57,12 @@ class Backend(Protocol):
 
     @property
     def is_gated(self) -> bool:
-        """Whether its system calls go through the gate."""
+        """Whether its system calls or requests go through the gate."""
+        ...
+
+    @property
+    def is_struck(self) -> bool:
+        """Whether faults strike below it alone, and so not at the calls on its stores."""
         ...
 
     def open(self, name: str, environment: Environment) -> BlobStore:
@@ -85,6 +90,11 @@ class MemoryBackend:
     @property
     def is_gated(self) -> bool:
         """See :attr:`Backend.is_gated`."""
+        return False
+
+    @property
+    def is_struck(self) -> bool:
+        """See :attr:`Backend.is_struck`."""
         return False
 
     def open(self, name: str, environment: Environment) -> BlobStore:
@@ -128,6 +138,11 @@ class LocalBackend:
     def is_gated(self) -> bool:
         """See :attr:`Backend.is_gated`."""
         return self.journal is not None
+
+    @property
+    def is_struck(self) -> bool:
+        """See :attr:`Backend.is_struck`."""
+        return False
 
     def open(self, name: str, environment: Environment) -> BlobStore:
         """See :meth:`Backend.open`."""
@@ -179,6 +194,11 @@ class FactoryBackend:
     @property
     def is_gated(self) -> bool:
         """See :attr:`Backend.is_gated`."""
+        return False
+
+    @property
+    def is_struck(self) -> bool:
+        """See :attr:`Backend.is_struck`."""
         return False
 
     def open(self, name: str, environment: Environment) -> BlobStore:

@@ -21,6 +21,7 @@ The model of a store call is three moments: the request is sent, the store acts,
 | ``io_error`` ``no_space`` ``no_access`` (system calls) | no | ``OSError`` |
 | ``io_error_after`` (system calls) | yes | ``OSError`` |
 | ``short_write`` (``os.write``) | in part | how much was written |
+| ``error_in_body`` ``in_progress`` (requests to a cloud) | no | 200 with an error inside; 409 |
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from stateline.testing.seeds import Dice
 __all__ = [
     "APPLIES_TO",
     "FAULT_RATES",
+    "REQUEST_OPERATIONS",
     "STORE_OPERATIONS",
     "SYSTEM_OPERATIONS",
     "Fault",
@@ -77,6 +79,8 @@ class FaultKind(StrEnum):
     NO_SPACE = "no_space"
     NO_ACCESS = "no_access"
     SHORT_WRITE = "short_write"
+    ERROR_IN_BODY = "error_in_body"
+    IN_PROGRESS = "in_progress"
 
     @property
     def is_crash(self) -> bool:
@@ -121,33 +125,43 @@ _SYSTEM_WRITES: Final = frozenset(
 SYSTEM_OPERATIONS: Final = _SYSTEM_WRITES | {"os.open", "os.scandir"}
 """The system calls of a local backend that ``system_calls`` intercepts."""
 
+_REQUESTS_THAT_MAKE: Final = frozenset({"request.create", "request.put", "request.part", "request.join"})
+_REQUESTS_THAT_CHANGE: Final = _REQUESTS_THAT_MAKE | {"request.delete"}
+_REQUESTS_THAT_LAND_LATER: Final = _REQUESTS_THAT_CHANGE - {"request.put"}
+"""A piece that is put once more after it was discarded is beyond what any store can be made to refuse."""
+
+REQUEST_OPERATIONS: Final = _REQUESTS_THAT_CHANGE | {"request.get", "request.head", "request.list"}
+"""The requests of a cloud store's client, by what they do; see ``cloud_network``."""
+
 APPLIES_TO: Final[Mapping[FaultKind, frozenset[str]]] = {
-    FaultKind.UNAVAILABLE: STORE_OPERATIONS,
-    FaultKind.ACCESS_DENIED: STORE_OPERATIONS,
+    FaultKind.UNAVAILABLE: STORE_OPERATIONS | REQUEST_OPERATIONS,
+    FaultKind.ACCESS_DENIED: STORE_OPERATIONS | REQUEST_OPERATIONS,
     FaultKind.STORAGE_FULL: _CREATES,
-    FaultKind.LOST_REQUEST: _WRITES,
-    FaultKind.LOST_ANSWER: _WRITES,
+    FaultKind.LOST_REQUEST: _WRITES | REQUEST_OPERATIONS,
+    FaultKind.LOST_ANSWER: _WRITES | _REQUESTS_THAT_CHANGE,
     FaultKind.PARTIAL: _DELETES,
-    FaultKind.LANDS_LATER: _WRITES,
-    FaultKind.DELIVERED_TWICE: _WRITES - {"stage"},
-    FaultKind.PARTS_EXPIRED: frozenset({"publish"}),
+    FaultKind.LANDS_LATER: _WRITES | _REQUESTS_THAT_LAND_LATER,
+    FaultKind.DELIVERED_TWICE: _WRITES - {"stage"} | _REQUESTS_THAT_LAND_LATER,
+    FaultKind.PARTS_EXPIRED: frozenset({"publish", "request.join"}),
     FaultKind.DAMAGED_PART: frozenset({"publish"}),
-    FaultKind.TRUNCATED: _CONTENTS,
+    FaultKind.TRUNCATED: _CONTENTS | {"request.get"},
     FaultKind.FLIPPED_BIT: _CONTENTS,
     FaultKind.SWAPPED: _CONTENTS,
     FaultKind.MISSING: _READS,
     FaultKind.STALE_LIST: frozenset({"list"}),
     FaultKind.UNORDERED_LIST: frozenset({"list"}),
     FaultKind.BROKEN_OFF: frozenset({"list"}),
-    FaultKind.CRASH_BEFORE: STORE_OPERATIONS | SYSTEM_OPERATIONS,
+    FaultKind.CRASH_BEFORE: STORE_OPERATIONS | SYSTEM_OPERATIONS | REQUEST_OPERATIONS,
     FaultKind.CRASH_INSIDE: _DELETES,
-    FaultKind.CRASH_AFTER: STORE_OPERATIONS | SYSTEM_OPERATIONS,
-    FaultKind.CRASH_IN_FLIGHT: _WRITES,
+    FaultKind.CRASH_AFTER: STORE_OPERATIONS | SYSTEM_OPERATIONS | REQUEST_OPERATIONS,
+    FaultKind.CRASH_IN_FLIGHT: _WRITES | _REQUESTS_THAT_CHANGE,
     FaultKind.IO_ERROR: SYSTEM_OPERATIONS,
     FaultKind.IO_ERROR_AFTER: _SYSTEM_WRITES - {"os.write", "os.create"},
     FaultKind.NO_SPACE: frozenset({"os.create", "os.write", "os.fsync", "os.link", "os.rename", "os.mkdir"}),
     FaultKind.NO_ACCESS: frozenset({"os.create", "os.open", "os.link", "os.rename", "os.unlink", "os.mkdir"}),
     FaultKind.SHORT_WRITE: frozenset({"os.write"}),
+    FaultKind.ERROR_IN_BODY: frozenset({"request.join"}),
+    FaultKind.IN_PROGRESS: frozenset({"request.create", "request.join"}),
 }
 """The operations at which each kind can be injected."""
 

@@ -29,7 +29,16 @@ from stateline.testing.faults import FaultKind, FaultPlan
 from stateline.testing.invariants import InvariantViolation, require
 from stateline.testing.world import Process, World
 
-__all__ = ["SYSTEM_CALL_FAULTS", "Scenario", "check", "opened", "require_typed_end", "restart", "watch"]
+__all__ = [
+    "REQUEST_FAULTS",
+    "SYSTEM_CALL_FAULTS",
+    "Scenario",
+    "check",
+    "opened",
+    "require_typed_end",
+    "restart",
+    "watch",
+]
 
 SYSTEM_CALL_FAULTS: Final = frozenset(
     {
@@ -41,6 +50,9 @@ SYSTEM_CALL_FAULTS: Final = frozenset(
     }
 )
 """Kinds that only a backend whose system calls are intercepted can have."""
+
+REQUEST_FAULTS: Final = frozenset({FaultKind.ERROR_IN_BODY, FaultKind.IN_PROGRESS})
+"""Kinds that only a cloud store over a simulated network can have."""
 
 
 class Scenario(ABC):

@@ -21,7 +21,15 @@ from stateline.testing.explore import Setting
 from stateline.testing.faults import Fault, FaultKind, FaultPlan, RandomFaults, ScriptedFaults
 from stateline.testing.invariants import InvariantViolation
 from stateline.testing.results import Exploration
-from stateline.testing.scenario import SYSTEM_CALL_FAULTS, Scenario, check, opened, require_typed_end, restart
+from stateline.testing.scenario import (
+    REQUEST_FAULTS,
+    SYSTEM_CALL_FAULTS,
+    Scenario,
+    check,
+    opened,
+    require_typed_end,
+    restart,
+)
 from stateline.testing.scheduler import Actor
 from stateline.testing.seeds import Dice
 from stateline.testing.trace import Trace
@@ -139,7 +147,7 @@ def run_seed(
     """One run whose every choice comes from ``seed``."""
     chosen = scenario.kinds if kinds is None else kinds
     if setting is None or setting.backend is None:
-        chosen = set(chosen) - SYSTEM_CALL_FAULTS
+        chosen = set(chosen) - SYSTEM_CALL_FAULTS - REQUEST_FAULTS
     return _run(scenario, seed, RandomFaults(seed, chosen), _RandomDirector(seed), setting or Setting())
 
 

@@ -37,7 +37,7 @@ from stateline.testing.backends import Backend, MemoryBackend
 from stateline.testing.clock import ManualClock
 from stateline.testing.effects import Contents, Effect, ObservedStore
 from stateline.testing.environment import SimulatedClock, SimulatedEnvironment
-from stateline.testing.faults import FaultKind, FaultPlan, ScriptedFaults
+from stateline.testing.faults import Fault, FaultKind, FaultPlan, ScriptedFaults
 from stateline.testing.faulty_store import FaultyStore, ResolvingStore, StoreHistory
 from stateline.testing.invariants import InvariantViolation
 from stateline.testing.scheduler import Actor, ActorKilled, Group, Scheduler, Status
@@ -324,6 +324,11 @@ class World:
 
     def enter(self, operation: str, subject: str) -> FaultKind | None:
         """See :meth:`stateline.testing.system_calls.Gate.enter`."""
+        fault = self.strike(operation, subject)
+        return None if fault is None else fault.kind
+
+    def strike(self, operation: str, subject: str) -> Fault | None:
+        """As :meth:`enter`, with the whole fault: for requests, which may land later."""
         process = self.current_process()
         if process is None or self._looking:
             return None
@@ -332,11 +337,13 @@ class World:
         self.trace.note(
             self.scheduler.steps, process.name, operation, subject, "begun" if fault is None else fault.kind
         )
-        if fault is None:
-            return None
-        if fault.kind is FaultKind.CRASH_BEFORE:
+        if fault is not None and fault.kind is FaultKind.CRASH_BEFORE:
             process.crash()
-        return fault.kind
+        return fault
+
+    def postpone(self, fault: Fault, request: Callable[[], None]) -> None:
+        """Keeps a request that lands later."""
+        self.faults.postpone(fault, request)
 
     def crash(self) -> None:
         """See :meth:`stateline.testing.system_calls.Gate.crash`."""
@@ -351,7 +358,7 @@ class World:
         observed = ObservedStore(
             bottom, name, self._contents.setdefault(name, Contents()), self._notice, self._replaces
         )
-        if not process.faulty:
+        if not process.faulty or self.backend.is_struck:
             return _ProcessStore(observed, process)
         faulty = FaultyStore(
             observed,

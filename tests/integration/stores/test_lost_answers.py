@@ -192,6 +192,19 @@ def test_a_lost_answer_without_a_read_back_is_unknown_and_may_be_repeated(world,
     operation.check(operation())
 
 
+@pytest.mark.parametrize("refusal", [503, 403])
+def test_a_refusal_after_a_try_without_an_answer_proves_nothing(world, refusal):
+    """The first try takes effect, its answer is lost, and the SDK's next tries are refused."""
+    operation = Operation(world, "delete")
+    operation.fail(lose_answer)
+    operation.fail(answer(refusal), times=1000)
+    with pytest.raises(OutcomeUnknownError):
+        operation()
+    world.faults.clear()
+    with pytest.raises(NotFoundError):
+        world.store.get("object")
+
+
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_server_that_always_refuses_changes_nothing(world, name):
     operation = Operation(world, name)

@@ -36,13 +36,15 @@ class StorePublish(Scenario):
     Args:
         pieces: How many pieces each file has; one file per entry.
         foreign: Whether each process also tries to publish over somebody else's object.
+        consumer: Whether a consumer moves files away.
     """
 
     name: ClassVar[str] = "store_publish"
 
-    def __init__(self, pieces: tuple[int, ...] = (1, 3, 0), *, foreign: bool = True) -> None:
+    def __init__(self, pieces: tuple[int, ...] = (1, 3, 0), *, foreign: bool = True, consumer: bool = True) -> None:
         self.pieces = pieces
         self.foreign = foreign
+        self.consumer = consumer
 
     def prepare(self, world: World) -> None:
         """See :meth:`Scenario.prepare`."""
@@ -56,6 +58,8 @@ class StorePublish(Scenario):
 
     def consume(self, world: World) -> Process | None:
         """See :meth:`Scenario.consume`."""
+        if not self.consumer:
+            return None
         process = world.process("consumer", faulty=False)
         process.spawn(lambda: self._move_away(process))
         return process

@@ -1,0 +1,42 @@
+"""The real adapters of the clouds under the suites, over simulated services and networks."""
+
+import pytest
+
+from stateline.testing import Setting, fault_pairs, run_seed, simulate, single_faults, zombie_sweep
+from stateline.testing.cloud_backends import S3Backend
+from stateline.testing.scenarios import SCENARIOS
+from stateline.testing.scenarios.store_publish import StorePublish
+
+CLOUDS = ["s3", "gcs", "azure"]
+KINDS = ["create_race", "store_publish", "recoverable"]
+
+
+def holds(result):
+    assert not result.failures, "\n".join(failure.render() for failure in result.failures)
+    return result
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_adapter_holds(cloud, kind):
+    entry = SCENARIOS[f"{kind}_{cloud}"]
+    setting = Setting(backend=entry.backend)
+    holds(single_faults(entry.small(), setting, kinds=entry.kinds, sample=80))
+    holds(zombie_sweep(entry.small(), setting, sample=40))
+    holds(fault_pairs(entry.small(), setting, sample=15))
+    holds(simulate(entry.large(), range(8), setting, kinds=entry.kinds))
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_runs_are_determined_by_their_seed(cloud):
+    entry = SCENARIOS[f"store_publish_{cloud}"]
+    setting = Setting(backend=entry.backend)
+    for seed in range(3):
+        first, again = (run_seed(entry.large(), seed, setting, kinds=entry.kinds) for _ in range(2))
+        assert first.trace.digest() == again.trace.digest()
+
+
+def test_on_s3_a_frozen_publication_may_come_back_after_a_consumer_has_moved_the_file():
+    """A known limit, told in docs/reliability.md: when this fails, the limit is gone, and so should the text be."""
+    result = zombie_sweep(StorePublish((1,), foreign=False), Setting(backend=S3Backend))
+    assert [failure.invariant for failure in result.failures] == ["C1"]
