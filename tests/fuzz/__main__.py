@@ -45,7 +45,7 @@ def guided(name: str) -> None:
         f"-artifact_prefix={FOLDER / 'found'}/{name}.",
         f"-max_len={MAX_INPUT_BYTES}",
         "-rss_limit_mb=2048",
-        "-timeout=20",
+        "-timeout=600",
         "-print_final_stats=1",
         "-verbosity=0",
     ]

@@ -9,6 +9,7 @@ take more memory than :data:`MEMORY_MAX_BYTES` for it.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import struct
@@ -40,6 +41,7 @@ from stateline.recoverable.gcs_interchange import (
     write_resume,
 )
 from stateline.recoverable.serializers import CommitPointSerializer, ResumePointSerializer
+from stateline.spark.event_time import Watermark
 from stateline.spark.offsets import offsets_digest
 from stateline.state.run import check_whole, decode_batches, read_index
 from stateline.state.schema import StateSchema
@@ -190,6 +192,7 @@ def _record(data: bytes) -> None:
     found = decode_record(data, "fuzz")
     if isinstance(found, Checkpoint):
         reach_of(found)
+        Watermark.of(found)
         list(found.object_names())
 
 
@@ -216,6 +219,21 @@ def _pending_rows(data: bytes) -> None:
 
 def _schema(data: bytes) -> None:
     str(StateSchema.decode(data.decode("utf-8", "replace")))
+
+
+def _schema_message(data: bytes) -> None:
+    """What is in the text of a schema: an Arrow message."""
+    str(StateSchema.decode(base64.b64encode(data).decode()))
+
+
+def _default_value(data: bytes) -> None:
+    """What a column of a schema may carry: an Arrow message of one row."""
+    (key,), (number, *_) = _SCHEMA.keys, _SCHEMA.values
+    fields = [
+        key.with_metadata({"stateline.role": "key"}),
+        number.with_metadata({"stateline.role": "value", "stateline.default": base64.b64encode(data)}),
+    ]
+    StateSchema.decode(base64.b64encode(pa.schema(fields).serialize()).decode()).default("n")
 
 
 def _offset_log(data: bytes) -> None:
@@ -259,6 +277,9 @@ _SCHEMA = StateSchema.of(
     pa.schema([("key", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us")), ("list", pa.list_(pa.int32()))]),
     ["key"],
 )
+
+
+_DEFAULT = pa.record_batch({"n": pa.array([7], pa.int64())}).serialize().to_pybytes()
 
 
 def _run_target(name: str) -> Target:
@@ -314,6 +335,8 @@ TARGETS = {
         Target("flink_commit", lambda data: read_commit(1, data), [write_commit(_FLINK_COMMIT)]),
         Target("flink_resume", lambda data: read_resume(1, data), [write_resume(_FLINK_RESUME)]),
         Target("state_schema", _schema, [_SCHEMA.encode().encode()]),
+        Target("schema_message", _schema_message, [base64.b64decode(_SCHEMA.encode())]),
+        Target("default_value", _default_value, [_DEFAULT]),
         Target("offset_log", _offset_log, [_OFFSETS]),
     )
 }

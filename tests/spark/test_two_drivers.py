@@ -25,5 +25,6 @@ def test_two_drivers_at_once_decide_each_batch_once(tmp_path):
     for status, log in zip(statuses, logs, strict=True):
         said = log.read_text()
         assert status == 0 or "FencedError" in said or "CONCURRENT_STREAM_LOG_UPDATE" in said, said[-3000:]
-    assert wait_for_end(start(tmp_path, logs[0]), 250) == 0, logs[0].read_text()[-3000:]
+    if 0 not in statuses:  # Both may lose: one the record, the other Spark's own log.
+        assert wait_for_end(start(tmp_path, logs[0]), 250) == 0, logs[0].read_text()[-3000:]
     check(tmp_path, files=FILES, rows=ROWS)

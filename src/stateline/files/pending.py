@@ -80,8 +80,9 @@ def load_rows(store: BlobStore, handles: Sequence[RowsHandle]) -> Iterator[pa.Ta
         check_stream(memoryview(data), where)
         try:
             table = pa.ipc.open_stream(data).read_all()
+            list(table.schema)  # A name may be no text, and a type one that pyarrow has not.
             table.validate(full=True)  # Offsets that lead outside their buffer would crash whoever reads them.
-        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are no text.
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise CorruptDataError(f"not an Arrow stream ({error})", operation="load_rows", subject=where) from error
         if handle.rows is not None and table.num_rows != handle.rows:
             raise CorruptDataError(

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
+from stateline.arrow_bounds import check_stream
 from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
 from stateline.key_groups import check_key_type
 from stateline.options import check_known
@@ -138,7 +139,10 @@ class StateSchema:
         Raises:
             CorruptDataError: It is no run's schema.
         """
-        fields = list(schema)
+        try:
+            fields = list(schema)
+        except (ValueError, pa.ArrowException) as error:
+            raise _corrupt(str(error)) from error
         if not fields or not fields.pop(0).equals(pa.field(HASH_COLUMN, pa.uint64(), nullable=False)):
             raise _corrupt(f"the first column of a run is {HASH_COLUMN}: uint64")
         if fields and fields[-1].equals(pa.field(DELETED_COLUMN, pa.bool_(), nullable=False)):
@@ -167,10 +171,10 @@ class StateSchema:
             CorruptDataError: It is something else.
         """
         try:
-            schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
-        except (ValueError, pa.ArrowException, OSError) as error:
+            fields = list(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True))))
+        except (ValueError, pa.ArrowException, OSError, EOFError) as error:  # Of a type that pyarrow has not, too.
             raise _corrupt(str(error)) from error
-        return cls._by_role(list(schema))
+        return cls._by_role(fields)
 
     def check_same(self, stored: StateSchema, operator: str) -> None:
         """Checks that the program's schema is the stored one.
@@ -196,9 +200,11 @@ class StateSchema:
         keys = roles.count(_KEY)
         try:
             made = cls(pa.schema(fields[:keys]), pa.schema(fields[keys:]))
+            for kind in made.values.types:
+                _check_has_values(kind)
             texts = {field.name: field.metadata[_DEFAULT] for field in fields[keys:] if _DEFAULT in field.metadata}
             defaults = {name: base64.b64decode(text, validate=True) for name, text in texts.items()}
-        except (ValueError, pa.ArrowException) as error:  # A name that is no text, too.
+        except (ValueError, KeyError, pa.ArrowException) as error:  # A name that is no text, too.
             raise _corrupt(str(error)) from error
         return made.with_defaults(
             {name: _decoded_default(data, made.values.field(name)) for name, data in defaults.items()}
@@ -214,11 +220,19 @@ class StateSchema:
         return f" = {default.as_py()!r}" if default.is_valid else ""
 
 
+def _check_has_values(kind: pa.DataType) -> None:
+    """Refuses, with some error, a type that Arrow knows and pyarrow has no values of, however deep it is."""
+    pa.nulls(0, kind)
+    for number in range(kind.num_fields):
+        _check_has_values(kind.field(number).type)
+
+
 def _decoded_default(data: bytes, field: pa.Field) -> pa.Scalar:
+    check_stream(memoryview(data), f"the default of {field.name!r}")
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), pa.schema([field.remove_metadata()]))
         batch.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, EOFError) as error:
         raise _corrupt(f"the default of {field.name!r}: {error}") from error
     if batch.num_rows != 1:
         raise _corrupt(f"{field.name!r} has {batch.num_rows} defaults")
