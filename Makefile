@@ -14,7 +14,7 @@ $(shell rm -f $(STAMP))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check audit format bench demo soak clean
+.PHONY: help setup test check audit format bench demo fuzz soak clean
 
 help: ## Explain every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,15 +33,16 @@ $(STAMP): pyproject.toml constraints.txt
 test: $(STAMP) ## Run every test; ARGS="-k name" picks some
 	@$(BIN)/python -m pytest $(ARGS)
 
-check: $(STAMP) ## Check format, lint, types, layers and security
+check: $(STAMP) ## Check format, lint, types, layers, security and known vulnerabilities
 	$(BIN)/python -m ruff format --check --quiet .
 	$(BIN)/python -m ruff check --quiet .
 	$(BIN)/python -m mypy --no-error-summary
 	$(BIN)/python -c 'from importlinter.cli import lint_imports_command; lint_imports_command(["--no-cache", "--no-logo"])'
 	$(BIN)/python -m bandit --quiet --recursive src --exclude src/stateline/testing
+	$(BIN)/python -m tests.audit
 
-audit: $(STAMP) ## Ask the package index about known vulnerabilities of what is pinned
-	$(BIN)/python -m pip_audit --requirement constraints.txt --no-deps --disable-pip
+audit: $(STAMP) ## Ask the package index about known vulnerabilities of what is pinned; fails without an answer
+	@$(BIN)/python -m tests.audit --strict
 
 format: $(STAMP) ## Rewrite the code in the house format
 	$(BIN)/python -m ruff format .
@@ -53,8 +54,11 @@ bench: $(STAMP) ## Run the benchmarks, which print ratios of one run
 demo: $(STAMP) ## Stream 336,776 flights, kill the driver three times, compare every row
 	@$(BIN)/python -m examples.demo $(ARGS)
 
+fuzz: $(STAMP) ## Feed every decoder of stored bytes with bad ones, for FUZZ_SECONDS (60) each
+	@$(BIN)/python -m tests.fuzz $(ARGS)
+
 soak: $(STAMP) ## Look for trouble for SOAK_MINUTES (60), appending to soak-report.jsonl
 	@$(BIN)/python -m tests.soak
 
 clean: ## Remove .venv and caches, never data
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .fuzz

@@ -65,7 +65,7 @@ def run_stateless(events: Any, keys: list[str], folder: Path, parallelism: int) 
         yield pa.RecordBatch.from_pydict({"rows": pa.array([rows], pa.int64())})
 
     def handle(batch: Any, _: int) -> None:
-        subtask = subtask_expression(F.xxhash64(*keys), parallelism, 128)
+        subtask = F.expr(subtask_expression(f"xxhash64({', '.join(keys)})", parallelism, 128))
         shuffled = batch.withColumn("__subtask", subtask).repartitionById(parallelism, "__subtask").drop("__subtask")
         shuffled.mapInArrow(count, "rows long").collect()
 
@@ -108,6 +108,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--parallelism", type=int, default=2, help="cores, shuffle partitions and subtasks")
     parser.add_argument("--engines", default="rocksdb,memory,stateless,stateline", help="which, in which order")
     arguments = parser.parse_args(argv)
+    unknown = set(arguments.engines.split(",")) - {"rocksdb", "memory", "stateless", "stateline"}
+    if unknown:
+        parser.error(f"no such engine: {', '.join(sorted(unknown))}")
 
     from stateline.spark import get_or_create_session
 

@@ -174,14 +174,26 @@ def wait_until(
 ) -> None:
     """Asks again and again, because what is waited for happens in another process.
 
+    Time in which this process was stopped, or the machine asleep, hardly counts: the others slept, too.
+
     Raises:
         TimeoutError: Names what did not happen, with ``details()``.
     """
-    deadline = time.monotonic() + timeout_seconds
+    left = timeout_seconds
+    before = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        if left < 0:
             raise TimeoutError(f"waited {timeout_seconds} s in vain for {what}\n{details()}")
         time.sleep(0.02)
+        now = time.monotonic()
+        left -= min(now - before, 1)
+        before = now
+
+
+def wait_for_end(process: subprocess.Popen[bytes], timeout_seconds: float, details: Callable[[], str] = str) -> int:
+    """The exit status of a process. Waits as :func:`wait_until`."""
+    wait_until(lambda: process.poll() is not None, timeout_seconds, f"the end of process {process.pid}", details)
+    return process.returncode
 
 
 def is_alive(pid: int) -> bool:

@@ -1,7 +1,8 @@
 """A small driver that tests kill: counts per key and files that span micro-batches, on any master.
 
 Run as ``python -m tests.spark.keyed_driver MASTER FOLDER [options]``. ``--kill POINT:WHEN`` makes the process kill its
-whole group with SIGKILL before or after the first store call of that kind by the driver.
+whole group with SIGKILL before or after the first store call of that kind by the driver. ``--late CHECKPOINT`` makes
+one task of that checkpoint so late that its checkpoint exists before it writes.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ POINTS = {
     "delete": ("delete", ""),
 }
 """Steps of the protocol: the store call, and what its subject contains."""
+
+STEPS = (*(f"{point}:{when}" for point in POINTS for when in ("before", "after")), "acknowledge:after")
+"""Every place of the protocol where the driver can be killed."""
 
 
 def die() -> None:
@@ -90,6 +94,48 @@ def waiting(folder: str, from_id: int):
     return hold
 
 
+def late_totals(folder: str, checkpoint_id: int):
+    """The same counts, computed by a function; the first task that gets key 0 waits for the record of its batch."""
+
+    def totals(events, state, moment):
+        import pyarrow as pa
+
+        place = pathlib.Path(folder)
+        host = os.environ.get("SPARK_LOCAL_IP")
+        if moment.checkpoint_id == checkpoint_id and 0 in state["key"].to_pylist():
+            try:
+                with (place / "late-began").open("x") as marker:
+                    marker.write(str(host))
+            except FileExistsError:
+                (place / f"again-{host}").touch()
+            else:
+                deadline = time.monotonic() + 150
+                record = place / "state" / f"chk-{checkpoint_id}" / "_metadata"
+                while not record.exists() and time.monotonic() < deadline:
+                    time.sleep(0.02)
+                (place / "late-went-on").touch()
+        rows = state.to_pylist()
+        for index, value in zip(events["key_index"].to_pylist(), events["value"].to_pylist(), strict=True):
+            row = rows[index]
+            row["n"] = (row["n"] or 0) + 1
+            row["total"] = (row["total"] or 0) + value
+            row["largest"] = value if row["largest"] is None or value > row["largest"] else row["largest"]
+        after = pa.Table.from_pylist(rows, state.schema)
+        return after.append_column("checkpoint_id", pa.array([moment.checkpoint_id] * len(rows), pa.int64())), after
+
+    return totals
+
+
+def counted(stream: KeyedStream, folder: str, late: int | None):
+    """The stage of the pipeline that counts."""
+    if late is None:
+        return stream.aggregate(n=count(), total=sum("value"), largest=max("value"))
+    kept = "n long, total long, largest long"
+    return stream.apply_arrow(
+        late_totals(folder, late), kept, f"key long, {kept}, checkpoint_id long", columns=["value"]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("master")
@@ -97,6 +143,8 @@ def main() -> None:
     parser.add_argument("--parallelism", type=int, default=2)
     parser.add_argument("--kill", help="POINT:before, POINT:after or acknowledge:after")
     parser.add_argument("--hold-from", type=int, help="hold rows from this id on until FOLDER/go exists")
+    parser.add_argument("--late", type=int, help="one task of this checkpoint waits until the checkpoint exists")
+    parser.add_argument("--conf", action="append", default=[], help="a setting of Spark, NAME=VALUE")
     arguments = parser.parse_args()
     if arguments.kill:
         plant(*arguments.kill.split(":"))
@@ -105,15 +153,13 @@ def main() -> None:
     conf |= {f"spark.{side}.extraJavaOptions": SHORT_LIVED for side in ("driver", "executor")}
     if not arguments.master.startswith("local"):
         conf["spark.executorEnv.PYTHONPATH"] = os.pathsep.join(sys.path)
+    conf |= dict(setting.split("=", 1) for setting in arguments.conf)
     spark = get_or_create_session("keyed-driver", arguments.master, quiet=True, **conf)
     events = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(f"{folder}/source")
     if arguments.hold_from is not None:
         events = events.mapInArrow(waiting(folder, arguments.hold_from), SCHEMA)
-    pipeline = (
-        KeyedStream(events, key="key", checkpoint=f"file://{folder}/state", parallelism=arguments.parallelism)
-        .aggregate(n=count(), total=sum("value"), largest=max("value"))
-        .write_files(f"file://{folder}/out", roll_bytes="600B")
-    )
+    stream = KeyedStream(events, key="key", checkpoint=f"file://{folder}/state", parallelism=arguments.parallelism)
+    pipeline = counted(stream, folder, arguments.late).write_files(f"file://{folder}/out", roll_bytes="600B")
     query = pipeline.start(f"{folder}/spark", trigger={"availableNow": True})
     query.awaitTermination()
 

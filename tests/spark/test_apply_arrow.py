@@ -42,6 +42,27 @@ def test_totals_go_on_over_batches_and_restarts_at_another_parallelism(events):
     assert found == sorted([(4, "a"), (2, "b"), (3, "b"), (5, ""), (8, "a"), (5, "b"), (6, "b"), (10, "")])
 
 
+def test_what_a_function_keeps_may_evolve_and_old_keys_have_the_defaults(events):
+    def seen(rows, state):
+        known = set(state.column_names) - {"key", "total"}
+        return state.select(["key", *sorted(known)]), state.set_column(
+            state.schema.get_field_index("total"), "total", pc.fill_null(state["total"], 1)
+        )
+
+    events.add([("a", 1), ("b", 2)])
+    events.run(events.keyed().apply_arrow(seen, "total int, kind string", "key string, kind string"))
+    events.add([("a", 1), ("c", 2)])
+    evolved = "total long, weight double"
+    stage = events.keyed().apply_arrow(
+        seen, evolved, "key string, weight double", state_defaults={"weight": 0.5, "total": None}
+    )
+    events.run(stage)
+    rows = events.spark.read.format("stateline").load(f"file://{events.folder}/state").collect()
+    assert sorted((row.key, row.total, row.weight) for row in rows) == [("a", 1, 0.5), ("b", 1, 0.5), ("c", 1, None)]
+    with pytest.raises(InvalidInputError, match="another default"):
+        events.run(events.keyed().apply_arrow(seen, evolved, "key string, weight double"))
+
+
 def test_a_function_that_raises_fails_the_query_with_its_traceback_and_nothing_is_committed(events):
     def broken(rows, state):
         return rows["no such column"], None

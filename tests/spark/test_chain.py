@@ -13,7 +13,7 @@ from stateline.checkpoint import CheckpointStore
 from stateline.state.stored import StoredState
 from tests.spark.cluster import wait_until
 from tests.spark.keyed_model import make_source, model
-from tests.spark.test_driver_kills import ROOT, kill
+from tests.spark.killing import ROOT, kill
 
 FILES, ROWS = 30, 40
 

@@ -4,14 +4,27 @@
 
 from __future__ import annotations
 
+import sys
+
+import numpy as np
 import pandas as pd
 import processor_kit as kit
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from processor_kit import Bench
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
+from stateline.spark import KeyedStream
+from stateline.spark.arrow_types import arrow_schema
+from tests.unit.spark.engine import Engine
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot find this module.
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -104,7 +117,10 @@ def test_a_timer_that_raises_names_its_key():
     [
         (lambda self, key, rows: self.value.update(5), r"value state 'value'.*n:bigint,t:timestamp.*a int came: 5"),
         (lambda self, key, rows: self.value.update((1,)), r"2 values.*|1 values came: \(1,\)"),
-        (lambda self, key, rows: self.value.update(("x", None)), r"field 'n' got 'x' of type str"),
+        (
+            lambda self, key, rows: self.value.update(("x", None)),
+            r"value state 'value', key \('a',\).*field 'n' got 'x' of type str",
+        ),
         (lambda self, key, rows: self.value.update((1.5, None)), r"field 'n' got 1.5 of type float.*no whole"),
         (lambda self, key, rows: self.value.update((2**63, None)), r"field 'n' got 9223372036854775808"),
         (lambda self, key, rows: self.value.update((1, "noon")), r"field 't' got 'noon' of type str"),
@@ -113,13 +129,49 @@ def test_a_timer_that_raises_names_its_key():
         (lambda self, key, rows: [("a", 1)], r"expected the fields \['k', 'n'\], a tuple came: \('a', 1\)"),
         (lambda self, key, rows: [Row("a", 1)], r"a Row came"),
         (lambda self, key, rows: [Row(k="a", n=1, m=2)], r"a row has \['m'\]"),
-        (lambda self, key, rows: [Row(k="a", n="x")], r"output row.*field 'n' got 'x'"),
+        (lambda self, key, rows: [Row(k="a", n="x")], r"output row Row\(k='a', n='x'\).*field 'n' got 'x'"),
         (lambda self, key, rows: [Row(k="a", n=1.5)], r"output row.*field 'n' got 1.5"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_with_what_was_expected(act, message):
     with pytest.raises(InvalidInputError, match=message):
         bench(Does(act)).batch([("a", 1)])
+
+
+def test_a_value_that_does_not_fit_is_told_with_its_key_among_many():
+    class Keeps(Does):
+        def init(self, handle):
+            self.value = handle.getValueState("value", "n long")
+            self.list = handle.getListState("list", "n long")
+            self.map = handle.getMapState("map", "e int", "n long")
+
+    def kept(name):
+        def act(self, key, rows):
+            value = "x" if key[0] == "k7" else 1
+            self.value.update((value if name == "value" else 1,))
+            self.list.put([(1,), (value if name == "list" else 1,)])
+            self.map.updateValue((value if name == "map key" else 1,), (value if name == "map" else 1,))
+
+        return Keeps(act)
+
+    for name in ("value", "list", "map", "map key"):
+        kind = name.split()[0]
+        with pytest.raises(InvalidInputError, match=rf"{kind} state '{kind}', key \('k7',\).*got 'x'"):
+            bench(kept(name)).batch([(f"k{number}", number) for number in range(20)])
+
+
+@pytest.mark.parametrize("form", ["row", "pandas"])
+@pytest.mark.parametrize("returned", [None, 5])
+def test_what_is_no_iterator_is_refused_with_the_key(form, returned):
+    class Returns(Does):
+        def handleInputRows(self, key, rows, timerValues):
+            return returned
+
+    kind = type(returned).__name__
+    with pytest.raises(
+        InvalidInputError, match=rf"handleInputRows Returns, key \('a',\): expected an iterator.*{kind}"
+    ):
+        bench(Returns(), form=form).batch([("a", 1)])
 
 
 @pytest.mark.parametrize("time", [1.5, "soon", None, True, 2**63])
@@ -184,6 +236,73 @@ def test_the_definition_tells_what_is_kept_so_that_a_changed_state_is_refused_at
     )
 
 
+def test_state_of_other_variables_or_types_than_those_stored_is_refused_at_the_start_with_both():
+    kept = bench(Does()).program
+    root = Engine(kept, arrow_schema(kept.input))
+    root.run([{"k": "a", "v": 1}])
+    before = root.coordinator.newest
+
+    class Other(Does):
+        def init(self, handle):
+            self.handle = handle
+            self.value = handle.getValueState("value", "n string, t timestamp")
+
+    for processor, message in (
+        (Other(), r"stored: .*value\(n:bigint,t:timestamp\); wanted: .*value\(n:string,t:timestamp\)"),
+        (
+            Does(declare=lambda handle: handle.getListState("more", "n long")),
+            r"has \['op'\], the program asks for \['op/state.more', 'op/state.value'\]",
+        ),
+    ):
+        program = bench(processor).program
+        changed = Engine(program, arrow_schema(program.input), root=root.root)
+        with pytest.raises(InvalidInputError, match=message) as raised:
+            changed.coordinator.start()
+        assert raised.value.kind is ErrorKind.SCHEMA_MISMATCH
+    assert root.checkpoints.latest() == before
+    again = Engine(kept, arrow_schema(kept.input), root=root.root)
+    assert again.run([{"k": "a", "v": 1}]).checkpoint_id == 1
+
+
+def test_a_processor_that_fails_half_way_fails_the_query_and_the_mended_one_goes_on_with_the_same_batch(
+    spark, tmp_path
+):
+    def act(mended):
+        def half_way(self, key, rows):
+            n = (self.value.get() or (0,))[0] + len(rows)
+            self.value.update((n, None))
+            yield Row(k=key[0], n=n)
+            if not mended and any(row.v < 0 for row in rows):
+                raise KeyError("no such thing")
+
+        return half_way
+
+    (tmp_path / "source").mkdir()
+
+    def run(number, rows, *, mended):
+        made = pa.table({"k": [key for key, _ in rows], "v": [v for _, v in rows]})
+        pq.write_table(made, tmp_path / "source" / f"{number}.parquet")
+        events = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "source"))
+        stage = KeyedStream(events, "k", f"file://{tmp_path}/state", parallelism=2).process(Does(act(mended)), OUTPUT)
+        pipeline = stage.write_files(f"file://{tmp_path}/out", every_checkpoint=True)
+        pipeline.start(str(tmp_path / "spark"), trigger={"availableNow": True}).awaitTermination()
+
+    def put_out():
+        files = ds.dataset(tmp_path / "out", format="parquet") if (tmp_path / "out").exists() else None
+        return sorted((row["k"], row["n"]) for row in files.to_table().to_pylist()) if files else []
+
+    run(0, [("good", 1), ("bad", 1)], mended=False)
+    records = sorted(path.name for path in (tmp_path / "state").glob("chk-*"))
+    with pytest.raises(StreamingQueryException) as raised:
+        run(1, [("good", 1), ("bad", -1), ("new", 1)], mended=False)
+    for part in ("UserCodeError", "handleInputRows Does, key ('bad',)", "KeyError: 'no such thing'", "in half_way"):
+        assert part in str(raised.value)
+    assert put_out() == [("bad", 1), ("good", 1)], "nothing of the batch is there"
+    assert sorted(path.name for path in (tmp_path / "state").glob("chk-*")) == records
+    run(2, [("late", 1)], mended=True)
+    assert put_out() == [("bad", 1), ("bad", 2), ("good", 1), ("good", 2), ("late", 1), ("new", 1)]
+
+
 def test_a_frame_with_other_columns_or_values_is_refused():
     def frames(*made):
         return Does(lambda self, key, rows: made)
@@ -200,6 +319,12 @@ def test_a_frame_with_other_columns_or_values_is_refused():
         assert raised.value.kind is ErrorKind.SCHEMA_MISMATCH
     good = frames(pd.DataFrame([["b", 2.0]]), pd.DataFrame(), pd.DataFrame({"n": [None, 1], "k": ["c", None]}))
     assert bench(good, form="pandas").batch([("a", 1)]) == [("b", 2), ("c", None), (None, 1)]
+
+
+def test_a_long_of_one_frame_is_not_cut_off_by_a_missing_one_of_another():
+    frames = [pd.DataFrame({"k": ["a"], "n": [2**53 + 1]}), pd.DataFrame({"k": ["b"], "n": [np.nan]})]
+    whole = Does(lambda self, key, rows: [*frames, pd.DataFrame({"k": [None], "n": pd.array([2**63 - 1], "Int64")})])
+    assert bench(whole, form="pandas").batch([("a", 1)]) == [("a", 2**53 + 1), ("b", None), (None, 2**63 - 1)]
 
 
 def test_a_row_without_a_field_and_a_whole_float_are_taken():

@@ -34,7 +34,15 @@ from azure.storage.blob import BlobBlock, BlobServiceClient, ContainerClient, Ex
 from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status, scrubbed
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c
-from stateline.blob.cloud import CloudSettings, CloudStore, as_bytes, parse_secret, split_cloud_url, try_unanswered
+from stateline.blob.cloud import (
+    CloudSettings,
+    CloudStore,
+    as_bytes,
+    parse_endpoint,
+    parse_secret,
+    split_cloud_url,
+    try_unanswered,
+)
 from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix
 from stateline.blob.outcome import check_range, damaged_part, parts_missing, too_short
 from stateline.environment import Environment
@@ -72,7 +80,7 @@ class AzureStoreSettings(CloudSettings):
     """
 
     account: str = setting("", lambda value, _: str(value), help="Name or host of the storage account")
-    endpoint: str = setting("", lambda value, _: str(value), help="URL of the service")
+    endpoint: str = setting("", parse_endpoint, help="URL of the service")
     checksums: bool = setting(True, parse_bool, help="Let the service compare MD5 sums")
     block_size_min: int = setting("5MiB", parse_size, help="Shorter pieces are blobs of their own")
     connection_string: Secret | None = setting(None, parse_secret, help="Account and key in one")  # noqa: RUF009

@@ -29,6 +29,7 @@ from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.names import STAGING_PREFIX, check_name
 from stateline.blob.outcome import Verdict, already_exists, conflict, damaged_part, judge, parts_missing
+from stateline.blob.urls import refuse_credentials
 from stateline.environment import Environment, Executor, system_environment
 from stateline.errors import (
     InvalidInputError,
@@ -43,6 +44,7 @@ __all__ = [
     "CloudSettings",
     "CloudStore",
     "as_bytes",
+    "parse_endpoint",
     "parse_secret",
     "split_cloud_url",
     "try_unanswered",
@@ -87,12 +89,24 @@ def parse_secret(value: Secret | str | None, name: str) -> Secret | None:
     return Secret(value)
 
 
+def parse_endpoint(value: str, name: str) -> str:
+    """The URL of a service, which has no credential in it."""
+    if "@" in value or "?" in value:
+        raise InvalidInputError(
+            "it holds a credential, or something that no endpoint has",
+            subject=name,
+            hint="Give credentials as options of their own",
+        )
+    return value
+
+
 def split_cloud_url(url: str) -> tuple[str, str]:
     """Container and prefix of ``scheme://container/prefix``. Nothing is percent-decoded: object names are not URLs.
 
     Raises:
-        InvalidInputError: There is no container.
+        InvalidInputError: There is no container, or a credential.
     """
+    refuse_credentials(url)
     container, _, prefix = url.split("://", 1)[1].partition("/")
     if not container:
         raise InvalidInputError(

@@ -42,7 +42,7 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c, crc32c_of_parts
-from stateline.blob.cloud import CloudSettings, CloudStore, as_bytes, split_cloud_url, try_unanswered
+from stateline.blob.cloud import CloudSettings, CloudStore, as_bytes, parse_endpoint, split_cloud_url, try_unanswered
 from stateline.blob.gcs_compose import Step, compose_steps
 from stateline.blob.names import STAGING_PREFIX, check_prefix
 from stateline.blob.outcome import check_range, parts_missing, too_short
@@ -85,7 +85,7 @@ class GcsStoreSettings(CloudSettings):
         retry_deadline: Seconds after which a request is not tried again, whatever ``attempts`` says.
     """
 
-    endpoint: str = setting("", lambda value, _: str(value), help="URL of the service")
+    endpoint: str = setting("", parse_endpoint, help="URL of the service")
     project: str = setting("", lambda value, _: str(value), help="Project to bill")
     anonymous: bool = setting(False, parse_bool, help="Send no credentials")
     credentials_file: str = setting("", lambda value, _: str(value), help="Key file of a service account")

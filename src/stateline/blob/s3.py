@@ -32,7 +32,15 @@ from botocore.config import Config
 from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c, crc32c_of_parts
-from stateline.blob.cloud import CloudSettings, CloudStore, as_bytes, parse_secret, split_cloud_url, try_unanswered
+from stateline.blob.cloud import (
+    CloudSettings,
+    CloudStore,
+    as_bytes,
+    parse_endpoint,
+    parse_secret,
+    split_cloud_url,
+    try_unanswered,
+)
 from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix
 from stateline.blob.outcome import check_range, damaged_part, too_short
 from stateline.blob.s3_parts import PARTS_MAX, Segment, plan_parts
@@ -78,7 +86,7 @@ class S3StoreSettings(CloudSettings):
         session_token: Token of temporary credentials.
     """
 
-    endpoint: str = setting("", lambda value, _: str(value), help="URL of an S3-compatible service")
+    endpoint: str = setting("", parse_endpoint, help="URL of an S3-compatible service")
     region: str = setting("", lambda value, _: str(value), help="Region to sign for")
     path_style: bool = setting(False, parse_bool, help="Bucket in the path, not in the host name")
     checksums: bool = setting(True, parse_bool, help="Let the service compare CRC32C sums")

@@ -22,7 +22,7 @@ from stateline.blob.names import check_name
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError, NotInstalledError
 
-__all__ = ["open_store", "relative_name", "split_local_url"]
+__all__ = ["open_store", "refuse_credentials", "relative_name", "split_local_url"]
 
 _CLOUDS: Final = {
     "s3": ("stateline.blob.s3", "S3Store", "s3"),
@@ -46,9 +46,10 @@ def open_store(url: str, options: Mapping[str, str] | None = None, environment: 
         environment: Clock, ids and threads; the real ones by default.
 
     Raises:
-        InvalidInputError: The URL has an unknown scheme or no bucket, or an option is unknown.
+        InvalidInputError: The URL has an unknown scheme or no bucket or holds a credential, or an option is unknown.
         NotInstalledError: The SDK of a cloud is missing; the hint names the ``pip install``.
     """
+    refuse_credentials(url)
     scheme = urlsplit(url).scheme.lower() if "://" in url else ""
     settings = dict(options or {})
     if scheme in ("", "file"):
@@ -78,6 +79,26 @@ def open_store(url: str, options: Mapping[str, str] | None = None, environment: 
         ) from error
     store: BlobStore = getattr(module, class_name).open(url, settings, environment)
     return store
+
+
+def refuse_credentials(url: str) -> None:
+    """Refuses a URL with a password or a signature in it: URLs are stored in checkpoints, and shown.
+
+    Raises:
+        InvalidInputError: It has one. The error does not show it.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator or _scheme(url) in ("file", "memory"):
+        return
+    authority, query = rest.partition("/")[0], rest.partition("?")[2]
+    user = authority.rpartition("@")[0]
+    if ":" in user or "=" in query:
+        raise InvalidInputError(
+            "it holds a credential, and URLs are stored and shown",
+            operation="open_store",
+            subject=f"{scheme}://***",
+            hint="Leave credentials to the SDK's own chain, or give them as options",
+        )
 
 
 def split_local_url(url: str) -> str:

@@ -157,7 +157,7 @@ def batch_columns(key_groups: Any, values: Any, allowed: KeyGroupRange) -> list[
     for offsets, data in arrays:
         end = start + len(offsets) - 1
         if end > start:
-            if int((offsets[1:] - offsets[:-1]).max()) > MAX_CHANGE_BYTES:
+            if offsets[-1] - offsets[0] > MAX_CHANGE_BYTES and int(np.diff(offsets).max()) > MAX_CHANGE_BYTES:
                 raise _bad(f"a value has more than {MAX_CHANGE_BYTES} bytes")
             columns.append(ChangeColumns(narrow[start:end], offsets, data))
         start = end

@@ -196,7 +196,8 @@ def _value(value: object, indent: int) -> bytes:
         lines = b",\n".join(b"%s{\n%s\n%s}" % (start, _members(item, indent + 2), start) for item in value)
     else:
         # One call for all of them; a line feed inside a string is escaped, so each one that is found ends an item.
-        lines = start + _JSON.encode_lines(value)[:-1].replace(b"\n", b",\n" + start)
+        # A list, because of anything else msgspec 0.22 never gives back the iterator.
+        lines = start + _JSON.encode_lines(list(value))[:-1].replace(b"\n", b",\n" + start)
     return b"[\n%s\n%s]" % (lines, b" " * indent)
 
 

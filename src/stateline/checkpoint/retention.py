@@ -183,12 +183,15 @@ class Retention:
         self._unfinished = None
 
     def _free_slots_below(self, oldest_live: int) -> None:
-        """Closes every block that lies wholly below an id, then deletes all its slots and the marks beside them."""
+        """Closes every block that lies wholly below an id, then deletes all its slots and the marks beside them.
+
+        Each mark before its record: a successor finds what is left of a block by its records.
+        """
         for block in sorted(self._open_blocks):
             if block < block_of(oldest_live):
                 self._store.put_if_absent(floor_name(block), encode_floor(block))
                 ids = ids_of_block(block)
-                self._store.delete([*map(record_name, ids), *map(published_name, ids)])
+                self._store.delete([name for slot in ids for name in (published_name(slot), record_name(slot))])
                 self._open_blocks.remove(block)
 
     def _recover(self) -> dict[int, Reach]:

@@ -31,7 +31,7 @@ from stateline.errors import ErrorKind, InvalidInputError
 __all__ = ["COMPRESSIONS", "FORMATS", "Encoder", "Sink", "check_schema", "make_encoder"]
 
 
-_SAMPLE_ROWS: Final = 131_072
+_SAMPLE_ROWS: Final = 16_384
 _UNIQUE_SHARE: Final = 0.5
 """How many of the first rows may have values of their own before a dictionary is not worth its time."""
 

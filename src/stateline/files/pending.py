@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from stateline.arrow_bounds import check_stream
 from stateline.blob import BlobStore
 from stateline.blob.checksum import crc32c
 from stateline.blob.mapping import map_object
@@ -76,10 +77,11 @@ def load_rows(store: BlobStore, handles: Sequence[RowsHandle]) -> Iterator[pa.Ta
             ) from error
         if crc32c(memoryview(data)) != handle.crc32c:
             raise CorruptDataError("the checksum does not match", operation="load_rows", subject=where)
+        check_stream(memoryview(data), where)
         try:
             table = pa.ipc.open_stream(data).read_all()
             table.validate(full=True)  # Offsets that lead outside their buffer would crash whoever reads them.
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are no text.
             raise CorruptDataError(f"not an Arrow stream ({error})", operation="load_rows", subject=where) from error
         if handle.rows is not None and table.num_rows != handle.rows:
             raise CorruptDataError(

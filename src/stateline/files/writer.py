@@ -23,6 +23,7 @@ from stateline.blob import BlobStore
 from stateline.environment import Environment
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files.api import FileOutput, FilesResult
+from stateline.files.background import BackgroundSink
 from stateline.files.formats import make_encoder
 from stateline.files.partitions import is_abbreviated, partition_folder
 from stateline.files.pending import load_rows, store_rows
@@ -91,6 +92,7 @@ class FileWriter:
         self._schema = schema.remove_metadata()
         self._layout = output.layout(schema)
         self._growing: dict[tuple[str, str], _Growing] = {}
+        self._finished: list[FinishedFile] = []
         for file in open_files:
             self._adopt(file)
 
@@ -113,15 +115,21 @@ class FileWriter:
             file.bytes += part.nbytes
             self._buffered += part.nbytes
         if self._buffered >= self._buffer_bytes:
-            self._spill([file for file in self._growing.values() if file.buffered and not self._is_complete(file)])
+            self._make_room()
 
     def finish(self) -> FilesResult:
         """Rolls what is complete, makes the rest durable, and returns both."""
-        complete = [file for file in self._growing.values() if self._is_complete(file)]
-        finished = tuple(self._roll(file) for file in complete)
-        rest = [file for file in self._growing.values() if not self._is_complete(file)]
+        for key in [key for key, file in self._growing.items() if self._is_complete(file)]:
+            self._roll(key)
+        rest = self._growing.values()
         self._spill([file for file in rest if file.buffered])
-        return FilesResult(finished=finished, open=tuple(self._closed(file) for file in rest))
+        return FilesResult(finished=tuple(self._finished), open=tuple(self._closed(file) for file in rest))
+
+    def _make_room(self) -> None:
+        """Rolls files that have their size, and makes all other rows durable, those of files that roll later too."""
+        for key in [key for key, file in self._growing.items() if file.bytes >= self._output.rolling.roll_bytes]:
+            self._roll(key)
+        self._spill([file for file in self._growing.values() if file.buffered])
 
     def _adopt(self, file: OpenFile) -> None:
         """Goes on with a file. After a rescale two files of one folder may meet: their rows join."""
@@ -148,13 +156,17 @@ class FileWriter:
             file.pending.append(handle)
             file.buffered.clear()
 
-    def _roll(self, file: _Growing) -> FinishedFile:
+    def _roll(self, key: tuple[str, str]) -> None:
+        """Encodes a file; later rows of its folder begin another one."""
+        file = self._growing.pop(key)
+
         def tables() -> Iterator[pa.Table]:
             yield from load_rows(self._root, file.pending)
             yield from file.buffered
 
-        commit = encode_file(self._output, self._store, file.target, tables())
-        return FinishedFile(commit=commit, rows=file.rows)
+        commit = encode_file(self._output, self._store, file.target, tables(), self._environment)
+        self._buffered -= sum(part.nbytes for part in file.buffered)
+        self._finished.append(FinishedFile(commit=commit, rows=file.rows))
 
     def _closed(self, file: _Growing) -> OpenFile:
         return OpenFile(
@@ -198,7 +210,9 @@ class FileWriter:
             yield partition_folder(columns, value), source.slice(starts[code], starts[code + 1] - starts[code])
 
 
-def encode_file(output: FileOutput, store: BlobStore, target: str, tables: Iterable[pa.Table]) -> CommitPoint:
+def encode_file(
+    output: FileOutput, store: BlobStore, target: str, tables: Iterable[pa.Table], environment: Environment
+) -> CommitPoint:
     """Encodes rows as one whole file and stages it; it becomes visible when the commit point is committed.
 
     Args:
@@ -206,17 +220,19 @@ def encode_file(output: FileOutput, store: BlobStore, target: str, tables: Itera
         store: Store of the output.
         target: Relative name of the file.
         tables: The rows, at least one table; small ones are gathered into full row groups.
+        environment: Threads, and ids for names.
     """
-    stream = RecoverableWriter(store).open(target)
+    stream = RecoverableWriter(store, environment=environment).open(target)
     gathered = _row_groups(tables, output.row_group_rows)
     first = next(gathered)
     name = target.rpartition(".")[2]
     codec = output.codec if name == output.format else FileOutput(url=output.url, format=name).codec
-    encoder = make_encoder(name, stream, first.schema, codec, output.row_group_rows)
-    encoder.write(first)
-    for table in gathered:
-        encoder.write(table)
-    encoder.finish()
+    with BackgroundSink(stream, environment) as sink:
+        encoder = make_encoder(name, sink, first.schema, codec, output.row_group_rows)
+        encoder.write(first)
+        for table in gathered:
+            encoder.write(table)
+        encoder.finish()
     return stream.close_for_commit().commit_point
 
 

@@ -81,6 +81,7 @@ class ArrowFunctionProgram:
         output_mode: str = "update",
         columns: Sequence[str] | None = None,
         watermark: WatermarkPlan | None = None,
+        state_defaults: Mapping[str, Any] | None = None,
     ) -> Self:
         """Checks everything that can be checked before the function is called.
 
@@ -99,10 +100,11 @@ class ArrowFunctionProgram:
             raise InvalidInputError(
                 "a schema is empty", operation=_OPERATION, subject="schema", hint="Name at least one column"
             )
+        state = StateSchema(pa.schema([schema.field(key) for key in keys]), state_schema.remove_metadata())
         return cls(
             function,
             _takes_moment(function),
-            StateSchema(pa.schema([schema.field(key) for key in keys]), state_schema.remove_metadata()),
+            state.with_defaults(state_defaults or {}),
             output_schema.remove_metadata(),
             tuple(dict.fromkeys([*keys, *read])),
             watermark if watermark is not None and watermark.drops_late_rows else None,
@@ -131,8 +133,8 @@ class ArrowFunctionProgram:
 
     @property
     def definition(self) -> str:
-        """Keys and state, as text. The function itself may change: what it keeps is what counts."""
-        return json.dumps({"keys": list(self.key_columns), "apply_arrow": str(self._state)})
+        """The keys, as text. The function may change, and what it keeps may evolve."""
+        return json.dumps({"keys": list(self.key_columns), "program": "apply_arrow"})
 
     @property
     def output_schema(self) -> pa.Schema:

@@ -32,7 +32,8 @@ from stateline.spark.task import HASH_COLUMN, OperatorProgram, TaskContext, run_
 from stateline.state.run_cache import RunCache
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 __all__ = ["BatchJob", "in_windows", "subtask_expression", "task_context"]
 
@@ -72,7 +73,7 @@ class BatchJob:
         frames = [
             self._shuffled(
                 batch.data, self._operators[name], self._programs[name], self._initial.get(name) if first else None
-            ).mapInArrow(function, "result binary")
+            ).mapInArrow(function, _result_type())
             for name, function in functions.items()
         ]
         rows = reduce(lambda left, right: left.union(right), frames).collect()
@@ -87,31 +88,33 @@ class BatchJob:
 
         if operator.window is not None:
             rows = in_windows(rows, operator.window)
-        hashed = functions.xxhash64(*[functions.col(f"`{column}`") for column in program.key_columns])
-        subtask = subtask_expression(hashed, self._plan.parallelism, self._plan.max_parallelism)
+        plan = self._plan
+        hashed = f"xxhash64({', '.join(map(_quoted, program.key_columns))})"
         if initial is not None:
             return (
                 with_initial_rows(
-                    rows.select(*program.input_columns),
+                    rows.selectExpr(*map(_quoted, program.input_columns)),
                     initial,
-                    hashed.alias(HASH_COLUMN),
-                    subtask,
-                    event_time=None if self._plan.watermark is None else self._plan.watermark.column,
+                    functions.expr(hashed).alias(HASH_COLUMN),
+                    functions.expr(subtask_expression(hashed, plan.parallelism, plan.max_parallelism)),
+                    event_time=None if plan.watermark is None else plan.watermark.column,
                 )
-                .repartitionById(self._plan.parallelism, SUBTASK_COLUMN)
+                .repartitionById(plan.parallelism, SUBTASK_COLUMN)
                 .drop(SUBTASK_COLUMN)
             )
-        columns = [functions.col(f"`{column}`") for column in program.input_columns]
+        columns = [_quoted(column) for column in program.input_columns]
         if program.wants_hash:
-            columns.append(hashed.alias(HASH_COLUMN))
-        watermark = self._plan.watermark
-        if watermark is not None and EventTimeWatch(watermark, program.input_columns).needs_column:
-            columns.append(functions.col(f"`{watermark.column}`").alias(EVENT_TIME_COLUMN))
-        return (
-            rows.select(*columns, subtask.alias(SUBTASK_COLUMN))
-            .repartitionById(self._plan.parallelism, SUBTASK_COLUMN)
-            .drop(SUBTASK_COLUMN)
+            columns.append(f"{hashed} AS {HASH_COLUMN}")
+        if plan.watermark is not None and EventTimeWatch(plan.watermark, program.input_columns).needs_column:
+            columns.append(f"{_quoted(plan.watermark.column)} AS {EVENT_TIME_COLUMN}")
+        subtask = subtask_expression(
+            HASH_COLUMN if program.wants_hash else hashed, plan.parallelism, plan.max_parallelism
         )
+        return rows.selectExpr(*columns).repartitionById(plan.parallelism, functions.expr(subtask))
+
+
+def _quoted(column: str) -> str:
+    return f"`{column.replace('`', '``')}`"
 
 
 def in_windows(rows: DataFrame, window: WindowPlan) -> DataFrame:
@@ -126,20 +129,18 @@ def in_windows(rows: DataFrame, window: WindowPlan) -> DataFrame:
     return rows.withColumn("__window", windows).withColumn(WINDOW_START, functions.col("__window.start"))
 
 
-def subtask_expression(hashed: Column, parallelism: int, max_parallelism: int) -> Column:
+def subtask_expression(hashed: str, parallelism: int, max_parallelism: int) -> str:
     """The subtask of a row, as Spark computes it: :func:`key_group_of` and :func:`subtask_for_key_group` in one.
 
+    Text, which the JVM takes in one call. Functions of PySpark would be some fifty for each batch.
+
     Args:
-        hashed: ``xxhash64`` of the key columns.
+        hashed: Text of the ``xxhash64`` of the key columns.
         parallelism: Subtasks.
         max_parallelism: Key groups.
     """
-    from pyspark.sql import functions  # noqa: PLC0415
-
-    key_group = functions.shiftrightunsigned(
-        functions.shiftrightunsigned(hashed, 32) * functions.lit(max_parallelism), 32
-    )
-    return functions.floor(key_group * functions.lit(parallelism) / functions.lit(max_parallelism)).cast("int")
+    key_group = f"shiftrightunsigned(shiftrightunsigned({hashed}, 32) * {max_parallelism}L, 32)"
+    return f"CAST(floor({key_group} * {parallelism}L / {max_parallelism}L) AS INT)"
 
 
 class _TaskFunction:
@@ -170,6 +171,13 @@ class _TaskFunction:
         encoded = self._tasks[context.partitionId() % len(self._tasks)]
         result = self.run(msgspec.json.decode(encoded, type=SubtaskTask), in_utc(batches))
         yield pa.RecordBatch.from_arrays([pa.array([_ENCODER.encode(result)], pa.binary())], schema=_RESULT)
+
+
+def _result_type() -> StructType:
+    """:data:`_RESULT` for Spark. Not as text: the JVM would be asked what it means, for each batch."""
+    from pyspark.sql.types import BinaryType, StructField, StructType  # noqa: PLC0415
+
+    return StructType([StructField("result", BinaryType())])
 
 
 def _one_each(

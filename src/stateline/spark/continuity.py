@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from stateline.checkpoint import Checkpoint
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.spark.event_time import Watermark
-from stateline.spark.evolution import check_evolution
+from stateline.spark.evolution import check_definition
 from stateline.spark.plan import PipelinePlan
+from stateline.state.evolution import check_evolution
+from stateline.state.schema import StateSchema
 
 if TYPE_CHECKING:
     from stateline.spark.coordinator import Batch
@@ -93,15 +95,13 @@ def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str,
     if plan.watermark is not None and column not in (None, plan.watermark.column):
         raise _mismatch("column of the watermark", column, plan.watermark.column)
     stored = {state.name: state for state in newest.operators}
-    planned = {
-        operator.state_name(table): (operator.definition, schema)
-        for operator in plan.operators
-        for table, schema in operator.tables.items()
-    }
+    planned = plan.state_schemas
     if stored.keys() != planned.keys():
         raise _mismatch("operators", sorted(stored), sorted(planned))
-    for name, (definition, schema) in planned.items():
-        check_evolution(newest, stored[name], definition, schema)
+    for operator in plan.operators:
+        for name in map(operator.state_name, operator.tables):
+            check_definition(name, stored[name].definition, operator.definition)
+            check_evolution(newest, name, StateSchema.decode(planned[name]))
     for output in newest.outputs:
         url = output_urls.get(output.operator)
         if url != output.url and (output.open or output.finished):

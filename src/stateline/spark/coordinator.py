@@ -23,14 +23,14 @@ End of stream: an input that has ended (``availableNow``) leaves files open that
 makes one more checkpoint of the same batch, with the same state and with the open files finished: the same record, the
 same race, so a driver believed dead cannot go on filling files that its successor has finished. ``settle`` comes before
 it and closes what the last watermark has passed, in the same way. Batch ids and checkpoint ids advance together and
-differ by the number of such ends.
+differ by the number of such ends. ``act_on_time`` does the same between two batches, in a stream that is quiet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -45,9 +45,10 @@ from stateline.recoverable import RecoverableWriter
 from stateline.spark.continuity import Step, check_plan, check_same_offsets, next_step
 from stateline.spark.delivery import Delivery, deliveries_of, delivery_states
 from stateline.spark.event_time import Watermark
-from stateline.spark.evolution import carried_properties
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.starting import check_start, first_checkpoint
+from stateline.state.evolution import carried_properties
+from stateline.state.merge import is_merge_due
 from stateline.state.rescale import rescale
 
 __all__ = [
@@ -62,6 +63,9 @@ __all__ = [
 ]
 
 D = TypeVar("D")
+
+_AT_ONCE: Final = 0
+"""A time that has come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +97,7 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
         now: The checkpoint's wall-clock time, seconds since the epoch: the same for all subtasks.
         watermark_us: The watermark that holds for this batch, microseconds since the epoch; ``None`` without one.
         late_watermark_us: The one that held for the batch before: what lies at or below it is closed, and late.
+        merges_sooner: Tables whose runs other subtasks are about to merge; see :attr:`MergeSettings.sooner`.
     """
 
     checkpoint_id: int
@@ -103,6 +108,7 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     watermark_us: int | None = None
     late_watermark_us: int | None = None
+    merges_sooner: tuple[str, ...] = ()
 
 
 class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +123,7 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
         metrics: Counts and seconds by name, summed over subtasks in the report.
         max_event_time_us: The greatest event time of its rows, microseconds since the epoch; ``None`` for none.
         delivery: Its output rows, where they are handed to a function after the checkpoint; ``None`` for none.
+        next_timer_ms: No timer by processing time comes before this, milliseconds since the epoch; ``None`` for none.
     """
 
     operator: str
@@ -127,6 +134,7 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     max_event_time_us: int | None = None
     delivery: FileState | None = None
+    next_timer_ms: int | None = None
 
 
 SubtaskRunner = Callable[[Batch[D], Sequence[SubtaskTask]], Sequence[SubtaskResult]]
@@ -179,6 +187,7 @@ class MicroBatchCoordinator(Generic[D]):
         self._newest: Checkpoint | None = None
         self._started = False
         self._is_published = True
+        self._next_timer_ms: int | None = _AT_ONCE  # Nobody knows what the newest record holds before a batch has run.
 
     @property
     def newest(self) -> Checkpoint | None:
@@ -245,9 +254,38 @@ class MicroBatchCoordinator(Generic[D]):
             FencedError: Another driver went on from the record.
         """
         newest = self.start()
-        acts = any(operator.acts_on_watermark for operator in self._plan.operators)
-        if newest is None or not acts or Watermark.of(newest).is_applied:
+        return None if newest is None or not self._is_passed(newest) else self._run_again(newest, data)
+
+    def due_at(self) -> float | None:
+        """From when on there is something to do without rows: seconds since the epoch, ``None`` for never."""
+        if self._newest is None:
             return None
+        if self._is_passed(self._newest):
+            return _AT_ONCE
+        acts = any(operator.acts_on_time for operator in self._plan.operators)
+        return None if not acts or self._next_timer_ms is None else self._next_timer_ms / 1000
+
+    def act_on_time(self, no_rows: Callable[[], D]) -> BatchReport | None:
+        """Does what is due by now, in one more checkpoint of the newest batch.
+
+        Returns:
+            What became of it; ``None`` if there was nothing to do.
+
+        Raises:
+            FencedError: Another driver went on from the record.
+        """
+        due = self.due_at()
+        if self._newest is None or due is None or due > self._environment.clock.now():
+            return None
+        return self._run_again(self._newest, no_rows())
+
+    def _is_passed(self, newest: Checkpoint) -> bool:
+        """Whether the watermark has passed something that no batch has closed yet."""
+        acts = any(operator.acts_on_watermark for operator in self._plan.operators)
+        return acts and not Watermark.of(newest).is_applied
+
+    def _run_again(self, newest: Checkpoint, data: D) -> BatchReport:
+        """The newest batch once more, with other rows: none."""
         again = Batch(
             query_id=newest.query_id, batch_id=newest.batch_id, offsets_digest=newest.offsets_digest, data=data
         )
@@ -303,9 +341,10 @@ class MicroBatchCoordinator(Generic[D]):
             operators=operators,
             outputs=outputs,
             watermark_us=watermark.current_us,
-            properties=carried_properties(self._plan, newest),
+            properties=carried_properties(newest, self._plan.state_schemas),
             states={**watermark.states, **delivery_states(results)},
         )
+        self._next_timer_ms = min((at for item in results if (at := item.next_timer_ms) is not None), default=None)
         metrics = summed_metrics(results)
         metrics["subtasks_seconds"] = computed - began
         metrics.update(self._commit(record))
@@ -349,6 +388,7 @@ class MicroBatchCoordinator(Generic[D]):
         for operator in self._plan.operators:
             files = self._open_files(newest, operator)
             states = {table: self._states(newest, operator.state_name(table)) for table in operator.tables}
+            due = tuple(table for table, stack in states.items() if any(is_merge_due(state.runs) for state in stack))
             tasks += [
                 SubtaskTask(
                     checkpoint_id=_next_id(newest),
@@ -359,6 +399,7 @@ class MicroBatchCoordinator(Generic[D]):
                     now=now,
                     watermark_us=watermark.current_us,
                     late_watermark_us=watermark.applied_us,
+                    merges_sooner=due,
                 )
                 for subtask in range(self._plan.parallelism)
             ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stateline.blob import open_store
+from stateline.blob import BlobStore, open_store
 from stateline.environment import Environment
 from stateline.errors import InternalError
 from stateline.files import FileOutput, encode_file
@@ -31,11 +31,13 @@ def finish_open_files(plan: PipelinePlan, coordinator: MicroBatchCoordinator[Any
         if output is None:
             raise InternalError("it has open files but no output", operation="finish", subject=operator)
         store = open_store(output.url, output.store_options, environment)
-        return [_finished(output, store, root, file) for file in files]
+        return [_finished(output, store, root, file, environment) for file in files]
 
     coordinator.finish(finish)
 
 
-def _finished(output: FileOutput, store: Any, root: Any, file: OpenFile) -> FinishedFile:
-    commit = encode_file(output, store, file.target, load_rows(root, file.pending))
+def _finished(
+    output: FileOutput, store: BlobStore, root: BlobStore, file: OpenFile, environment: Environment
+) -> FinishedFile:
+    commit = encode_file(output, store, file.target, load_rows(root, file.pending), environment)
     return FinishedFile(commit=commit, rows=file.rows)

@@ -1,15 +1,11 @@
-"""A changed program over stored state: which changes are safe, and what must be remembered about them. Pure.
+"""A changed program over stored state: what may be computed differently. Pure.
 
-Owns the rules for definitions, and the memory of dropped columns. Does not own the rules for types
-(``stateline.state.schema``), nor how old rows are read (``stateline.state.run`` evolves them when it decodes them).
+Owns the rules for definitions. Does not own the rules for columns (``stateline.state.evolution``).
 
 Rules:
 - An aggregation may be added: for old keys it begins with the next row. One may be dropped.
-- A value column may be added, dropped, or widened without loss. Keys never change.
 - Whatever stays must be computed as before: the same name with another definition is refused.
-- **A name that was dropped stays taken.** Old runs are not rewritten, so a column of that name would come back with
-  values from before it was dropped for some keys, and without for others. The record remembers such names, in a
-  property ``dropped.<state>``, which every later record and every savepoint carries on.
+- A user's own function may change as it likes: what it keeps is what counts.
 """
 
 from __future__ import annotations
@@ -17,67 +13,22 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from stateline.checkpoint import Checkpoint, OperatorState
 from stateline.errors import ErrorKind, InvalidInputError
-from stateline.spark.plan import PipelinePlan
-from stateline.state.schema import StateSchema, plan_evolution
 
-__all__ = ["carried_properties", "check_evolution"]
-
-_DROPPED: Final = "dropped."
+__all__ = ["check_definition"]
 
 
-def check_evolution(record: Checkpoint, stored: OperatorState, definition: str, schema: str) -> None:
-    """Checks that the state of an operator can become what a program wants.
+def check_definition(name: str, stored: str, wanted: str) -> None:
+    """Checks that an operator goes on computing what it has stored.
 
     Args:
-        record: The newest one.
-        stored: The operator's state in it.
-        definition: What the program computes.
-        schema: What it keeps, encoded.
+        name: The operator's state, for errors.
+        stored: The definition in the newest record.
+        wanted: The program's.
 
     Raises:
         InvalidInputError: Of kind ``SCHEMA_MISMATCH``; shows what is stored and what is wanted.
-        CorruptDataError: The record's schema cannot be read.
     """
-    if (definition, schema) == (stored.definition, stored.schema):
-        return
-    _check_definition(stored.name, stored.definition, definition)
-    old, new = StateSchema.decode(stored.schema), StateSchema.decode(schema)
-    plan_evolution(old, new, stored.name)
-    back = sorted(set(_dropped(record, stored.name)) & set(new.values.names))
-    if back:
-        raise _refused(
-            stored.name,
-            f"{', '.join(back)} was dropped before, and old rows still hold it; stored: {old}; wanted: {new}",
-            "Give it another name",
-        )
-
-
-def carried_properties(plan: PipelinePlan, newest: Checkpoint | None) -> dict[str, str]:
-    """The properties of the next record: which columns were ever dropped, by state."""
-    if newest is None:
-        return {}
-    carried = {}
-    for operator in plan.operators:
-        for table, schema in operator.tables.items():
-            name = operator.state_name(table)
-            dropped = set(_dropped(newest, name))
-            stored = newest.operator(name)
-            if stored is not None and stored.schema != schema:
-                old, new = StateSchema.decode(stored.schema), StateSchema.decode(schema)
-                dropped |= set(old.values.names) - set(new.values.names)
-            if dropped:
-                carried[_DROPPED + name] = json.dumps(sorted(dropped))
-    return carried
-
-
-def _dropped(record: Checkpoint, name: str) -> list[str]:
-    names: list[str] = json.loads(record.properties.get(_DROPPED + name, "[]"))
-    return names
-
-
-def _check_definition(name: str, stored: str, wanted: str) -> None:
     if stored == wanted:
         return
     old, new = _aggregations(stored), _aggregations(wanted)

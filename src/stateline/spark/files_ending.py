@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
+    JStreamingQueryListener,
     QueryIdleEvent,
     QueryProgressEvent,
     QueryStartedEvent,
@@ -53,6 +54,15 @@ class EndOfStreamListener(StreamingQueryListener):
         self._spark = spark
         self._lock = threading.Lock()
         self._ending: dict[str, tuple[FilesSinkOptions, bool]] = {}
+        self._proxy: Any = None
+
+    @property
+    def _jlistener(self) -> Any:
+        """What Spark calls."""
+        if self._proxy is None:
+            jvm = self._spark.sparkContext._jvm  # noqa: SLF001 - as PySpark's own property does
+            self._proxy = jvm.PythonStreamingQueryListenerWrapper(_StartsAndEnds(self))
+        return self._proxy
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
         """Remembers the options of a query that writes here. Runs before ``start()`` returns."""
@@ -82,6 +92,16 @@ class EndOfStreamListener(StreamingQueryListener):
                 finish_sink(options)
             except StatelineError:
                 _LOGGER.exception("the open files of %s could not be finished; call finish_files()", options.path)
+
+
+class _StartsAndEnds(JStreamingQueryListener):
+    """Leaves events of progress as they are: to read one, PySpark calls the JVM 500 times, for each batch."""
+
+    def onQueryProgress(self, jevent: Any) -> None:  # noqa: N802
+        """Nothing."""
+
+    def onQueryIdle(self, jevent: Any) -> None:  # noqa: N802
+        """Nothing."""
 
 
 def _is_ours(sink: Any) -> bool:

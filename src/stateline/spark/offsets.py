@@ -74,15 +74,16 @@ def read_with_hadoop(session: Any, spark_checkpoint: str) -> ReadFile:
     """
     jvm = session.sparkContext._jvm  # noqa: SLF001 - PySpark has no public door to Hadoop's file systems
     configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+    make_path, as_text = jvm.org.apache.hadoop.fs.Path, jvm.org.apache.commons.io.IOUtils.toString
 
     def read(name: str) -> str | None:
-        path = jvm.org.apache.hadoop.fs.Path(f"{spark_checkpoint}/{name}")
+        path = make_path(f"{spark_checkpoint}/{name}")
         file_system = path.getFileSystem(configuration)
         if not file_system.exists(path):
             return None
         stream = file_system.open(path)
         try:
-            return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            return str(as_text(stream, "UTF-8"))
         finally:
             stream.close()
 

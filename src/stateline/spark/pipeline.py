@@ -16,7 +16,7 @@ from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import Environment, system_environment
 from stateline.errors import InvalidInputError
-from stateline.options import check_known
+from stateline.options import check_known, parse_duration
 from stateline.spark.batch_job import BatchJob
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.ending import finish_open_files
@@ -24,6 +24,7 @@ from stateline.spark.for_each_batch import BatchDelivery, BatchFunction
 from stateline.spark.offsets import offsets_digest, read_with_hadoop
 from stateline.spark.plan import PipelinePlan
 from stateline.spark.query import PipelineQuery
+from stateline.spark.quiet import QuietRounds
 from stateline.spark.reporting import BatchReporter
 from stateline.spark.task import OperatorProgram
 
@@ -31,6 +32,8 @@ __all__ = ["Pipeline"]
 
 _TRIGGERS: Final = ("processingTime", "availableNow", "once")
 _TRIGGERS_THAT_END: Final = ("availableNow", "once")
+_QUIET_SECONDS: Final = 1.0
+"""A stream that gives no batch for so long after the next one was to come is quiet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +104,16 @@ class Pipeline:
         coordinator = self._coordinator(environment)
         coordinator.start()
         reporter = BatchReporter(environment.clock, self._plan.metrics_log or None)
+        read = read_with_hadoop(self._df.sparkSession, spark_checkpoint)
 
         def handle(rows: DataFrame, batch_id: int) -> None:
             session = rows.sparkSession
             session.conf.set("spark.sql.adaptive.enabled", "false")
             query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-            read = read_with_hadoop(session, spark_checkpoint)
             digest = offsets_digest(read, spark_checkpoint, batch_id)
             batch = Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows)
-            reporter(coordinator.run_batch(batch))
+            with rounds.batch():
+                reporter(coordinator.run_batch(batch))
 
         writer = self._df.writeStream.foreachBatch(handle).option("checkpointLocation", spark_checkpoint)
         if chosen:
@@ -118,19 +122,25 @@ class Pipeline:
             writer = writer.queryName(query_name)
 
         def finish() -> None:
-            session = self._df.sparkSession
-            settled = coordinator.settle(session.createDataFrame([], self._df.schema))
+            settled = coordinator.settle(_no_rows(self._df))
             if settled is not None:
                 reporter(settled)
             finish_open_files(self._plan, coordinator, environment)
 
-        return PipelineQuery(
-            writer.start(),
-            finish,
-            reporter,
-            finish_on_stop=finish_on_stop,
-            ends=any(chosen.get(name) for name in _TRIGGERS_THAT_END),
-        )
+        def act() -> None:
+            acted = coordinator.act_on_time(lambda: _no_rows(self._df)) if query.isActive else None
+            if acted is not None:
+                reporter(acted)
+
+        def stop() -> None:
+            query.stop()
+
+        ends = any(chosen.get(name) for name in _TRIGGERS_THAT_END)
+        rounds = QuietRounds(environment, _pause_seconds(chosen), coordinator.due_at, act, stop)
+        query = writer.start()
+        if not ends:
+            rounds.start()
+        return PipelineQuery(query, finish, reporter, rounds, finish_on_stop=finish_on_stop, ends=ends)
 
     def _coordinator(self, environment: Environment) -> MicroBatchCoordinator[DataFrame]:
         root = open_store(self._plan.root_url, self._plan.root_options, environment)
@@ -148,3 +158,17 @@ class Pipeline:
             environment,
             BatchDelivery(self._df.sparkSession, self._plan, functions),
         )
+
+
+def _pause_seconds(trigger: Mapping[str, Any]) -> float:
+    """How long after a batch a stream counts as quiet."""
+    try:
+        return parse_duration(trigger.get("processingTime", 0), "processingTime") + _QUIET_SECONDS
+    except InvalidInputError:  # Such as "1 minute 30 seconds", which Spark understands.
+        return _QUIET_SECONDS
+
+
+def _no_rows(df: DataFrame) -> DataFrame:
+    """Rows of a job that has none. A local relation would be optimised away, and the subtasks would run here."""
+    session = df.sparkSession
+    return session.createDataFrame(session.sparkContext.emptyRDD(), df.schema)

@@ -85,6 +85,7 @@ class OperatorPlan:
         delivers: Whether its output is handed to a function after the checkpoint.
         window: Windows of event time, whose start is the last key column.
         acts_on_watermark: Whether a watermark that advances changes its state or output, even without rows.
+        acts_on_time: The same for processing time.
     """
 
     name: str
@@ -94,6 +95,7 @@ class OperatorPlan:
     delivers: bool = False
     window: WindowPlan | None = None
     acts_on_watermark: bool = False
+    acts_on_time: bool = False
 
     def state_name(self, table: str) -> str:
         """The name of a table in the checkpoint: the operator's own for its only table."""
@@ -129,3 +131,12 @@ class PipelinePlan:
     root_options: Mapping[str, str] = field(default_factory=dict)
     watermark: WatermarkPlan | None = None
     start: SavepointStart | None = None
+
+    @property
+    def state_schemas(self) -> dict[str, str]:
+        """The encoded schemas of all state, by its name in the checkpoint."""
+        return {
+            operator.state_name(table): schema
+            for operator in self.operators
+            for table, schema in operator.tables.items()
+        }

@@ -46,7 +46,7 @@ from stateline.state.keys import KeyRows, key_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
-from stateline.state.timers import EXPIRY, Timers, expired_timers
+from stateline.state.timers import EXPIRY, Timers, expired_timers, next_timer
 from stateline.state.variables import expiry_test, variable_schema
 
 __all__ = ["ProcessorProgram"]
@@ -172,6 +172,11 @@ class ProcessorProgram:
         return self.time_mode == EVENT_TIME
 
     @property
+    def acts_on_time(self) -> bool:
+        """Whether processing time may fire timers."""
+        return self.time_mode == PROCESSING_TIME
+
+    @property
     def _grouping(self) -> pa.Schema:
         schema = arrow_schema(self.input)
         return pa.schema([schema.field(name) for name in self.keys])
@@ -202,7 +207,7 @@ class ProcessorProgram:
             _VARIABLE + name: expiry_test(now_ms) for name, variable in self.variables.items() if variable.ttl_ms
         }
         if rows.num_rows + initial.num_rows + len(timer_keys) == 0:
-            return Processed(changes={}, expired=expired)
+            return Processed(changes={}, expired=expired, next_timer_ms=self._next_timer(tables, until_ms, None))
         keyed = keyed_input(
             key_rows(grouping, [rows[name] for name in self.keys], hashes),
             key_rows(grouping, [initial[name] for name in self.keys], initial_hashes),
@@ -220,8 +225,9 @@ class ProcessorProgram:
             checkpoint_id=moment.checkpoint_id,
         )
         timer_values = TimerValues(now_ms, watermark_ms) if self._has_timers else TimerValues()
-        run = ProcessorRun(self._copy(), handle, _key_tuples(keyed.keys), timer_values)
-        output = self._run(run, keyed, rows, initial, timers, until_ms)
+        form = self._make_form()
+        run = ProcessorRun(self._copy(), handle, _key_tuples(keyed.keys), timer_values, form.take)
+        output = self._run(run, form, keyed, rows, initial, timers, until_ms)
         changes: dict[str, StateRows] = {_VARIABLE + name: made for name, made in handle.changes().items()}
         timer_changes = None if timers is None else timers.changes()
         if timer_changes is not None:
@@ -232,18 +238,24 @@ class ProcessorProgram:
             "keys": len(keyed.keys),
             "timers_fired": run.fired,
         }
-        return Processed(changes=changes, output=output, metrics=counts, expired=expired)
+        return Processed(
+            changes=changes,
+            output=output,
+            metrics=counts,
+            expired=expired,
+            next_timer_ms=self._next_timer(tables, until_ms, timer_changes),
+        )
 
     def _run(
         self,
         run: ProcessorRun,
+        form: ProcessorForm,
         keyed: KeyedInput,
         rows: pa.Table,
         initial: pa.Table,
         timers: Timers | None,
         until_ms: int,
     ) -> pa.Table | None:
-        form = self._make_form()
         run.init()
         inputs = form.inputs(_taken(rows, keyed.input_order), self.input) if rows.num_rows else None
         firsts = None
@@ -253,10 +265,10 @@ class ProcessorProgram:
         if timers is not None:
             run.fire_timers(timers, until_ms, self._timer_rows(keyed.keys))
         run.close()
-        if not run.yielded:
+        columns = form.output()
+        if columns is None:
             return None
         schema = self.output_schema
-        columns = form.output(run.yielded)
         return pa.table([column.cast(field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
 
     def _copy(self) -> StatefulProcessor:
@@ -303,6 +315,9 @@ class ProcessorProgram:
             return key_rows(grouping, [pa.nulls(0, field.type) for field in grouping.keys]), np.empty(0, np.int64)
         come = expired_timers(tables[_TIMERS], until_ms)
         return key_rows(grouping, come.columns[:-1]), come.columns[-1].to_numpy()
+
+    def _next_timer(self, tables: Mapping[str, StateTable], until_ms: int, changes: StateRows | None) -> int | None:
+        return next_timer(tables[_TIMERS], until_ms, changes) if self.acts_on_time else None
 
     def _timer_rows(self, keys: KeyRows) -> list[Any]:
         """Grouping keys as Spark gives them to ``handleExpiredTimer``: rows."""

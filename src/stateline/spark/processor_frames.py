@@ -4,23 +4,23 @@ Owns the conversion between Arrow and the frames of many keys. Does not own the 
 
 Facts:
 - A data frame of its own for each key costs more than most processors do. So the whole batch is one frame in the order
-  of its keys, and a key gets a slice of it, with an index of its own.
+  of its keys, and a key gets a slice of it, with an index of its own (``frame_blocks``).
 - Frames hold what Spark's conversion gives, in the session's time zone: ``int64``, ``float64``, ``datetime64[ns]``.
-- What processors yield is joined per column, over all keys, and converted once.
+- What processors yield is taken apart at once, joined per column, over all keys, and converted once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import types as spark_types
 from pyspark.sql.pandas.types import _create_converter_to_pandas
 from pyspark.sql.types import StructType
 
+from stateline.spark.frame_blocks import FrameColumns, blocks_are_known, frame_parts
 from stateline.spark.processor_rows import Slices, wrong_output
 from stateline.spark.processor_values import StructCodec
 
@@ -40,37 +40,45 @@ class FrameForm:
         self._names = output.names
         self._time_zone = time_zone
         self._codec = StructCodec(output, "output frame", naive_is_utc=True)
+        self._taken = FrameColumns(by_block=blocks_are_known())
 
     def inputs(self, rows: pa.Table, schema: StructType) -> Slices:
         """See :class:`ProcessorForm`."""
-        part = _parts(_frame(rows, schema, self._time_zone))
+        part = frame_parts(_frame(rows, schema, self._time_zone))
         return lambda start, end: iter((part(start, end),))
 
     def initial(self, rows: pa.Table, schema: StructType) -> Slices:
         """See :class:`ProcessorForm`."""
         return self.inputs(rows, schema)
 
-    def output(self, yielded: Sequence[Any]) -> list[pa.Array]:
+    def take(self, yielded: Iterable[Any]) -> None:
         """See :class:`ProcessorForm`. Columns go by name, or by place where no name is a string."""
-        frames = [frame for frame in yielded if self._checked(frame)]
-        return [self._column(number, frames) for number in range(len(self._names))]
+        for frame in yielded:
+            if not isinstance(frame, pd.DataFrame):
+                raise wrong_output(self._names, f"a {type(frame).__name__} came: {frame!r:.100}", "Yield pandas frames")
+            names = frame.columns.tolist()
+            if names != self._names:
+                self._check_names(names, rows=len(frame))
+            if len(frame):
+                self._taken.add(frame, names)
 
-    def _checked(self, frame: Any) -> bool:
-        if not isinstance(frame, pd.DataFrame):
-            raise wrong_output(self._names, f"a {type(frame).__name__} came: {frame!r:.100}", "Yield pandas frames")
-        names = frame.columns.tolist()
-        if names == self._names:
-            return len(frame) > 0
-        if len(frame) == 0 and not names:
-            return False
-        by_place = not any(isinstance(name, str) for name in names)
+    def output(self) -> list[pa.Array] | None:
+        """See :class:`ProcessorForm`."""
+        columns = self._taken.columns(self._places)
+        return [self._column(number, parts) for number, parts in enumerate(columns)] or None
+
+    def _check_names(self, names: list[Any], *, rows: int) -> None:
+        if rows == 0 and not names:
+            return
+        by_place = _is_by_place(names)
         if (by_place and len(names) != len(self._names)) or not (by_place or set(names) == set(self._names)):
             raise wrong_output(self._names, f"a frame has {names}", "Yield frames with the columns of the schema")
-        return len(frame) > 0
 
-    def _column(self, number: int, frames: Sequence[pd.DataFrame]) -> pa.Array:
-        name, kind = self._names[number], self._struct[number].dataType
-        parts = [frame[name].array if name in frame.columns else frame.iloc[:, number].array for frame in frames]
+    def _places(self, names: list[Any]) -> list[int]:
+        return list(range(len(names))) if _is_by_place(names) else [names.index(name) for name in self._names]
+
+    def _column(self, number: int, parts: Sequence[Any]) -> pa.Array:
+        kind = self._struct[number].dataType
         values = _joined(parts)
         if isinstance(kind, spark_types.TimestampType):
             values = _in_utc(values, self._time_zone)
@@ -83,20 +91,8 @@ class FrameForm:
         return self._codec.column(number, _without_missing(values))
 
 
-def _parts(frame: pd.DataFrame) -> Callable[[int, int], pd.DataFrame]:
-    """Slices of a frame, each with an index from 0, that may be written to without a warning."""
-    indexes: dict[int, pd.RangeIndex] = {}
-
-    def part(start: int, end: int) -> pd.DataFrame:
-        index = indexes.get(end - start)
-        if index is None:
-            index = indexes[end - start] = pd.RangeIndex(end - start)
-        made = frame.iloc[start:end]
-        made.index = index
-        made._is_copy = None  # noqa: SLF001 - the key's own rows: a write to them is no mistake
-        return made
-
-    return part
+def _is_by_place(names: Sequence[Any]) -> bool:
+    return not any(isinstance(name, str) for name in names)
 
 
 _WIDE: Final[dict[str, str]] = {"i": "int64", "f": "float64"}
@@ -124,16 +120,14 @@ def _frame(rows: pa.Table, schema: StructType, time_zone: str) -> pd.DataFrame:
 
 
 def _joined(parts: Sequence[Any]) -> pd.Series:
-    """The parts of one column as one: cheap where all are numpy arrays of one type."""
-    if not parts:
-        return pd.Series([], dtype="object")
-    arrays = [part.to_numpy() if isinstance(part, pd.arrays.NumpyExtensionArray) else part for part in parts]
-    first = arrays[0]
-    if isinstance(first, np.ndarray) and all(
-        isinstance(array, np.ndarray) and array.dtype == first.dtype for array in arrays
-    ):
-        return pd.Series(np.concatenate(arrays))
-    return pd.concat([pd.Series(part) for part in parts], ignore_index=True)
+    """The parts of one column as one. Where their kinds differ each value stays as it is: a double cuts longs off."""
+    series = [
+        pd.Series(part.to_numpy() if isinstance(part, pd.arrays.NumpyExtensionArray) else part, copy=False)
+        for part in parts
+    ]
+    if len({part.dtype.kind for part in series}) > 1:
+        series = [part.astype(object) for part in series]
+    return series[0] if len(series) == 1 else pd.concat(series, ignore_index=True)
 
 
 def _in_utc(values: pd.Series, time_zone: str) -> pd.Series:

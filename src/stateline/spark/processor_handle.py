@@ -166,7 +166,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         Raises:
             InvalidInputError: A value does not fit its schema.
         """
-        made = {name: state.changes() for name, state in self._states.items()}
+        made = {name: self._changes_of(state) for name, state in self._states.items()}
         return {name: rows for name, rows in made.items() if rows is not None}
 
     def getValueState(
@@ -223,6 +223,16 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
 
     def deleteIfExists(self, stateName: str) -> None:
         """Nothing to do: what ``init`` deletes was not declared when the pipeline was built."""
+
+    def _changes_of(self, state: ValueState | ListState | MapState) -> StateRows | None:
+        try:
+            return state.changes()
+        except InvalidInputError as error:
+            number = state.refused_key()
+            if number is not None:
+                key = tuple(column[number].as_py() for column in self._keys.columns)
+                error.subject = f"{error.subject}, key {key!r}"
+            raise
 
     def _declared(self, kind: str, name: str) -> tuple[Variable, StateTable, Lifetime]:
         variable = self._variables.get(name)

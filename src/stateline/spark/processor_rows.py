@@ -11,7 +11,7 @@ Facts:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from pyspark.sql.types import Row, StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.spark.processor_values import StructCodec, row_class
+from stateline.state.variables import first_refused
 
 __all__ = ["ProcessorForm", "RowForm", "Slices", "wrong_output"]
 
@@ -37,8 +38,17 @@ class ProcessorForm(Protocol):
         """The same for initial state: what ``handleInitialState`` is called with, one by one."""
         ...
 
-    def output(self, yielded: Sequence[Any]) -> list[pa.Array]:
-        """All that a processor yielded, as columns of the output.
+    def take(self, yielded: Iterable[Any]) -> None:
+        """Runs through what a processor yields for one key, and keeps it.
+
+        Raises:
+            InvalidInputError: Of kind ``SCHEMA_MISMATCH``: something does not fit the output schema. What can be seen
+                only of many rows is seen by :meth:`output`.
+        """
+        ...
+
+    def output(self) -> list[pa.Array] | None:
+        """All that was taken, as columns of the output; ``None`` for nothing.
 
         Raises:
             InvalidInputError: Of kind ``SCHEMA_MISMATCH``: something does not fit the output schema.
@@ -56,6 +66,8 @@ class RowForm:
     def __init__(self, output: StructType) -> None:
         self._names = output.names
         self._codec = StructCodec(output, "output row", naive_is_utc=True)
+        self._yielded: list[Any] = []
+        self.take = self._yielded.extend
 
     def inputs(self, rows: pa.Table, schema: StructType) -> Slices:
         """See :class:`ProcessorForm`."""
@@ -65,10 +77,19 @@ class RowForm:
 
     initial = inputs
 
-    def output(self, yielded: Sequence[Any]) -> list[pa.Array]:
+    def output(self) -> list[pa.Array] | None:
         """See :class:`ProcessorForm`. A field that a row does not have is null, as in Spark."""
+        if not self._yielded:
+            return None
         names = self._names
-        return self._codec.encode([row if _has_fields(row, names) else self._by_name(row) for row in yielded])
+        rows = [row if _has_fields(row, names) else self._by_name(row) for row in self._yielded]
+        try:
+            return self._codec.encode(rows)
+        except InvalidInputError as error:
+            number = first_refused(self._codec, enumerate(rows))
+            if number is not None:
+                error.subject = f"{error.subject} {self._yielded[number]!r:.200}"
+            raise
 
     def _by_name(self, row: Any) -> tuple[Any, ...]:
         if not isinstance(row, Row) or not hasattr(row, "__fields__"):

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from pyspark.sql.types import Row
 
-from stateline.errors import StatelineError, UserCodeError
+from stateline.errors import ErrorKind, InvalidInputError, StatelineError, UserCodeError
 from stateline.spark.processor_handle import ProcessorHandle
 from stateline.spark.processor_rows import Slices
 from stateline.state.columns import Rows
@@ -34,6 +35,9 @@ from stateline.state.keys import Groups, KeyRows, group_rows
 from stateline.state.timers import Timers
 
 __all__ = ["KeyedInput", "ProcessorRun", "keyed_input", "rare_collections"]
+
+_OUR_FILES: Final = (__file__, str(Path(__file__).with_name("processor_frames.py")))
+"""Where what user code raises passes through; no lines of theirs."""
 
 _ALLOCATIONS: Final = 200_000
 """New objects between two collections of cyclic garbage, while a batch is in memory; Python's own is 700."""
@@ -114,6 +118,7 @@ class ProcessorRun:
         handle: State and timers of the keys.
         keys: Grouping keys as ``handleInputRows`` gets them.
         timer_values: The time of the batch.
+        take: Runs through what the processor yields for one key, and keeps it.
     """
 
     def __init__(
@@ -122,12 +127,13 @@ class ProcessorRun:
         handle: ProcessorHandle,
         keys: list[tuple[Any, ...]],
         timer_values: TimerValues,
+        take: Callable[[Iterable[Any]], None],
     ) -> None:
         self._processor = processor
         self._handle = handle
         self._keys = keys
         self._timer_values = timer_values
-        self.yielded: list[Any] = []
+        self._take = take
         self.fired = 0
 
     def init(self) -> None:
@@ -137,7 +143,7 @@ class ProcessorRun:
 
     def handle_rows(self, keyed: KeyedInput, inputs: Slices | None, initial: Slices | None) -> None:
         """Step 2."""
-        cursor, timer_values, take = self._handle.cursor, self._timer_values, self.yielded.extend
+        cursor, timer_values, take = self._handle.cursor, self._timer_values, self._take
         input_ends = keyed.input_ends.tolist()
         initial_ends = keyed.initial_ends.tolist()
         start = initial_start = 0
@@ -168,7 +174,7 @@ class ProcessorRun:
         with self._user_code("handleExpiredTimer"):
             for time_ms, number in due:
                 cursor.key = number
-                self.yielded.extend(
+                self._take(
                     self._processor.handleExpiredTimer(
                         key=rows[number], timerValues=self._timer_values, expiredTimerInfo=ExpiredTimerInfo(time_ms)
                     )
@@ -193,7 +199,16 @@ class ProcessorRun:
                 error.subject = ", ".join(filter(None, (error.subject, key)))
                 raise
             frames = traceback.extract_tb(error.__traceback__)[1:]
-            shown = "".join(traceback.format_list([frame for frame in frames if frame.filename != __file__]))
+            theirs = [frame for frame in frames if frame.filename not in _OUR_FILES]
+            if not theirs and isinstance(error, TypeError):
+                raise InvalidInputError(
+                    f"expected an iterator of what it puts out, and it returned something else ({error})",
+                    operation=operation,
+                    subject=", ".join(filter(None, (type(self._processor).__name__, key))),
+                    hint="Yield the output, or return iter([]) for none",
+                    kind=ErrorKind.SCHEMA_MISMATCH,
+                ) from error
+            shown = "".join(traceback.format_list(theirs))
             raise UserCodeError(
                 f"{type(error).__name__}: {error}\n{shown}",
                 operation=operation,

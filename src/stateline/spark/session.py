@@ -8,8 +8,8 @@ What is set, and only where nobody else has set it:
 - everywhere: Arrow for the exchange of rows with Python;
 - for masters on this machine (``local...``, or ``spark://`` on a loopback address): all sockets on the loopback
   address, and this very Python for the workers;
-- for ``local`` masters also: no web interface, a quarter of the memory (1 to 4 GiB) for the JVM, and one shuffle
-  partition for each core.
+- for ``local`` masters also: no web interface, a quarter of the memory (1 to 4 GiB) for the JVM, one shuffle
+  partition for each core, and Unix domain sockets between the JVM and its Python workers.
 
 The time zone of the session is never touched.
 """
@@ -23,6 +23,7 @@ import logging
 import os
 import re
 import shlex
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -173,6 +174,8 @@ def _default_settings(configured: Mapping[str, str], *, starts_jvm: bool, quiet:
             "spark.ui.enabled": "false",
             "spark.driver.memory": f"{_driver_memory_mebibytes()}m",
             "spark.sql.shuffle.partitions": str(_local_cores(master)),
+            # A tenth faster than TCP between the JVM and its workers. Spark before 4.1 does not know the setting.
+            "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
         }
     if starts_jvm and quiet:
         url = Path(__file__).with_name(_QUIET_LOGGING).as_uri()

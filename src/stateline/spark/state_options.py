@@ -52,7 +52,7 @@ class StateSourceOptions:
             as inserts first. For a stream also ``latest``. A stream that goes on does not look at it.
         end_checkpoint: Changes end with this checkpoint; by default with the newest. Not for a stream.
         columns: Only these, separated by commas.
-        partitions: Into how many tasks a read is cut; by default one for every 500,000 rows.
+        partitions: Into how many tasks a read is cut; by default one for every 2,500,000 rows.
         root_options: Options of the store, given as ``root.<option>``.
     """
 

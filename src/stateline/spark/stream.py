@@ -143,6 +143,7 @@ class KeyedStream:
         output_mode: str = "update",
         *,
         columns: Sequence[str] | None = None,
+        state_defaults: Mapping[str, object] | None = None,
     ) -> PipelineStage:
         """Runs a function of your own over Arrow tables: the events of a batch and the state of their keys.
 
@@ -168,6 +169,8 @@ class KeyedStream:
             output_schema: All columns of the output, in the same forms.
             output_mode: ``update`` or ``append``: what the function returns is the output in both.
             columns: Columns of the stream that the function reads; the key columns always come along. Default: all.
+            state_defaults: What columns that were added to ``state_schema`` have for keys that are stored already; null
+                without one. It belongs to the column from then on.
 
         Raises:
             InvalidInputError: A function of other parameters, an unknown mode or column, a schema that cannot be kept.
@@ -181,6 +184,7 @@ class KeyedStream:
             output_mode=output_mode,
             columns=columns,
             watermark=self._watermark,
+            state_defaults=state_defaults,
         )
         return self._stage(program)
 
@@ -221,7 +225,8 @@ class KeyedStream:
             initial=None if initial is None else initial.schema,
             watermark=self._watermark,
         )
-        return replace(self._stage(program, acts_on_watermark=program.acts_on_watermark), _initial=initial)
+        stage = self._stage(program, acts_on_watermark=program.acts_on_watermark, acts_on_time=program.acts_on_time)
+        return replace(stage, _initial=initial)
 
     def window(
         self, column: str, size: Duration, slide: Duration | None = None, *, start: Duration = "0 seconds"

@@ -71,6 +71,8 @@ class Processed:
         changes: New rows of each state table, by table name; a table without changes may be left out.
         output: Output rows; ``None`` for none.
         metrics: Counts by name.
+        next_timer_ms: No timer by processing time comes before this, milliseconds since the epoch; ``None`` for no
+            timer at all.
         expired: Tests by table name: which rows have outlived their time, to be dropped when runs are merged.
     """
 
@@ -78,6 +80,7 @@ class Processed:
     output: pa.Table | None = None
     expired: Mapping[str, Expired] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    next_timer_ms: int | None = None
 
 
 class OperatorProgram(Protocol):
@@ -189,7 +192,7 @@ def run_subtask(
             processed.changes.get(name),
             writer,
             task.checkpoint_id,
-            settings=context.merging,
+            settings=context.merging.sooner if name in task.merges_sooner else context.merging,
             expired=processed.expired.get(name),
         )
         states[name] = made.state
@@ -212,6 +215,7 @@ def run_subtask(
         open=files.open,
         metrics=metrics,
         max_event_time_us=event_time.max_us,
+        next_timer_ms=processed.next_timer_ms,
         delivery=_stored_output(context, processed.output) if operator.delivers else None,
     )
 

@@ -36,6 +36,7 @@ from stateline.errors import ClosedError, ErrorKind, InvalidInputError
 from stateline.key_groups import KeyGroupRange, check_parallelism
 from stateline.state.aggregate.plan import KeyedAggregation
 from stateline.state.columns import contiguous, take
+from stateline.state.evolution import carried_properties, check_evolution
 from stateline.state.keys import Groups, group_rows, key_rows
 from stateline.state.merge import MergeSettings, merge_runs
 from stateline.state.rescale import state_of_range
@@ -312,11 +313,12 @@ class KeyedStateBackend:
 
         Args:
             name: Unique within the root.
-            schema: Keys and values; not needed for a state that is stored already.
+            schema: Keys and values; not needed for a state that is stored already. Value columns may be added (give
+                :meth:`StateSchema.with_defaults` what old rows shall have), dropped and widened.
 
         Raises:
-            InvalidInputError: Another schema than the stored one (kind ``SCHEMA_MISMATCH``), or no schema for a new
-                state.
+            InvalidInputError: A schema that the stored one cannot become (kind ``SCHEMA_MISMATCH``), see
+                :mod:`stateline.state.evolution`; or no schema for a new state.
         """
         return self._opened(name, schema, _KEY_VALUE)
 
@@ -363,7 +365,11 @@ class KeyedStateBackend:
                 nonce=self._environment.ids.new_id(),
                 created_at=self._environment.clock.now(),
                 operators=tuple(operators.values()),
-                properties={"program": _PROGRAM, "position": position},
+                properties={
+                    **carried_properties(before, {name: operator.schema for name, operator in operators.items()}),
+                    "program": _PROGRAM,
+                    "position": position,
+                },
             )
         )
         for name, state in self._states.items():
@@ -407,16 +413,17 @@ class KeyedStateBackend:
     def _opened(self, name: str, schema: StateSchema | None, definition: str, *, exact: bool = False) -> KeyedState:
         self._check_open()
         known = self._states.get(name)
-        stored = None if self._restored is None else self._restored.operator(name)
+        restored = self._restored
+        stored = None if restored is None else restored.operator(name)
         if known is not None:
             (schema or known.schema).check_same(known.schema, name)
             self._check_definition(name, known.definition, definition, exact=exact)
             return known
-        if stored is not None:
-            kept = StateSchema.decode(stored.schema)
-            (schema or kept).check_same(kept, name)
+        if restored is not None and stored is not None:
+            wanted = schema or StateSchema.decode(stored.schema)
+            check_evolution(restored, name, wanted)
             self._check_definition(name, stored.definition, definition, exact=exact)
-            table, definition = self._load(stored, kept), stored.definition
+            table, definition = self._load(stored, wanted), stored.definition
         elif schema is None:
             raise InvalidInputError(
                 "there is no such state",

@@ -18,7 +18,7 @@ from stateline.state.keys import KeyRows
 from stateline.state.rows import StateRows
 from stateline.state.subkeys import rows_of_keys, sorted_changes, subkey_rows
 from stateline.state.table import StateTable
-from stateline.state.variables import Lifetime, RowCodec, Values
+from stateline.state.variables import Lifetime, RowCodec, Values, first_refused
 
 __all__ = ["POSITION", "ListState"]
 
@@ -115,6 +115,10 @@ class ListState:
         )
         values = self._lifetime.stamped(self._codec.encode(rows), len(rows))
         return sorted_changes(whole, values, deleted)
+
+    def refused_key(self) -> int | None:
+        """The key of the element that :meth:`changes` has refused."""
+        return first_refused(self._codec, ((key, row) for key, edit in self._edits.items() for row in edit.rows))
 
     def _changed_rows(self, key: int, edit: _Edit) -> list[tuple[int, Values | None]]:
         """Positions and their new elements; ``None`` for one that goes."""

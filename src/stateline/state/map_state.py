@@ -12,7 +12,7 @@ from stateline.state.keys import KeyRows
 from stateline.state.rows import StateRows
 from stateline.state.subkeys import rows_of_keys, sorted_changes, subkey_rows
 from stateline.state.table import StateTable
-from stateline.state.variables import Lifetime, RowCodec, Values
+from stateline.state.variables import Lifetime, RowCodec, Values, first_refused
 
 __all__ = ["MapState"]
 
@@ -96,6 +96,15 @@ class MapState:
         whole = subkey_rows(self._table.schema, self._keys, np.array(owners, dtype=np.int64), subkeys)
         columns = self._lifetime.stamped(self._value_codec.encode(values), len(values))
         return sorted_changes(whole, columns, deleted)
+
+    def refused_key(self) -> int | None:
+        """The key of the entry that :meth:`changes` has refused."""
+        edits = [(key, entry, value) for key, entries in self._edits.items() for entry, value in entries.items()]
+        refused = first_refused(self._key_codec, ((key, entry) for key, entry, _ in edits))
+        if refused is None:
+            values = ((key, value) for key, _, value in edits if value is not None)
+            refused = first_refused(self._value_codec, values)
+        return refused
 
     def _load(self) -> list[dict[Values, Values]]:
         if self._stored is None:

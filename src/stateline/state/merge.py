@@ -20,22 +20,33 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
 from stateline.errors import InvalidInputError
+from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.options import normalise_settings, parse_int, setting
 from stateline.state.columns import Mask, take
 from stateline.state.keys import group_sorted
 from stateline.state.rows import Run, StateRows
 
-__all__ = ["MergeSettings", "RunSize", "drops_tombstones", "live_rows_min", "merge_runs", "merge_windows", "plan_merge"]
+__all__ = [
+    "MergeSettings",
+    "RunSize",
+    "drops_tombstones",
+    "is_merge_due",
+    "live_rows_min",
+    "merge_runs",
+    "merge_windows",
+    "plan_merge",
+]
 
 _WINDOW_ROWS: Final = 131_072
 """Rows merged at a time: few enough to stay in the cache, enough to make numpy's overhead vanish."""
 
+_SOONER: Final = 0.7
 _TIER_SLACK: Final = 1.2
 """How much bigger than all newer runs together the next older one may be to be of their size. Batches vary."""
 
@@ -74,6 +85,15 @@ class MergeSettings:
 
     def __post_init__(self) -> None:
         normalise_settings(self)
+
+    @property
+    def sooner(self) -> Self:
+        """For a subtask whose neighbours merge now: it merges too, if it would have to within a checkpoint or two.
+
+        Subtasks grow alike, so from then on they merge in the same checkpoints. A micro-batch lasts as long as its
+        slowest subtask: merges that take turns would lengthen every batch, those that coincide only some.
+        """
+        return dataclasses.replace(self, space_factor=1 + (self.space_factor - 1) * _SOONER)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,6 +137,12 @@ def plan_merge(sizes: Sequence[RunSize], settings: MergeSettings | None = None) 
     if count - start >= settings.tier_runs:
         return range(start, count)
     return _best_balanced(rows, count - settings.runs_max) if count > settings.runs_max else None
+
+
+def is_merge_due(stack: Sequence[RunHandle], settings: MergeSettings | None = None) -> bool:
+    """Whether a stack will be merged at the next checkpoint, if that brings as many changes as the last one."""
+    sizes = [RunSize(run.rows, KeyGroupRange(run.first_key_group, run.last_key_group), run.tombstones) for run in stack]
+    return plan_merge([*sizes, *sizes[-1:]], settings) is not None
 
 
 def _best_balanced(rows: Sequence[int], fewer: int) -> range:

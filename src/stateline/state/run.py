@@ -48,14 +48,16 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from stateline.arrow_bounds import MAX_INFLATED_BYTES, check_file
 from stateline.blob.checksum import combine_crc32c, crc32c
 from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVersionError
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds, key_group_of
 from stateline.options import normalise_settings, parse_choice, parse_int, parse_size, setting
+from stateline.state.evolution import apply_evolution, plan_evolution
 from stateline.state.keys import Hashes, KeyRows
 from stateline.state.rows import Run, StateRows
-from stateline.state.schema import StateSchema, apply_evolution, plan_evolution
+from stateline.state.schema import StateSchema
 
 __all__ = [
     "RUN_VERSION",
@@ -189,7 +191,8 @@ def encode_run(run: Run, schema: StateSchema, max_parallelism: int, settings: Ru
     numbers = {b"version": RUN_VERSION, b"rows": len(run), b"tombstones": tombstones}
     numbers[b"max_parallelism"] = max_parallelism
     metadata = {_FORMAT: b"run", **{_PREFIX + key: b"%d" % number for key, number in numbers.items()}}
-    data, checksum = _write(batches, firsts, arrow_schema, metadata, settings.compression)
+    fits = max(batch.nbytes for batch in batches) <= MAX_INFLATED_BYTES
+    data, checksum = _write(batches, firsts, arrow_schema, metadata, settings.compression if fits else "none")
     return EncodedRun(data, checksum, len(run), tombstones)
 
 
@@ -391,6 +394,7 @@ def decode_batches(
     reader = _open(buffer, handle.name)
     stored = StateSchema.of_run(reader.schema)
     steps = None if stored == schema else plan_evolution(stored, schema, handle.name)
+    check_file(memoryview(buffer), batches, handle.name)
     decoded = []
     for number in batches:
         try:

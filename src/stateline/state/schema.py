@@ -1,34 +1,35 @@
-"""What a row of keyed state looks like: key columns and value columns, and how a stored schema becomes a newer one.
+"""What a row of keyed state looks like: key columns and value columns.
 
-Owns the types that state may have, their text form in a checkpoint, and schema evolution as a pure plan. Does not own
-rows (``keys``, ``run``) nor what the values mean (``aggregate``).
+Owns the types that state may have, and their text form in a checkpoint. Does not own how a stored schema becomes a
+newer one (``evolution``), rows (``keys``, ``run``), nor what the values mean (``aggregate``).
 
 Rules:
 - Key types are fixed for the life of the state: the stored order is by the hash of the key, and the hash depends on its
   type.
 - Names that start with ``__`` belong to Stateline.
 - Every column is nullable; dictionaries are decoded, views and large strings are stored as plain ones.
+- A default is what a value column has in rows that were stored before there was such a column. It is kept as one value
+  in Arrow's IPC format, in base64, in the metadata of its field.
 """
 
 from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 import pyarrow as pa
 
 from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
 from stateline.key_groups import check_key_type
+from stateline.options import check_known
 
 __all__ = [
     "DELETED_COLUMN",
     "HASH_COLUMN",
-    "ColumnStep",
     "StateSchema",
-    "apply_evolution",
-    "plan_evolution",
+    "schema_mismatch",
     "stored_key_type",
     "stored_type",
 ]
@@ -40,6 +41,7 @@ _RESERVED_PREFIX: Final = "__"
 _ROLE: Final = b"stateline.role"
 _KEY: Final = b"key"
 _VALUE: Final = b"value"
+_DEFAULT: Final = b"stateline.default"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class StateSchema:
     Attributes:
         keys: One field or more, of types that can be keys.
         values: Any number of fields; none makes a set of keys.
+        defaults: Value columns and their encoded defaults, ascending by name; :meth:`with_defaults` makes them.
 
     Raises:
         InvalidInputError: No key, a duplicate or reserved name, a type that cannot be a key or cannot be stored.
@@ -56,6 +59,7 @@ class StateSchema:
 
     keys: pa.Schema
     values: pa.Schema
+    defaults: tuple[tuple[str, bytes], ...] = ()
 
     def __post_init__(self) -> None:
         keys = [pa.field(field.name, stored_key_type(field.type, field.name)) for field in self.keys]
@@ -88,6 +92,35 @@ class StateSchema:
         values = [field for field in schema if field.name not in key_names]
         return cls(pa.schema([schema.field(name) for name in key_names]), pa.schema(values))
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
+        """The same schema, with values for rows that were stored before a column was added.
+
+        Args:
+            defaults: By name of the value column. A column that is not named is null in such rows.
+
+        Raises:
+            InvalidInputError: A name that is no value column, or a value that its type cannot hold.
+        """
+        check_known(defaults, self.values.names, "value column")
+        encoded = []
+        for name in sorted(name for name, value in defaults.items() if value is not None):
+            value = defaults[name]
+            kind = self.values.field(name).type
+            try:
+                column = pa.array([value], type=kind)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise InvalidInputError(
+                    f"{value!r} is no value of type {kind}", subject=f"default of column {name!r}", hint=str(error)
+                ) from error
+            encoded.append((name, pa.record_batch([column], names=[name]).serialize().to_pybytes()))
+        return dataclasses.replace(self, defaults=tuple(encoded))
+
+    def default(self, name: str) -> pa.Scalar:
+        """What a value column has in rows that were stored without it; null where nobody said."""
+        field = self.values.field(name)
+        encoded = dict(self.defaults).get(name)
+        return pa.scalar(None, field.type) if encoded is None else _decoded_default(encoded, field)
+
     @property
     def row(self) -> pa.Schema:
         """Key columns, then value columns: what a user sees."""
@@ -113,8 +146,18 @@ class StateSchema:
         return cls._by_role(fields)
 
     def encode(self) -> str:
-        """The text that a checkpoint keeps: the Arrow schema as an IPC message in base64, roles as field metadata."""
-        return base64.b64encode(pa.schema(self._with_roles()).serialize()).decode("ascii")
+        """The text that a checkpoint keeps: the Arrow schema as an IPC message in base64.
+
+        Roles and defaults are in the metadata of the fields.
+        """
+        defaults = dict(self.defaults)
+        fields = [
+            field.with_metadata({**field.metadata, _DEFAULT: base64.b64encode(defaults[field.name])})
+            if field.name in defaults
+            else field
+            for field in self._with_roles()
+        ]
+        return base64.b64encode(pa.schema(fields).serialize()).decode("ascii")
 
     @classmethod
     def decode(cls, text: str) -> Self:
@@ -136,7 +179,7 @@ class StateSchema:
             InvalidInputError: Of kind ``SCHEMA_MISMATCH``; shows both.
         """
         if self != stored:
-            raise _mismatch(stored, self, operator, "the program's state is not the stored state")
+            raise schema_mismatch(stored, self, operator, "the program's state is not the stored state")
 
     def _with_roles(self) -> list[pa.Field]:
         return [
@@ -152,74 +195,34 @@ class StateSchema:
             raise _corrupt("every column is a key or a value, keys first")
         keys = roles.count(_KEY)
         try:
-            return cls(pa.schema(fields[:keys]), pa.schema(fields[keys:]))
+            made = cls(pa.schema(fields[:keys]), pa.schema(fields[keys:]))
+            texts = {field.name: field.metadata[_DEFAULT] for field in fields[keys:] if _DEFAULT in field.metadata}
+            defaults = {name: base64.b64decode(text, validate=True) for name, text in texts.items()}
         except (ValueError, pa.ArrowException) as error:  # A name that is no text, too.
             raise _corrupt(str(error)) from error
+        return made.with_defaults(
+            {name: _decoded_default(data, made.values.field(name)) for name, data in defaults.items()}
+        )
 
     def __str__(self) -> str:
-        keys, values = (", ".join(f"{field.name}: {field.type}" for field in part) for part in (self.keys, self.values))
+        keys = ", ".join(f"{field.name}: {field.type}" for field in self.keys)
+        values = ", ".join(f"{field.name}: {field.type}{self._default_text(field.name)}" for field in self.values)
         return f"({keys}) -> ({values})"
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ColumnStep:
-    """How one wanted value column comes from a stored row.
-
-    Attributes:
-        name: The wanted column.
-        type: Its type.
-        source: Index of the stored value column; ``None`` where the column was added: all null.
-    """
-
-    name: str
-    type: pa.DataType
-    source: int | None
+    def _default_text(self, name: str) -> str:
+        default = self.default(name)
+        return f" = {default.as_py()!r}" if default.is_valid else ""
 
 
-def plan_evolution(stored: StateSchema, wanted: StateSchema, operator: str = "state") -> tuple[ColumnStep, ...]:
-    """How rows of ``stored`` are read as rows of ``wanted``: a pure plan, one step per wanted value column.
-
-    Allowed: value columns added (null in old rows), dropped, reordered, and widened without loss (more bits of the same
-    kind, ``int8..int32`` to ``float64``, more digits of a decimal of equal scale).
-
-    Raises:
-        InvalidInputError: Of kind ``SCHEMA_MISMATCH``: another key, or a change of type that could lose values.
-    """
-    if stored.keys != wanted.keys:
-        raise _mismatch(stored, wanted, operator, "the key columns differ, and stored rows are ordered by their hash")
-    steps = []
-    for field in wanted.values:
-        index = stored.values.get_field_index(field.name)
-        if index >= 0 and not _widens(stored.values.field(index).type, field.type):
-            raise _mismatch(stored, wanted, operator, f"column {field.name!r} cannot change its type this way")
-        steps.append(ColumnStep(field.name, field.type, index if index >= 0 else None))
-    return tuple(steps)
-
-
-def apply_evolution(steps: Sequence[ColumnStep], values: Sequence[pa.Array], rows: int) -> tuple[pa.Array, ...]:
-    """The wanted value columns from stored ones, by a plan. Unchanged columns are not copied."""
-    made = []
-    for step in steps:
-        if step.source is None:
-            made.append(pa.nulls(rows, step.type))
-        else:
-            column = values[step.source]
-            made.append(column if column.type == step.type else column.cast(step.type))
-    return tuple(made)
-
-
-def _widens(old: pa.DataType, new: pa.DataType) -> bool:
-    if old == new or pa.types.is_null(old):
-        return True
-    if pa.types.is_signed_integer(old):
-        if pa.types.is_float64(new):
-            return bool(old.bit_width <= 32)
-        return bool(pa.types.is_signed_integer(new) and new.bit_width > old.bit_width)
-    if pa.types.is_float32(old):
-        return bool(pa.types.is_float64(new))
-    if pa.types.is_decimal128(old) and pa.types.is_decimal128(new):
-        return bool(new.scale == old.scale and new.precision >= old.precision)
-    return False
+def _decoded_default(data: bytes, field: pa.Field) -> pa.Scalar:
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(data), pa.schema([field.remove_metadata()]))
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _corrupt(f"the default of {field.name!r}: {error}") from error
+    if batch.num_rows != 1:
+        raise _corrupt(f"{field.name!r} has {batch.num_rows} defaults")
+    return batch.column(0)[0]
 
 
 def stored_key_type(kind: pa.DataType, column: str) -> pa.DataType:
@@ -267,12 +270,19 @@ def stored_type(kind: pa.DataType, column: str) -> pa.DataType:
     return kind
 
 
-def _mismatch(stored: StateSchema, wanted: StateSchema, operator: str, reason: str) -> InvalidInputError:
+def schema_mismatch(
+    stored: StateSchema,
+    wanted: StateSchema,
+    operator: str,
+    reason: str,
+    hint: str = "Restore the old program, or start a new root and replay the source",
+) -> InvalidInputError:
+    """An error of kind ``SCHEMA_MISMATCH`` that shows both schemas."""
     return InvalidInputError(
         f"{reason}; stored: {stored}; wanted: {wanted}",
         operation="open",
         subject=f"operator {operator!r}",
-        hint="Restore the old program, or start a new root and replay the source",
+        hint=hint,
         kind=ErrorKind.SCHEMA_MISMATCH,
     )
 

@@ -17,7 +17,7 @@ from stateline.state.rows import StateRows
 from stateline.state.subkeys import rows_of_keys, rows_where, sorted_changes, subkey_rows
 from stateline.state.table import StateTable
 
-__all__ = ["EXPIRY", "Timers", "expired_timers"]
+__all__ = ["EXPIRY", "Timers", "expired_timers", "next_timer"]
 
 EXPIRY: Final = pa.schema([pa.field("expiry_ms", pa.int64())])
 """The sub-key: milliseconds since the epoch."""
@@ -31,6 +31,29 @@ def expired_timers(table: StateTable, until_ms: int) -> KeyRows:
         return mask
 
     return rows_where(table, come).keys
+
+
+def next_timer(table: StateTable, after_ms: int, changes: StateRows | None) -> int | None:
+    """A time before which no timer comes, once all up to ``after_ms`` have fired; ``None`` if there is none at all.
+
+    It may be that of a timer which was deleted: only keys are looked at, 8 bytes a row.
+
+    Args:
+        table: Stored timers.
+        after_ms: Stored timers up to and including this time have fired.
+        changes: Timers set and deleted meanwhile; one of them may be set for a time that has passed.
+    """
+    first: list[int] = []
+    for run in table.runs:
+        for batch in run.batches:
+            times = batch.keys.columns[-1].to_numpy()
+            later = times[times > after_ms]
+            first += [int(later.min())] if len(later) else []
+    if changes is not None:
+        times = changes.keys.columns[-1].to_numpy()
+        kept = times if changes.deleted is None else times[~changes.deleted]
+        first += [int(kept.min())] if len(kept) else []
+    return min(first, default=None)
 
 
 class Timers:

@@ -10,7 +10,7 @@ import numpy as np
 from stateline.state.keys import KeyRows
 from stateline.state.rows import StateRows
 from stateline.state.table import StateTable
-from stateline.state.variables import Lifetime, RowCodec, Values
+from stateline.state.variables import Lifetime, RowCodec, Values, first_refused
 
 __all__ = ["ValueState"]
 
@@ -70,6 +70,10 @@ class ValueState:
         values = self._lifetime.stamped(self._codec.encode(rows), len(rows))
         keys = self._keys.take(np.array(touched, dtype=np.int64))
         return StateRows(keys, tuple(values), deleted if deleted.any() else None)
+
+    def refused_key(self) -> int | None:
+        """The key of the value that :meth:`changes` has refused."""
+        return first_refused(self._codec, ((key, row) for key, row in self._changed.items() if row is not None))
 
     def _load(self) -> list[Values | None]:
         found = self._table.probe(self._keys)

@@ -10,19 +10,20 @@ taken, or reserved, gets a prefix: ``key.`` in a sub-key, ``value.`` in a value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from stateline.errors import InvalidInputError
 from stateline.state.columns import Mask
 from stateline.state.merge import Expired
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
 
-__all__ = ["EXPIRY_COLUMN", "Lifetime", "RowCodec", "Values", "expiry_test", "variable_schema"]
+__all__ = ["EXPIRY_COLUMN", "Lifetime", "RowCodec", "Values", "expiry_test", "first_refused", "variable_schema"]
 
 EXPIRY_COLUMN: Final = "expires_at_ms"
 """Milliseconds since the epoch from which on a row counts as absent; the last value column."""
@@ -52,6 +53,16 @@ class RowCodec(Protocol):
             InvalidInputError: A row does not fit the schema; says what was expected and what came.
         """
         ...
+
+
+def first_refused(codec: RowCodec, rows: Iterable[tuple[int, Values]]) -> int | None:
+    """The number beside the first row that a codec refuses; looked for once a whole batch was refused."""
+    for number, row in rows:
+        try:
+            codec.encode([row])
+        except InvalidInputError:
+            return number
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,10 +103,12 @@ class FaultPlan:
     Attributes:
         fired: How many faults happened so far.
         seen: Method and target of every request, in order.
+        body_bytes: Bytes in the bodies of all requests and answers.
     """
 
     fired: int = 0
     seen: list[str] = field(default_factory=list)
+    body_bytes: int = 0
     _planned: list[_Planned] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -131,7 +133,10 @@ class FaultPlan:
     def intercept(self, request: Request, proceed: Callable[[], Reply]) -> Reply | None:
         """The answer to a request: of the first planned fault that matches, or of the server."""
         fault = self._due(request)
-        return proceed() if fault is None else fault(request, proceed)
+        reply = proceed() if fault is None else fault(request, proceed)
+        with self._lock:
+            self.body_bytes += len(request.body) + (0 if reply is None else len(reply.body))
+        return reply
 
     def _due(self, request: Request) -> Fault | None:
         with self._lock:

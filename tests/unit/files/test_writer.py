@@ -240,3 +240,36 @@ def test_columns_that_a_format_cannot_hold_are_refused_with_the_reason():
         FileOutput(url="unused", partition_by=("x",)).file_schema(X)
     with pytest.raises(InvalidInputError, match="no column 'z'"):
         FileOutput(url="unused", partition_by=("z",)).file_schema(X)
+
+
+@pytest.mark.parametrize("every_checkpoint", [False, True])
+def test_memory_does_not_grow_with_the_number_of_open_files(stores, every_checkpoint):
+    """500 open partitions cost the buffer of the task, and one file while it is encoded: never 500 buffers."""
+    buffer_bytes, rows, partitions = 4_000_000, 10_000, 500
+    schema = pa.schema([("p", pa.int64()), ("x", pa.binary())])
+    table = pa.table({"p": [row % partitions for row in range(rows)], "x": [b"v" * 100] * rows}, schema)
+    rolling = RollingPolicy(every_checkpoint=every_checkpoint)
+    output = FileOutput(url="unused", partition_by=("p",), rolling=rolling)
+    before, peak, open_files = pa.total_allocated_bytes(), 0, ()
+    for checkpoint in range(2):
+        writer = make_writer(
+            output, stores, schema, open_files=open_files, now=float(checkpoint), buffer_bytes=buffer_bytes
+        )
+        for _ in range(20):
+            writer.write(table)
+            peak = max(peak, pa.total_allocated_bytes() - before)
+        open_files = (result := writer.finish()).open
+        assert len(result.finished if every_checkpoint else result.open) == partitions
+    assert peak < buffer_bytes + 4 * table.nbytes, "the rows written are six times the buffer"
+
+
+def test_a_file_rolls_within_a_checkpoint_once_it_has_its_size(tmp_path, stores):
+    output = FileOutput(url="unused", rolling=RollingPolicy(roll_bytes=20_000))
+    writer = make_writer(output, stores, buffer_bytes=8_000)
+    for batch in range(10):
+        writer.write(pa.table({"x": range(batch * 1000, batch * 1000 + 1000)}))
+    result = writer.finish()
+    publish(stores, result)
+    assert [file.rows for file in result.finished] == [3000, 3000, 3000]
+    assert [file.rows for file in result.open] == [1000]
+    assert sorted(visible(tmp_path)["x"].to_pylist()) == list(range(9000))

@@ -25,14 +25,29 @@ class Engine:
         program: What it computes.
         schema: Of the rows.
         root: Store of the checkpoints; a new one in memory by default.
+        environment: The real world by default.
+        cache: ``cache(subtask)`` gives the copies of runs on the host of that subtask; none by default.
         deliver: Called with ``(rows, key)``; by default the rows are kept in ``output``, by checkpoint.
     """
 
-    def __init__(self, program, schema, *, root=None, watermark=None, parallelism=2, deliver=None, retained=3):
+    def __init__(
+        self,
+        program,
+        schema,
+        *,
+        root=None,
+        watermark=None,
+        parallelism=2,
+        deliver=None,
+        retained=3,
+        cache=None,
+        environment=None,
+    ):
         self.program, self.schema, self.watermark = program, schema, watermark
-        self.environment = system_environment()
+        self.environment = environment or system_environment()
         self.root = root or open_store(f"memory://{self.environment.ids.new_id()}")
         self.output, self.metrics = {}, {}
+        self.cache = cache or (lambda subtask: None)
         self.deliver = deliver or self.keep
         self.operator = OperatorPlan(
             name="op",
@@ -40,7 +55,8 @@ class Engine:
             definition=program.definition,
             delivers=True,
             window=getattr(program, "window", None),
-            acts_on_watermark=getattr(program, "closes_windows", False),
+            acts_on_watermark=getattr(program, "acts_on_watermark", getattr(program, "closes_windows", False)),
+            acts_on_time=getattr(program, "acts_on_time", False),
         )
         plan = PipelinePlan(
             root_url=self.root.url,
@@ -90,10 +106,15 @@ class Engine:
             sent = sent.append_column(HASH_COLUMN, pa.array(hashes.view("int64")))
         if EventTimeWatch(self.watermark, self.program.input_columns).needs_column:
             sent = sent.append_column(EVENT_TIME_COLUMN, rows.column(self.watermark.column))
-        context = TaskContext(root=self.root, output=None, environment=self.environment, open_runs=OpenRuns())
         return [
             run_subtask(
-                context,
+                TaskContext(
+                    root=self.root,
+                    output=None,
+                    environment=self.environment,
+                    cache=self.cache(task.subtask),
+                    open_runs=OpenRuns(),
+                ),
                 self.operator,
                 self.program,
                 task,

@@ -202,6 +202,38 @@ def test_another_schema_than_the_stored_one_is_refused(root: str) -> None:
         assert backend.state("planes") is backend.state("planes", PLANES)
 
 
+def test_columns_are_added_with_defaults_dropped_and_widened(root: str) -> None:
+    key = pa.schema([("tailnum", pa.string())])
+    with KeyedStateBackend.open(root) as backend:
+        narrow = StateSchema(key, pa.schema([("flights", pa.int32()), ("origin", pa.string())]))
+        backend.state("planes", narrow).put(pa.table({"tailnum": ["a"], "flights": [1], "origin": ["JFK"]}, narrow.row))
+        backend.checkpoint()
+    wide = StateSchema(key, pa.schema([("flights", pa.int64()), ("seats", pa.int16())])).with_defaults({"seats": 100})
+    with KeyedStateBackend.open(root) as backend:
+        planes = backend.state("planes", wide)
+        planes.put(pa.table({"tailnum": ["b"], "flights": [2**40], "seats": [None]}, wide.row))
+        backend.checkpoint()
+    with KeyedStateBackend.open(root) as backend:
+        planes = backend.state("planes")
+        assert planes.schema == wide
+        assert sorted(planes.to_table().to_pylist(), key=str) == [
+            {"tailnum": "a", "flights": 1, "seats": 100},
+            {"tailnum": "b", "flights": 2**40, "seats": None},
+        ]
+    for changed, message in (
+        (wide.with_defaults({"seats": 99}), "another default.*seats: int16 = 100.*seats: int16 = 99"),
+        (wide.with_defaults({}), "another default"),
+        (
+            StateSchema(key, pa.schema([*wide.values, ("origin", pa.string())])).with_defaults({"seats": 100}),
+            "origin was dropped before.*stored.*wanted",
+        ),
+        (StateSchema(key, pa.schema([("flights", pa.int32())])), "cannot change its type.*stored.*wanted"),
+    ):
+        with KeyedStateBackend.open(root) as backend, pytest.raises(InvalidInputError, match=message) as caught:
+            backend.state("planes", changed)
+        assert caught.value.kind is ErrorKind.SCHEMA_MISMATCH
+
+
 def test_rows_that_do_not_fit_are_refused_and_change_nothing(root: str) -> None:
     with KeyedStateBackend.open(root) as backend:
         planes = backend.state("planes", PLANES)

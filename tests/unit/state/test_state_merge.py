@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from state_kit import ALL, LONGS, MAX_PARALLELISM, changes, collide, contents, run_of, table_of
 
 from stateline.errors import InvalidInputError
+from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange
 from stateline.state.merge import (
     MergeSettings,
     RunSize,
     drops_tombstones,
+    is_merge_due,
     live_rows_min,
     merge_runs,
     merge_windows,
@@ -115,6 +117,36 @@ def test_a_row_is_rewritten_a_logarithmic_number_of_times() -> None:
             stack[planned.start : planned.stop] = [merged]
             written += merged
     assert written <= 6 * 1000 * 10_000
+
+
+def test_subtasks_that_grow_alike_come_to_merge_at_the_same_checkpoints() -> None:
+    """Each has a million live rows, of which every checkpoint changes 400,000, and begins at another point."""
+
+    def handles(stack: list[int]) -> list[RunHandle]:
+        return [
+            RunHandle(
+                name=str(number), size=1, crc32c=0, rows=rows, first_key_group=0, last_key_group=0, checkpoint_id=0
+            )
+            for number, rows in enumerate(stack)
+        ]
+
+    stacks = [[1_000_000], [1_000_000, 400_000], [1_000_000, 400_000, 400_000]]
+    merged_at: list[set[int]] = []
+    for _ in range(30):
+        is_due = any(is_merge_due(handles(stack)) for stack in stacks)
+        merging = set()
+        for number, stack in enumerate(stacks):
+            stack.append(400_000 + 1000 * number)
+            bounds = MergeSettings().sooner if is_due else MergeSettings()
+            planned = plan_merge([RunSize(rows, ALL) for rows in stack], bounds)
+            if planned is not None:
+                assert planned == range(len(stack))
+                stack[:] = [1_000_000]
+                merging.add(number)
+        merged_at.append(merging)
+    late = merged_at[10:]
+    assert {frozenset(merging) for merging in late} == {frozenset(), frozenset({0, 1, 2})}
+    assert sum(map(bool, late)) <= len(late) / 2, "merging together must not mean merging always"
 
 
 # -- merging ----------------------------------------------------------------------------------------

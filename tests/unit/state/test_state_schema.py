@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+
 import pyarrow as pa
 import pytest
 
 from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
-from stateline.state.schema import StateSchema, apply_evolution, plan_evolution
+from stateline.state.evolution import apply_evolution, plan_evolution
+from stateline.state.schema import StateSchema
 
 KEYS = pa.schema([("k", pa.string())])
 
@@ -32,8 +35,6 @@ def test_text_that_is_no_schema_is_corrupt(text: str) -> None:
 
 
 def test_a_schema_without_roles_is_corrupt() -> None:
-    import base64
-
     text = base64.b64encode(pa.schema([("k", pa.string())]).serialize()).decode()
     with pytest.raises(CorruptDataError, match="key or a value"):
         StateSchema.decode(text)
@@ -119,3 +120,38 @@ def test_the_key_never_evolves() -> None:
     wanted = StateSchema(pa.schema([("k", pa.int64())]), pa.schema([]))
     with pytest.raises(InvalidInputError, match="ordered by their hash"):
         plan_evolution(stored, wanted)
+
+
+def test_defaults_are_part_of_the_schema_and_of_its_text() -> None:
+    plain = schema(("n", pa.int64()), ("tags", pa.list_(pa.string())), ("when", pa.timestamp("us")))
+    given = plain.with_defaults({"tags": ["x"], "n": 7, "when": None})
+    assert given != plain
+    assert StateSchema.decode(given.encode()) == given
+    assert (given.default("n").as_py(), given.default("tags").as_py()) == (7, ["x"])
+    assert not given.default("when").is_valid
+    assert "n: int64 = 7, tags: list<element: string> = ['x'], when: timestamp[us]" in str(given)
+    made = apply_evolution(plan_evolution(schema(), given), [], 2)
+    assert [column.to_pylist() for column in made] == [[7, 7], [["x"], ["x"]], [None, None]]
+
+
+@pytest.mark.parametrize(
+    ("defaults", "named"), [({"m": 1}, "'m'"), ({"k": "x"}, "'k'"), ({"n": "many"}, "'many' is no value of type int64")]
+)
+def test_a_default_that_cannot_be_is_refused(defaults: dict[str, object], named: str) -> None:
+    with pytest.raises(InvalidInputError, match=named):
+        schema(("n", pa.int64())).with_defaults(defaults)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        b"!!!",
+        base64.b64encode(b"no batch"),
+        base64.b64encode(pa.record_batch([pa.array([1, 2])], names=["n"]).serialize().to_pybytes()),
+    ],
+)
+def test_a_stored_default_that_is_not_one_value_is_corrupt(stored: bytes) -> None:
+    key = pa.field("k", pa.string(), metadata={"stateline.role": "key"})
+    value = pa.field("n", pa.int64(), metadata={"stateline.role": "value", "stateline.default": stored})
+    with pytest.raises(CorruptDataError):
+        StateSchema.decode(base64.b64encode(pa.schema([key, value]).serialize()).decode())

@@ -75,7 +75,10 @@ class SinkSystem(MicroBatchSystem):
         root, out = self._process.store(FIRST_QUERY.root), self._process.store(FIRST_QUERY.out)
 
         def finished(_: str, files: Sequence[OpenFile]) -> list[FinishedFile]:
-            points = [encode_file(self._output, out, file.target, load_rows(root, file.pending)) for file in files]
+            points = [
+                encode_file(self._output, out, file.target, load_rows(root, file.pending), self._process.environment)
+                for file in files
+            ]
             return [FinishedFile(commit=point, rows=file.rows) for point, file in zip(points, files, strict=True)]
 
         self._decision(self._process).coordinator().finish(finished)

@@ -183,9 +183,11 @@ class PipelineSystem(MicroBatchSystem):
         if operator != "counts":
             raise InternalError("an unknown operator", subject=operator)
         root, out = self._process.store(self._places.root), self._process.store(self._places.out)
+        environment = self._process.environment
         return [
             FinishedFile(
-                commit=encode_file(self._output, out, file.target, load_rows(root, file.pending)), rows=file.rows
+                commit=encode_file(self._output, out, file.target, load_rows(root, file.pending), environment),
+                rows=file.rows,
             )
             for file in files
         ]

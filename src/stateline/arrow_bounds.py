@@ -1,0 +1,143 @@
+"""How much memory an Arrow record batch would take, found out before it is taken.
+
+Owns the reading of the few numbers that say so. Does not own the reading of batches (pyarrow), nor checksums.
+
+Facts:
+- A compressed buffer begins with its uncompressed length, 8 bytes, and Arrow allocates that much before it looks at the
+  rest. So eight bytes can ask for any amount of memory.
+- These lengths lie in the body of a message, where its metadata says: a flatbuffer, of which a table's field ``n`` is
+  found through the table's vtable. Numbers are little-endian.
+- Buffers that are not compressed are slices of the message: pyarrow checks them against its length.
+- A file lists its messages in its footer; a stream is one message after the other.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from stateline.errors import CorruptDataError
+
+__all__ = ["MAX_INFLATED_BYTES", "check_file", "check_stream"]
+
+MAX_INFLATED_BYTES: Final = 256 * 1024 * 1024
+"""Bytes of the buffers of one record batch, after decompression. A writer does not compress a larger one."""
+
+_CONTINUATION: Final = 0xFFFFFFFF
+_RECORD_BATCH: Final = 3
+_FILE_END_BYTES: Final = 4 + 6
+_BLOCK: Final = struct.Struct("<qiiq")
+_BUFFER: Final = struct.Struct("<qq")
+_PREFIX: Final = struct.Struct("<II")
+_LENGTH: Final = struct.Struct("<q")
+
+
+def check_file(data: memoryview, batches: Iterable[int], subject: str) -> None:
+    """Checks some record batches of an IPC file, by number.
+
+    Raises:
+        CorruptDataError: One would take too much memory, or the file is none.
+    """
+    try:
+        end = len(data) - _FILE_END_BYTES
+        footer = _root(data, end - _number(data, "<i", end))
+        count, start = _vector(data, footer, 3)
+        for number in batches:
+            if number >= count:
+                raise _corrupt(f"it has {count} record batches", subject)
+            offset, metadata_bytes, _, _ = _BLOCK.unpack_from(data, start + _BLOCK.size * number)
+            _check(_announced(data, offset, offset + metadata_bytes), subject)
+    except (struct.error, IndexError) as error:
+        raise _corrupt(f"it is no Arrow file: {error}", subject) from error
+
+
+def check_stream(data: memoryview, subject: str) -> None:
+    """Checks every record batch of an IPC stream; what follows its end is not looked at.
+
+    Raises:
+        CorruptDataError: One would take too much memory, or the stream is none.
+    """
+    try:
+        for start, body in _messages(data):
+            _check(_announced(data, start, body), subject)
+    except (struct.error, IndexError) as error:
+        raise _corrupt(f"it is no Arrow stream: {error}", subject) from error
+
+
+def _messages(data: memoryview) -> Iterator[tuple[int, int]]:
+    """Where each message of a stream, and its body, start."""
+    position = 0
+    while position + _PREFIX.size <= len(data):
+        marker, metadata_bytes = _PREFIX.unpack_from(data, position)
+        if marker != _CONTINUATION or metadata_bytes == 0:
+            return
+        body = position + _PREFIX.size + metadata_bytes
+        yield position, body
+        place = _field(data, _root(data, position + _PREFIX.size), 3)
+        body_bytes = 0 if place is None else _number(data, "<q", place)
+        if body_bytes < 0:
+            return
+        position = body + body_bytes
+
+
+def _announced(data: memoryview, message: int, body: int) -> int:
+    """The bytes that the compressed buffers of a message say they have; 0 where nothing is compressed."""
+    header = _root(data, message + _PREFIX.size)
+    kind = _field(data, header, 1)
+    if kind is None or data[kind] != _RECORD_BATCH:
+        return 0
+    place = _field(data, header, 2)
+    if place is None:
+        return 0
+    batch = place + _number(data, "<I", place)
+    if _field(data, batch, 3) is None:
+        return 0
+    count, start = _vector(data, batch, 2)
+    total = 0
+    for buffer in range(count):
+        offset, length = _BUFFER.unpack_from(data, start + _BUFFER.size * buffer)
+        if length >= _LENGTH.size:
+            total += max(_LENGTH.unpack_from(data, body + offset)[0], 0)  # -1: this one is as it is.
+    return total
+
+
+def _root(data: memoryview, at: int) -> int:
+    return at + int(_number(data, "<I", at))
+
+
+def _vector(data: memoryview, table: int, field: int) -> tuple[int, int]:
+    """The count and the first element of a vector."""
+    place = _field(data, table, field)
+    if place is None:
+        return 0, 0
+    at = place + _number(data, "<I", place)
+    return _number(data, "<I", at), at + 4
+
+
+def _field(data: memoryview, table: int, field: int) -> int | None:
+    """Where a field of a table is; ``None`` where it has its default."""
+    vtable = table - _number(data, "<i", table)
+    entry = 4 + 2 * field
+    if entry + 2 > _number(data, "<H", vtable):
+        return None
+    offset = _number(data, "<H", vtable + entry)
+    return table + offset if offset else None
+
+
+def _number(data: memoryview, layout: str, at: int) -> int:
+    if at < 0:
+        raise IndexError(f"{at} is before the beginning")
+    (value,) = struct.unpack_from(layout, data, at)
+    return int(value)
+
+
+def _check(announced: int, subject: str) -> None:
+    if announced > MAX_INFLATED_BYTES:
+        raise _corrupt(f"a record batch announces {announced} bytes, more than {MAX_INFLATED_BYTES}", subject)
+
+
+def _corrupt(message: str, subject: str) -> CorruptDataError:
+    return CorruptDataError(
+        message, operation="open", subject=subject, hint="Restore the object, or go back to an older checkpoint"
+    )

@@ -1,0 +1,107 @@
+"""Writing while encoding: bytes go to their sink on a thread of their own.
+
+Owns the queue between the two threads. Does not own what is written, nor when it becomes durable or visible.
+
+Encoding a file costs a core, and so do checksums and copies into the page cache (or waiting for a store's answer). They
+need not wait for each other.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final, Self
+
+from stateline.environment import Environment
+from stateline.files.formats import Sink
+
+__all__ = ["BackgroundSink"]
+
+_QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
+_WRITE_BYTES: Final = 1024 * 1024
+
+
+class BackgroundSink:
+    """Hands bytes on, in order. Use it as a context manager: leaving it waits until all are written.
+
+    Args:
+        sink: Where bytes go; called on one other thread only.
+        environment: Threads.
+        max_bytes: How much may wait; whoever writes more waits too.
+    """
+
+    def __init__(self, sink: Sink, environment: Environment, max_bytes: int = _QUEUE_BYTES_MAX) -> None:
+        self._sink = sink
+        self._max_bytes = max_bytes
+        self._monitor = environment.executors.monitor()
+        self._executor = environment.executors.executor("stateline-write", 1)
+        self._queue: list[bytes] = []
+        self._queued_bytes = 0
+        self._is_writing = False
+        self._is_over = False
+        self._error: BaseException | None = None
+
+    def write(self, data: bytes) -> int:
+        """Takes all of ``data``. Once the context is left, it is dropped: an encoder that failed still writes its end.
+
+        Raises:
+            BaseException: What the sink raised for earlier bytes; these are not taken, and no later ones will be.
+        """
+        with self._monitor:
+            if self._is_over:
+                return len(data)
+            self._monitor.wait_for(lambda: self._error is not None or self._queued_bytes <= self._max_bytes)
+            self._raise_error()
+            self._queue.append(data)
+            self._queued_bytes += len(data)
+            if not self._is_writing and self._queued_bytes >= _WRITE_BYTES:
+                self._start()
+        return len(data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            with self._monitor:
+                self._is_over = True
+                if exc_type is None and self._queue and not self._is_writing:
+                    self._start()
+                self._monitor.wait_for(lambda: not self._is_writing)
+                if exc_type is None:
+                    self._raise_error()
+        finally:
+            self._executor.close()
+
+    def _start(self) -> None:
+        self._is_writing = True
+        self._executor.submit(self._drain)
+
+    def _drain(self) -> None:
+        """Writes until nothing waits; many small pieces as one."""
+        try:
+            while True:
+                with self._monitor:
+                    pieces, self._queue = self._queue, []
+                    if not pieces:
+                        self._is_writing = False
+                        self._monitor.notify_all()
+                        return
+                data = b"".join(pieces)
+                self._sink.write(data)
+                with self._monitor:
+                    self._queued_bytes -= len(data)
+                    self._monitor.notify_all()
+        except BaseException as error:  # noqa: BLE001 - whoever writes next, or leaves, raises it.
+            with self._monitor:
+                self._error = error
+                self._is_writing = False
+                self._monitor.notify_all()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error

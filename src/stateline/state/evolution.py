@@ -1,0 +1,147 @@
+"""A stored schema becomes a newer one: what is safe, how old rows are read, and what must be remembered. Pure.
+
+Owns the rules for columns, and the memory of dropped ones. Does not own what the values mean: whoever keeps aggregates
+checks that what stays is computed as before.
+
+Rules:
+- A value column may be added, with a default for the rows that are stored already; dropped; or widened without loss.
+- Keys never change, nor does the default of a column that is stored: old rows would change with it.
+- **A name that was dropped stays taken.** Old runs are not rewritten, so a column of that name would come back with
+  values from before it was dropped for some keys, and without for others. The record remembers such names, in a
+  property ``dropped.<state>``, which every later record and every savepoint carries on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from stateline.checkpoint import Checkpoint
+from stateline.state.schema import StateSchema, schema_mismatch
+
+__all__ = ["ColumnStep", "apply_evolution", "carried_properties", "check_evolution", "plan_evolution"]
+
+_DROPPED: Final = "dropped."
+
+
+def check_evolution(record: Checkpoint, name: str, wanted: StateSchema) -> None:
+    """Checks that the stored state of a name, if there is any, can become what a program wants.
+
+    Args:
+        record: The newest one.
+        name: The state.
+        wanted: What the program keeps.
+
+    Raises:
+        InvalidInputError: Of kind ``SCHEMA_MISMATCH``; shows what is stored and what is wanted.
+        CorruptDataError: The record's schema cannot be read.
+    """
+    operator = record.operator(name)
+    if operator is None or operator.schema == wanted.encode():
+        return
+    stored = StateSchema.decode(operator.schema)
+    plan_evolution(stored, wanted, name)
+    for column in sorted(set(stored.values.names) & set(wanted.values.names)):
+        if dict(stored.defaults).get(column) != dict(wanted.defaults).get(column):
+            reason = f"column {column!r} is stored already, with another default"
+            raise schema_mismatch(stored, wanted, name, reason)
+    back = sorted(set(_dropped(record, name)) & set(wanted.values.names))
+    if back:
+        reason = f"{', '.join(back)} was dropped before, and old rows still hold it"
+        raise schema_mismatch(stored, wanted, name, reason, hint="Give it another name")
+
+
+def carried_properties(newest: Checkpoint | None, wanted: Mapping[str, str]) -> dict[str, str]:
+    """The properties of the next record: which columns were ever dropped, by state.
+
+    Args:
+        newest: The record before it.
+        wanted: The schemas of the next one, encoded, by name of the state.
+    """
+    if newest is None:
+        return {}
+    carried = {}
+    for name, schema in wanted.items():
+        dropped = set(_dropped(newest, name))
+        operator = newest.operator(name)
+        if operator is not None and operator.schema != schema:
+            old, new = StateSchema.decode(operator.schema), StateSchema.decode(schema)
+            dropped |= set(old.values.names) - set(new.values.names)
+        if dropped:
+            carried[_DROPPED + name] = json.dumps(sorted(dropped))
+    return carried
+
+
+def _dropped(record: Checkpoint, name: str) -> list[str]:
+    names: list[str] = json.loads(record.properties.get(_DROPPED + name, "[]"))
+    return names
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ColumnStep:
+    """How one wanted value column comes from a stored row.
+
+    Attributes:
+        name: The wanted column.
+        type: Its type.
+        source: Index of the stored value column; ``None`` where the column was added.
+        default: What an added column has in stored rows; null where there is no default.
+    """
+
+    name: str
+    type: pa.DataType
+    source: int | None
+    default: pa.Scalar
+
+
+def plan_evolution(stored: StateSchema, wanted: StateSchema, operator: str = "state") -> tuple[ColumnStep, ...]:
+    """How rows of ``stored`` are read as rows of ``wanted``: a pure plan, one step per wanted value column.
+
+    Allowed: value columns added (old rows have the default), dropped, reordered, and widened without loss (more bits of
+    the same kind, ``int8..int32`` to ``float64``, more digits of a decimal of equal scale).
+
+    Raises:
+        InvalidInputError: Of kind ``SCHEMA_MISMATCH``: another key, or a change of type that could lose values.
+    """
+    if stored.keys != wanted.keys:
+        raise schema_mismatch(
+            stored, wanted, operator, "the key columns differ, and stored rows are ordered by their hash"
+        )
+    steps = []
+    for field in wanted.values:
+        index = stored.values.get_field_index(field.name)
+        if index >= 0 and not _widens(stored.values.field(index).type, field.type):
+            raise schema_mismatch(stored, wanted, operator, f"column {field.name!r} cannot change its type this way")
+        source = index if index >= 0 else None
+        steps.append(ColumnStep(field.name, field.type, source, wanted.default(field.name)))
+    return tuple(steps)
+
+
+def apply_evolution(steps: Sequence[ColumnStep], values: Sequence[pa.Array], rows: int) -> tuple[pa.Array, ...]:
+    """The wanted value columns from stored ones, by a plan. Unchanged columns are not copied."""
+    made = []
+    for step in steps:
+        if step.source is None:
+            made.append(pa.repeat(step.default, rows))
+        else:
+            column = values[step.source]
+            made.append(column if column.type == step.type else column.cast(step.type))
+    return tuple(made)
+
+
+def _widens(old: pa.DataType, new: pa.DataType) -> bool:
+    if old == new or pa.types.is_null(old):
+        return True
+    if pa.types.is_signed_integer(old):
+        if pa.types.is_float64(new):
+            return bool(old.bit_width <= 32)
+        return bool(pa.types.is_signed_integer(new) and new.bit_width > old.bit_width)
+    if pa.types.is_float32(old):
+        return bool(pa.types.is_float64(new))
+    if pa.types.is_decimal128(old) and pa.types.is_decimal128(new):
+        return bool(new.scale == old.scale and new.precision >= old.precision)
+    return False

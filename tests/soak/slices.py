@@ -1,0 +1,105 @@
+"""What a soak is made of: short pieces of work, each another one for each number."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stateline.testing import Exploration, Setting, power_losses, simulate, zombie_sweep
+from stateline.testing.scenarios import SCENARIOS, ScenarioEntry
+from tests.spark.keyed_driver import STEPS
+from tests.spark.killing import survive
+
+ROOT = Path(__file__).parents[2]
+
+SUITES = ("seeds", "zombies", "powerloss", "processes", "spark", "batches")
+SEEDS = 200
+KILLS = 10
+BATCHES = 400
+
+Found = dict[str, Any]
+"""``points``: how much was tried. ``failures``: stories, none for a good end. Figures by name."""
+
+
+class Slice(NamedTuple):
+    """One piece of work; ``run(number)`` says what it found."""
+
+    suite: str
+    scenario: str
+    run: Callable[[int], Found]
+
+
+def _simulated(suite: str, name: str, explore: Callable[[ScenarioEntry, int], Exploration]) -> Slice:
+    def run(number: int) -> Found:
+        found = explore(SCENARIOS[name], number).named(name).to_dict()
+        return {"points": found["points"], "failures": found["failures"]}
+
+    return Slice(suite, name, run)
+
+
+def _seeds(entry: ScenarioEntry, number: int) -> Exploration:
+    wanted = range(number * SEEDS, (number + 1) * SEEDS)
+    return simulate(entry.large(), wanted, Setting(backend=entry.backend), kinds=entry.kinds)
+
+
+def _zombies(entry: ScenarioEntry, number: int) -> Exploration:
+    return zombie_sweep(entry.small(), Setting(seed=number, backend=entry.backend), sample=2000)
+
+
+def _power_losses(entry: ScenarioEntry, number: int) -> Exploration:
+    return power_losses(entry.small(), number, limit=16)
+
+
+def _json_of(module: str, *options: str) -> Any:
+    """What a program prints; its complaint where it does not."""
+    done = subprocess.run([sys.executable, "-m", module, *options], cwd=ROOT, capture_output=True, text=True)
+    if not done.stdout:
+        return {"points": 0, "failures": [done.stderr[-4000:]]}
+    return json.loads(done.stdout)
+
+
+def _killed_process(job: str) -> Slice:
+    def run(number: int) -> Found:
+        found = _json_of("tests.processes.system_call_kills", job, "--seed", str(number))
+        return {"points": found.get("kills", 0), "failures": found["failures"]}
+
+    return Slice("processes", job, run)
+
+
+def _killed_drivers(number: int) -> Found:
+    """Every step in turn, from slice to slice, and as many random times; row by row against a model."""
+    dice = random.Random(number)
+    first = number * KILLS // 2
+    steps = [STEPS[(first + index) % len(STEPS)] for index in range(KILLS // 2)] + [""] * (KILLS - KILLS // 2)
+    dice.shuffle(steps)
+    failures = []
+    with tempfile.TemporaryDirectory(prefix="stateline-soak-") as folder:
+        try:
+            survive(Path(folder), steps, dice, files_per_start=5)
+        except (AssertionError, TimeoutError) as error:
+            failures.append(f"{steps}\n{error}"[-6000:])
+    return {"points": KILLS, "steps": steps, "failures": failures}
+
+
+def _many_batches(number: int) -> Found:
+    return _json_of("tests.spark.many_batches", "--batches", str(BATCHES))
+
+
+SLICES = [
+    *(
+        _simulated(suite, name, explore)
+        for name, entry in sorted(SCENARIOS.items())
+        for suite, explore in (("seeds", _seeds), ("zombies", _zombies), ("powerloss", _power_losses))
+        if suite != "powerloss" or entry.backend is not None
+    ),
+    *(_killed_process(job) for job in ("FileJob", "ChangelogJob", "PipelineJob")),
+    Slice("spark", "driver kills", _killed_drivers),
+    Slice("batches", "spark", _many_batches),
+]
+"""In the order of one round."""

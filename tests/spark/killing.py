@@ -1,0 +1,68 @@
+"""A driver that dies again and again: at steps of the protocol, and at random times, JVM included."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.spark.cluster import descendants, is_alive, wait_for_end, wait_until
+from tests.spark.keyed_model import check, make_source, newest_id
+
+ROOT = Path(__file__).parents[2]
+
+FILES_PER_START = 6
+"""Micro-batches for each driver: more than any needs to reach its step or its time."""
+
+
+def start(folder: Path, log: Path, *options: str) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.keyed_driver", "local[2]", str(folder), *options],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def wait_for_checkpoint(folder: Path, target: int, process: subprocess.Popen[bytes]) -> None:
+    wait_until(lambda: newest_id(folder) >= target or process.poll() is not None, 200, f"checkpoint {target}")
+
+
+def kill(process: subprocess.Popen[bytes], log: Path) -> None:
+    family = descendants(process.pid)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=60)
+    wait_until(lambda: not any(is_alive(pid) for pid in family), 60, "the end of the workers", log.read_text)
+
+
+def wait_for_death(process: subprocess.Popen[bytes], log: Path) -> None:
+    """Also of the Python workers, which have groups of their own and end with their JVM."""
+    family = descendants(process.pid)
+    wait_for_end(process, 200, log.read_text)
+    wait_until(lambda: not any(is_alive(pid) for pid in family), 60, "the end of the workers", log.read_text)
+
+
+def survive(folder: Path, steps: Sequence[str], dice: random.Random, *, files_per_start: int = FILES_PER_START) -> None:
+    """Runs drivers until each has died at its step, or at a random time for an empty one; then one that lives."""
+    files, rows = files_per_start * len(steps), 40
+    make_source(folder, files=files, rows=rows)
+    log = folder / "driver.log"
+    for number, step in enumerate(steps):
+        target = newest_id(folder) + dice.randint(1, 3)
+        process = start(folder, log, "--kill", step, "--parallelism", str(1 + number % 3))
+        if step:
+            wait_for_death(process, log)
+            assert process.returncode == -signal.SIGKILL, f"{steps} {step}\n{log.read_text()[-3000:]}"
+        else:
+            wait_for_checkpoint(folder, target, process)
+            kill(process, log)
+    process = start(folder, log)
+    assert wait_for_end(process, 250, log.read_text) == 0, f"{steps}\n{log.read_text()[-3000:]}"
+    check(folder, files=files, rows=rows)
