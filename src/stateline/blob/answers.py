@@ -40,12 +40,19 @@ class Answer(Enum):
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer, and never leaves the backends
-    """A request that did not succeed, with what the store said. Turned into a typed error before a caller sees it."""
+    """A request that did not succeed, with what the store said. Turned into a typed error before a caller sees it.
 
-    def __init__(self, answer: Answer, error: BaseException) -> None:
+    Attributes:
+        answer: To the last try.
+        error: Of the SDK.
+        unanswered: Whether this or an earlier try got no answer, and so may have had an effect or may have one yet.
+    """
+
+    def __init__(self, answer: Answer, error: BaseException, *, unanswered: bool = False) -> None:
         super().__init__(f"{answer.value}: {scrubbed(str(error))}")
         self.answer = answer
         self.error = error
+        self.unanswered = unanswered or answer in (Answer.SILENT, Answer.CUT)
 
 
 class PieceError(Exception):

@@ -331,7 +331,7 @@ class CloudStore(BlobStore, Generic[C, S]):
                 raise
             if changes and silence.occurred and answer in (Answer.BUSY, Answer.DENIED):
                 answer = Answer.SILENT
-            raise Refusal(answer, error) from error
+            raise Refusal(answer, error, unanswered=silence.occurred) from error
         finally:
             _SILENCE.reset(token)
 
@@ -414,13 +414,16 @@ class CloudStore(BlobStore, Generic[C, S]):
             checksum: CRC32C of them.
             nonce: Our nonce; empty where equal bytes are as good as ours.
         """
+        unanswered = False
         for attempt in range(1, CREATION_ROUNDS + 1):
             try:
                 return create()
             except Refusal as refusal:
-                if refusal.answer in (Answer.DENIED, Answer.REFUSED, Answer.ABSENT):
+                unanswered = unanswered or refusal.unanswered
+                if refusal.answer in (Answer.DENIED, Answer.REFUSED, Answer.ABSENT) and not unanswered:
                     raise
-                last = refusal
+                last = Refusal(Answer.SILENT if unanswered else Answer.BUSY, refusal.error)
+                again = refusal.answer is Answer.TAKEN
             found = self._present(look, last)
             if found is not None and found.crc32c is None and not nonce and found.size == length:
                 found = self._with_checksum(found)
@@ -428,10 +431,10 @@ class CloudStore(BlobStore, Generic[C, S]):
                 if _is_ours(found, length, checksum, nonce):
                     return found
                 raise taken(found)
-            if last.answer is not Answer.TAKEN:
-                raise last
+            if not again:
+                break
             self._pause(attempt)
-        raise Refusal(Answer.BUSY, last.error)
+        raise last
 
     def _present(self, look: Callable[[], ObjectInfo], after: Refusal) -> ObjectInfo | None:
         """What is under a name, asked to resolve a lost answer; ``None`` for nothing."""

@@ -127,8 +127,8 @@ SYSTEM_OPERATIONS: Final = _SYSTEM_WRITES | {"os.open", "os.scandir"}
 
 _REQUESTS_THAT_MAKE: Final = frozenset({"request.create", "request.put", "request.part", "request.join"})
 _REQUESTS_THAT_CHANGE: Final = _REQUESTS_THAT_MAKE | {"request.delete"}
-_REQUESTS_THAT_LAND_LATER: Final = _REQUESTS_THAT_CHANGE - {"request.put"}
-"""A piece that is put once more after it was discarded is beyond what any store can be made to refuse."""
+_REQUESTS_THAT_LAND_LATER: Final = _REQUESTS_THAT_CHANGE - {"request.put", "request.part"}
+"""A piece that is put once more after it was joined or discarded is beyond what any store can be made to refuse."""
 
 REQUEST_OPERATIONS: Final = _REQUESTS_THAT_CHANGE | {"request.get", "request.head", "request.list"}
 """The requests of a cloud store's client, by what they do; see ``cloud_network``."""
@@ -174,8 +174,14 @@ _MAX_TOTAL_RATE: Final = 0.2
 _STREAKS: Final = (1, 2, 4, 1_000_000)
 """How often a fault that lasts strikes again; the last means: for ever."""
 
-_LASTING_SHARE: Final = 0.8
-"""Kinds that destroy data are on in this share of one half of the seeds; the other half must lose nothing."""
+_ON_SHARE: Final = 0.55
+"""Each kind is on in this share of the seeds."""
+
+_DESTRUCTIVE_SHARE: Final = 0.6
+_LASTING_SHARE: Final = 0.9
+"""Kinds that destroy data are on in this share of those seeds in which any may be; the others must lose nothing."""
+
+_OCCURRENCES_MAX: Final = 8
 
 _CRASH_SHARE: Final = 0.1
 """Crashes are this much rarer: a process that dies at every third call shows nothing."""
@@ -218,6 +224,7 @@ class FaultPlan(ABC):
 
     Attributes:
         operations: How many operations were asked about, by name.
+        exposed: Which of them occurred while faults could strike.
         activations: How many faults fired, by (operation, kind).
         struck: Every fault that fired, as one that fires once, at the same operation: the script of this run.
         total: Operations so far; the ordinal of the next one.
@@ -226,6 +233,7 @@ class FaultPlan(ABC):
 
     def __init__(self) -> None:
         self.operations: Counter[str] = Counter()
+        self.exposed: set[str] = set()
         self.activations: Counter[tuple[str, FaultKind]] = Counter()
         self.struck: list[Fault] = []
         self.total = 0
@@ -244,6 +252,7 @@ class FaultPlan(ABC):
             self._land(lambda due: due is not None and due <= ordinal)
         if self._healed:
             return None
+        self.exposed.add(operation)
         fault = self._choose(ordinal, operation, actor)
         if fault is not None:
             self.activations[operation, fault.kind] += 1
@@ -350,28 +359,38 @@ class ScriptedFaults(FaultPlan):
 
 
 class RandomFaults(FaultPlan):
-    """A swarm: each kind is on with probability one half, with a rate of its own, and lasts once, a while or for ever.
+    """A swarm: each kind is on in about half of the seeds, with a rate of its own, and lasts once, a while or for ever.
 
     A kind that is on also fires once for sure, at a random occurrence of an operation it applies to, where the run is
-    long enough: a rate alone would leave kinds of rare operations untested.
+    long enough: a rate alone would leave kinds of rare operations untested. Where ``expected`` says how often the
+    operations of a kind occur, the occurrence is drawn from so many, and at most from eight.
 
     Args:
         seed: Decides everything.
         kinds: The kinds to draw from.
         rates: Bounds of the rates, drawn log-uniformly.
+        expected: How often each operation occurs in a run without faults.
     """
 
     def __init__(
-        self, seed: int, kinds: Iterable[FaultKind] = tuple(FaultKind), rates: tuple[float, float] = FAULT_RATES
+        self,
+        seed: int,
+        kinds: Iterable[FaultKind] = tuple(FaultKind),
+        rates: tuple[float, float] = FAULT_RATES,
+        expected: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         self._dice = Dice(seed, "faults")
         self._by_operation: dict[str, list[_Knob]] = {}
-        destructive = self._dice.chance(0.5)
+        destructive = self._dice.chance(_DESTRUCTIVE_SHARE)
         chosen = [
-            (kind, self._dice.log_uniform(*rates) * (_CRASH_SHARE if kind.is_crash else 1.0), self._dice.below(8))
+            (
+                kind,
+                self._dice.log_uniform(*rates) * (_CRASH_SHARE if kind.is_crash else 1.0),
+                self._dice.below(_occurrences(kind, expected)),
+            )
             for kind in sorted(kinds)
-            if self._dice.chance(_LASTING_SHARE if kind.lasts else 0.5) and (not kind.lasts or destructive)
+            if self._dice.chance(_LASTING_SHARE if kind.lasts else _ON_SHARE) and (not kind.lasts or destructive)
         ]
         scale = min(1.0, _MAX_TOTAL_RATE / max(sum(rate for _, rate, _ in chosen), 1e-9))
         for kind, rate, countdown in chosen:
@@ -383,13 +402,21 @@ class RandomFaults(FaultPlan):
         knobs = self._by_operation.get(operation)
         if not knobs:
             return None
-        for knob in knobs:
+        first = self._dice.below(len(knobs))  # So that no kind stands behind another for ever.
+        for knob in (*knobs[first:], *knobs[:first]):
             if knob.is_due(self._dice):
                 return Fault(kind=knob.kind, at=ordinal, delay=self._delay())
         return None
 
     def _delay(self) -> int | None:
         return None if self._dice.chance(0.2) else self._dice.below(30)
+
+
+def _occurrences(kind: FaultKind, expected: Mapping[str, int] | None) -> int:
+    """From how many occurrences of its operations the one is drawn at which a kind fires for sure."""
+    if expected is None:
+        return _OCCURRENCES_MAX
+    return min(max(sum(expected.get(operation, 0) for operation in APPLIES_TO[kind]), 1), _OCCURRENCES_MAX)
 
 
 class _Knob:

@@ -61,6 +61,7 @@ class Exploration:
         operations: Operations tried, by name.
         activations: Faults that fired, by (operation, kind).
         seeds_with: In how many runs each kind fired.
+        seeds_open_to: In how many runs an operation that a kind applies to occurred while faults could strike.
         failures: What was found.
     """
 
@@ -70,6 +71,7 @@ class Exploration:
     operations: Counter[str] = field(default_factory=Counter)
     activations: Counter[tuple[str, FaultKind]] = field(default_factory=Counter)
     seeds_with: Counter[FaultKind] = field(default_factory=Counter)
+    seeds_open_to: Counter[FaultKind] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
 
     def count(self, plan: FaultPlan) -> None:
@@ -78,6 +80,9 @@ class Exploration:
         self.operations.update(plan.operations)
         self.activations.update(plan.activations)
         self.seeds_with.update({kind for _, kind in plan.activations})
+        self.seeds_open_to.update(
+            kind for kind, operations in APPLIES_TO.items() if not operations.isdisjoint(plan.exposed)
+        )
 
     def add(self, other: Exploration) -> None:
         """Adds the runs of another exploration."""
@@ -85,6 +90,7 @@ class Exploration:
         self.operations.update(other.operations)
         self.activations.update(other.activations)
         self.seeds_with.update(other.seeds_with)
+        self.seeds_open_to.update(other.seeds_open_to)
         self.failures.extend(other.failures)
 
     def named(self, scenario: str) -> Exploration:
@@ -106,14 +112,13 @@ class Exploration:
             )
         )
 
+    def share(self, kind: FaultKind) -> float:
+        """In which share of the runs a kind fired, of those in which an operation occurred that it applies to."""
+        return self.seeds_with[kind] / max(self.seeds_open_to[kind], 1)
+
     def dead_knobs(self, kinds: Iterable[FaultKind], share: float = DEAD_KNOB_SHARE) -> list[FaultKind]:
-        """The kinds that fired in fewer than ``share`` of the runs, though operations that they apply to occurred."""
-        return [
-            kind
-            for kind in sorted(kinds)
-            if self.seeds_with[kind] < share * self.points
-            and any(self.operations[operation] for operation in APPLIES_TO[kind])
-        ]
+        """The kinds that fired in fewer than ``share`` of the runs with operations that they apply to."""
+        return [kind for kind in sorted(kinds) if self.seeds_open_to[kind] and self.share(kind) < share]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -126,6 +131,7 @@ class Exploration:
                 f"{operation} {kind}": count for (operation, kind), count in sorted(self.activations.items())
             },
             "runs_with_kind": {kind.value: count for kind, count in sorted(self.seeds_with.items())},
+            "share_of_runs": {kind.value: round(self.share(kind), 4) for kind in sorted(self.seeds_with)},
             "failures": [{name: getattr(failure, name) for name in Failure.__slots__} for failure in self.failures],
         }
 
@@ -137,4 +143,7 @@ class Exploration:
         for operation, total in sorted(self.operations.items()):
             fired = [f"{kind}={count:,}" for kind in kinds if (count := self.activations[operation, kind])]
             lines.append(f"  {operation:<14} {total:>9,}  {' '.join(fired) or '-':<{width}}")
+        if self.suite == "sim" and kinds:
+            shares = " ".join(f"{kind}={self.share(kind):.0%}" for kind in kinds)
+            lines.append(f"  share of the seeds, where it applies, in which each kind fired: {shares}")
         return "\n".join(lines)

@@ -13,12 +13,15 @@ Replaying the script gives the same trace; leaving parts of it out, as :func:`sh
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from stateline.testing.explore import Setting
-from stateline.testing.faults import Fault, FaultKind, FaultPlan, RandomFaults, ScriptedFaults
+from stateline.testing.faults import Fault, FaultKind, FaultPlan, NoFaults, RandomFaults, ScriptedFaults
 from stateline.testing.invariants import InvariantViolation
 from stateline.testing.results import Exploration
 from stateline.testing.scenario import (
@@ -42,6 +45,8 @@ T = TypeVar("T")
 MAX_INCARNATIONS: Final = 10
 MAX_STEPS: Final = 3000
 """Steps of the first phase."""
+
+_EXPECTED: Final[WeakKeyDictionary[Scenario, Counter[str]]] = WeakKeyDictionary()
 
 _EVENTS: Final = ("suspect", "suspect", "kill", "freeze", "thaw", "consume", "advance", "jump", "skew")
 
@@ -148,7 +153,21 @@ def run_seed(
     chosen = scenario.kinds if kinds is None else kinds
     if setting is None or setting.backend is None:
         chosen = set(chosen) - SYSTEM_CALL_FAULTS - REQUEST_FAULTS
-    return _run(scenario, seed, RandomFaults(seed, chosen), _RandomDirector(seed), setting or Setting())
+    setting = setting or Setting()
+    plan = RandomFaults(seed, chosen, expected=_expected(scenario, setting))
+    return _run(scenario, seed, plan, _RandomDirector(seed), setting)
+
+
+def _expected(scenario: Scenario, setting: Setting) -> Counter[str]:
+    """How often each operation occurs in one incarnation without faults; found out once for each scenario."""
+    if scenario not in _EXPECTED:
+        plan = NoFaults()
+        with opened(scenario, faults=plan, backend=setting.make_backend()) as world:
+            scenario.start(world, 0)
+            with contextlib.suppress(InvariantViolation):  # Every seed will show it, too.
+                world.scheduler.run()
+        _EXPECTED[scenario] = plan.operations
+    return _EXPECTED[scenario]
 
 
 def replay(scenario: Scenario, script: Script, setting: Setting | None = None) -> SeedResult:

@@ -236,8 +236,8 @@ for _cloud, (_backend, _kinds) in _CLOUDS.items():
         ScenarioEntry(
             name=f"create_race_{_cloud}",
             summary=f"create_race over the real adapter of {_cloud}, interleaved at each request",
-            small=lambda: CreateRace(2),
-            large=lambda: CreateRace(6),
+            small=lambda: CreateRace(2, scratch=False),
+            large=lambda: CreateRace(6, scratch=False),
             backend=_backend,
             kinds=_kinds,
         )

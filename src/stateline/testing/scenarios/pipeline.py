@@ -304,9 +304,12 @@ class PipelineAdapter(MicroBatchAdapter):
                 yield from (part.name for part in parts if not _exists(out, part.name))
 
     def unclean(self, world: World, batch_id: int) -> Iterable[str]:
-        """See :meth:`MicroBatchAdapter.unclean`."""
+        """See :meth:`MicroBatchAdapter.unclean`.
+
+        The end of a stream is a record of the same batch with the next id; what it finishes is not the batch's.
+        """
         newest = self.newest(world)
-        if newest is None or newest.batch_id != batch_id:
+        if newest is None or newest.batch_id != batch_id or newest.checkpoint_id != batch_id:
             return []
         out = world.objects(self.places.out)
         parts = [part.name for output in newest.outputs for file in output.finished for part in file.commit.parts]
