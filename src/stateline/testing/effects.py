@@ -5,6 +5,7 @@ Owns the notice of each effect, and the check that nothing is ever overwritten. 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,16 @@ class Contents:
 
     def __init__(self) -> None:
         self._checksums: dict[str, int] = {}
+        self._replacements: Counter[str] = Counter()
+
+    def replaced(self, name: str) -> None:
+        """Notes that ``name`` is about to be overwritten, and may be."""
+        self._checksums.pop(name, None)
+        self._replacements[name] += 1
+
+    def replacements(self, name: str) -> int:
+        """How often it was. An answer to a call that began before may tell of what was there then."""
+        return self._replacements[name]
 
     def holds(self, name: str, checksum: int | None, invariant: str) -> None:
         """Notes what ``name`` holds now.
@@ -83,13 +94,18 @@ class ObservedStore(StoreDecorator):
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put`."""
         if self._may_replace(name, data):
-            self._contents.gone([name])
+            self._contents.replaced(name)
         self._contents.holds(name, crc32c(data), "A5")
         return self._made("put", self.inner.put(name, data), "A5")
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put_if_absent`."""
-        return self._made("put_if_absent", self.inner.put_if_absent(name, data), "A1")
+        before = self._contents.replacements(name)
+        info = self.inner.put_if_absent(name, data)
+        if self._contents.replacements(name) != before:  # Created, replaced by somebody else, and only now answered.
+            self._tell("put_if_absent", (name,))
+            return info
+        return self._made("put_if_absent", info, "A1")
 
     def stage(self, target: str, data: Buffer) -> Part:
         """See :meth:`BlobStore.stage`."""
