@@ -74,7 +74,7 @@ def test_seeds_hold_and_no_knob_is_dead(name):
 @pytest.mark.parametrize("name", LOCAL)
 def test_seeds_hold_at_system_calls(name):
     entry = SCENARIOS[name]
-    holds(simulate(entry.large(), range(30), setting(entry), kinds=entry.kinds))
+    assert holds(simulate(entry.large(), range(30), setting(entry), kinds=entry.kinds)).points == 30
 
 
 @pytest.mark.parametrize("name", LOCAL)
@@ -98,7 +98,7 @@ def test_runs_are_determined_by_their_seed(name):
 def test_the_real_components_hold(name):
     """A sample of each suite: ``python -m stateline.testing`` runs them whole."""
     entry = SCENARIOS[name]
-    holds(single_faults(entry.small(), setting(entry), sample=40))
-    holds(zombie_sweep(entry.small(), setting(entry), sample=30))
-    holds(fault_pairs(entry.small(), setting(entry), sample=8))
-    holds(simulate(entry.large(), range(6), setting(entry)))
+    assert holds(single_faults(entry.small(), setting(entry), sample=40)).points > 20
+    assert holds(zombie_sweep(entry.small(), setting(entry), sample=30)).points > 10
+    assert holds(fault_pairs(entry.small(), setting(entry), sample=8)).points > 0
+    assert holds(simulate(entry.large(), range(6), setting(entry))).points == 6

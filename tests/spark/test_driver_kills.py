@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.spark.killing import survive
+from tests.spark.killing import newest_id, survive
 
 STEPS = ("record:after", "publish:after", "mark:before", "acknowledge:after", "discard:after", "tombstone:after")
 """Where the driver dies here; ``make soak`` takes every point. The simulator takes every store call."""
@@ -20,3 +20,4 @@ def test_a_driver_that_is_killed_again_and_again_loses_nothing_and_repeats_nothi
     steps = [*dice.sample(STEPS, 3), "", ""]
     dice.shuffle(steps)
     survive(tmp_path, steps, dice)
+    assert newest_id(tmp_path) >= len(steps), "every start decided something"

@@ -23,8 +23,10 @@ def encoded(make, compression):
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 def test_honest_bytes_pass(compression):
-    check_file(memoryview(encoded(pa.ipc.new_file, compression)), [0, 1], "object")
-    check_stream(memoryview(encoded(pa.ipc.new_stream, compression)), "object")
+    file, stream = encoded(pa.ipc.new_file, compression), encoded(pa.ipc.new_stream, compression)
+    check_file(memoryview(file), [0, 1], "object")
+    check_stream(memoryview(stream), "object")
+    assert pa.ipc.open_file(file).read_all() == pa.ipc.open_stream(stream).read_all()
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])

@@ -127,10 +127,13 @@ class Pipeline:
                 reporter(settled)
             finish_open_files(self._plan, coordinator, environment)
 
-        def act() -> None:
-            acted = coordinator.act_on_time(lambda: _no_rows(self._df)) if query.isActive else None
+        def act() -> bool:
+            if not query.isActive:
+                return False
+            acted = coordinator.act_on_time(lambda: _no_rows(self._df))
             if acted is not None:
                 reporter(acted)
+            return True
 
         def stop() -> None:
             query.stop()

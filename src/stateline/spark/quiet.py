@@ -35,7 +35,7 @@ class QuietRounds:
         pause_seconds: How long a stream must be without a batch.
         due_at: The time, in seconds since the epoch, from which there is something to do; ``None`` for never, as far
             as is known now.
-        act: Makes one round.
+        act: Makes one round; whether the query goes on. One that has failed is told to nobody else here.
         stop: Called when a round has failed: ends the query.
     """
 
@@ -44,7 +44,7 @@ class QuietRounds:
         environment: Environment,
         pause_seconds: float,
         due_at: Callable[[], float | None],
-        act: Callable[[], None],
+        act: Callable[[], bool],
         stop: Callable[[], None],
     ) -> None:
         self._clock = environment.clock
@@ -119,7 +119,8 @@ class QuietRounds:
                 return  # The batch plans the next round when it ends.
             self._occupied = True
         try:
-            self._act()
+            if not self._act():
+                self._begun = False
         except Exception as error:  # noqa: BLE001 - kept for whoever waits for the query
             _LOGGER.error("A round without rows failed, and the query ends: %s", error)
             self.failure = error

@@ -65,14 +65,18 @@ class Bench:
 
     def __init__(self):
         self.timers, self.due, self.acted, self.stopped, self.error = HeldTimers(), None, 0, 0, None
+        self.is_active = True
         environment = Environment(clock=ManualClock(100.0), executors=self.timers)
         self.rounds = QuietRounds(environment, 5.0, lambda: self.due, self.act, self.stop)
 
     def act(self):
+        if not self.is_active:
+            return False
         self.acted += 1
         self.due = None
         if self.error is not None:
             raise self.error
+        return True
 
     def stop(self):
         self.stopped += 1
@@ -145,6 +149,15 @@ def test_a_batch_that_fails_gives_way_to_rounds():
     assert bench.timers.delays == [5.0]
 
 
+def test_a_query_that_has_ended_unnoticed_is_not_asked_for_ever():
+    bench = Bench()
+    bench.rounds.start()
+    bench.batch(due=0)
+    bench.is_active = False
+    bench.timers.go_off()
+    assert (bench.acted, bench.timers.delays) == (0, [])
+
+
 def test_a_batch_waits_for_a_round_and_the_end_waits_too():
     acting, go_on, order = threading.Event(), threading.Event(), []
 
@@ -152,6 +165,7 @@ def test_a_batch_waits_for_a_round_and_the_end_waits_too():
         acting.set()
         go_on.wait(60)
         order.append("round")
+        return True
 
     due = iter([0, None, None])
     rounds = QuietRounds(system_environment(), 0.0, lambda: next(due), act, lambda: None)
