@@ -19,6 +19,7 @@ from tests.spark.cluster import descendants, wait_until
 
 SAMPLES = 8
 KEYS = 500
+COUNTED = ("rss_kib", "threads", "open_files", "mapped_files")
 TOLERATED_RSS = 1.05
 
 
@@ -53,7 +54,7 @@ def held(jvm, folder: Path) -> dict[str, object]:
             workers.append(held_by)
     found["workers"] = {
         "count": len(workers),
-        **{name: sum(worker[name] for worker in workers) for name in ("rss_kib", "threads", "open_files", "mapped_files")},
+        **{name: sum(worker[name] for worker in workers) for name in COUNTED},
     }
     found["files"] = sum(len(names) for _, _, names in os.walk(folder / "state"))
     return found
