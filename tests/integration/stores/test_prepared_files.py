@@ -1,4 +1,10 @@
-"""Prepared files are published at most once, however late somebody wakes up inside a publication."""
+"""Prepared files are published at most once, however late somebody wakes up inside a publication.
+
+What S3 services answer to requests on an upload that was completed differs: 404 NoSuchUpload (the documentation of
+Amazon), the first success again (ministack, for a repeated completion), or 500 (moto). None of them makes anything.
+"""
+
+import contextlib
 
 import boto3
 import pytest
@@ -6,7 +12,7 @@ import worlds
 from test_azure_conformance import make_container
 from test_s3_conformance import BUCKET
 
-from stateline.errors import ConflictError, DataLossError, NotFoundError
+from stateline.errors import ConflictError, DataLossError, NotFoundError, UnavailableError
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.testing.blob_conformance import bytes_of
 from stateline.testing.fault_proxy import FaultProxy, answer, lose_answer
@@ -82,6 +88,12 @@ def first_sends(world, meanwhile):
     return lambda: world.faults.fired > before
 
 
+def wakes_up(world, parts):
+    """Whoever slept sends its last request. Whatever it hears, it makes nothing."""
+    with contextlib.suppress(DataLossError, UnavailableError):
+        world.store.publish("target", parts, "nonce")
+
+
 def leftovers(world):
     return list(world.store.list_staged())
 
@@ -111,8 +123,7 @@ def test_who_wakes_up_after_the_file_was_moved_away_creates_nothing(world, shape
         world.store.delete(["target"])
 
     asked = first_sends(world, successor)
-    with pytest.raises(DataLossError):
-        world.store.publish("target", parts, "nonce")
+    wakes_up(world, parts)
     assert asked()
     with pytest.raises(NotFoundError):
         world.store.head("target")
@@ -124,8 +135,7 @@ def test_who_wakes_up_between_the_deletion_of_joined_pieces_and_that_of_pieces_c
     """More pieces than one request joins: their joins are sources of the point, so nobody makes them again."""
     parts, data = prepared(world, "s" * 40)
     assert [part.length for part in parts].count(0) == 40
-    test = world.faults.seen.clear
-    test()
+    world.faults.seen.clear()
     world.store.publish("target", parts, "nonce")
     assert len([seen for seen in world.faults.seen if "/compose" in seen]) == 1
     assert world.store.get("target") == data
@@ -147,11 +157,12 @@ def test_an_empty_file_is_created_at_most_once_too(world):
         assert world.store.get("target") == b""
         world.store.delete(["target"])
 
-    assert first_sends(world, successor)() is False
-    with pytest.raises(DataLossError):
-        world.store.publish("target", parts, "nonce")
+    asked = first_sends(world, successor)
+    wakes_up(world, parts)
+    assert asked()
+    with pytest.raises(NotFoundError):
+        world.store.head("target")
     assert leftovers(world) == []
-    assert [info.name for info in world.store.list("target")] == []
 
 
 @on(*SERVICES)
@@ -194,7 +205,7 @@ def test_a_prepared_file_is_published_by_another_process_from_its_point(world):
         committer.commit_after_recovery()
 
 
-@on("ministack", "moto")
+@on("ministack")
 @pytest.mark.parametrize("shape", ["ls", "s", "ss", ""])
 def test_an_upload_that_a_lifecycle_rule_aborted_is_replaced_while_all_pieces_are_there(world, shape):
     parts, data = prepared(world, shape)
@@ -237,7 +248,7 @@ def test_a_failed_publication_leaves_the_upload_to_the_next_one(world):
     parts, data = prepared(world, "ls")
     method, path = world.requests["publish"]
     world.faults.add(answer(503), method=method, path=path, times=1000)
-    with pytest.raises(Exception, match="503|answer"):
+    with pytest.raises(UnavailableError):
         world.store.publish("target", parts, "nonce")
     assert len(uploads(world)) == 1
     world.faults.clear()
@@ -259,9 +270,11 @@ def test_more_pieces_than_an_upload_may_have_parts_are_gathered_for_its_upload(w
         assert world.store.get("target") == data
         world.store.delete(["target"])
 
-    first_sends(world, successor)
-    with pytest.raises(DataLossError):
-        world.store.publish("target", parts, "nonce")
+    asked = first_sends(world, successor)
+    wakes_up(world, parts)
+    assert asked()
+    with pytest.raises(NotFoundError):
+        world.store.head("target")
     assert leftovers(world) == []
 
 
