@@ -209,11 +209,10 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
     def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:  # noqa: ARG002
         """See :meth:`BlobStore.prepare`: puts what is left of short pieces as blocks of the target."""
         key = self._key(target)
-        pieces = [part for part in parts if part.length]
-        blobs = [part for part in pieces if not _is_block(part)]
-        if not blobs:
+        blobs = [part for part in parts if not _is_block(part)]
+        runs = _runs([part for part in parts if part.length])
+        if not blobs or not runs:
             return tuple(parts)
-        runs = _runs(pieces)
         _check_count("prepare", target, runs)
         with self._telling("prepare", target):
             try:

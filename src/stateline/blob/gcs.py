@@ -217,7 +217,7 @@ class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
                 raise error.meaning from error
         if not made:
             return tuple(parts)
-        beneath = [part for part in (*sources, *made) if part not in few]
+        beneath = [part for part in (*parts, *made) if part not in few]
         return (*few, *(replace(part, length=0, crc32c=0) for part in beneath))
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:

@@ -221,6 +221,24 @@ def test_an_upload_that_a_lifecycle_rule_aborted_is_replaced_while_all_pieces_ar
         world.store.publish("target", parts, "nonce")
 
 
+@on("ministack")
+def test_who_sleeps_in_a_replaced_upload_may_create_the_file_again(world):
+    """A known limit, told in docs/reliability.md: when this fails, the limit is gone, and so should the text be."""
+    parts, data = prepared(world, "ls")
+    (upload,) = uploads(world)
+    world.store._client.abort_multipart_upload(Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
+
+    def successor():
+        world.store.publish("target", parts, "nonce")
+        world.store.discard(parts)
+        world.store.delete(["target"])
+
+    asked = first_sends(world, successor)
+    world.store.publish("target", parts, "nonce")
+    assert asked()
+    assert world.store.get("target") == data
+
+
 @on("ministack", "moto")
 def test_discarding_ends_the_upload_of_a_file_that_is_given_up(world):
     parts, _ = prepared(world, "ls")

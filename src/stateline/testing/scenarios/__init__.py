@@ -232,6 +232,9 @@ _CLOUDS: Final[dict[str, tuple[Callable[[], Backend], frozenset[FaultKind], int]
 """Its backend, what its requests can meet, and the pieces of a file whose publication could take several requests."""
 
 for _cloud, (_backend, _kinds, _pieces) in _CLOUDS.items():
+    # Where the service forgets an upload or blocks, whoever publishes makes some of his own, and one who is frozen then
+    # may create a file that a consumer has moved away: docs/reliability.md tells. GCS forgets nothing by itself.
+    _kinds_beside_a_consumer = _kinds if _cloud == "gcs" else _kinds - {FaultKind.PARTS_EXPIRED}
     register(
         ScenarioEntry(
             name=f"create_race_{_cloud}",
@@ -249,7 +252,7 @@ for _cloud, (_backend, _kinds, _pieces) in _CLOUDS.items():
             small=lambda: StorePublish((1, 3)),
             large=lambda: StorePublish((1, 3, 0) * 2),
             backend=_backend,
-            kinds=_kinds,
+            kinds=_kinds_beside_a_consumer,
         )
     )
     register(
@@ -257,9 +260,9 @@ for _cloud, (_backend, _kinds, _pieces) in _CLOUDS.items():
             name=f"publish_once_{_cloud}",
             summary=f"one file over the real adapter of {_cloud}: published once, whoever wakes up late",
             small=lambda pieces=_pieces: StorePublish((pieces,), foreign=False),  # type: ignore[misc]
-            large=lambda: StorePublish((3, 1, 2), foreign=False),
+            large=lambda: StorePublish((1, 3, 2, 1), foreign=False),
             backend=_backend,
-            kinds=_kinds,
+            kinds=_kinds_beside_a_consumer,
         )
     )
     register(
