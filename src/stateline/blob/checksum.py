@@ -2,6 +2,7 @@
 
 Facts:
 - CRC32C (Castagnoli, RFC 3720) is what GCS and S3 compute on their side, so a checksum made here can be compared there.
+- The package ``crc32c`` lets other threads run while it reads a long buffer.
 - The CRC of ``a + b`` follows from the CRCs of ``a`` and ``b`` and the length of ``b`` alone: shifting by one zero
   byte is a
   linear map over GF(2), and its powers are applied bit by bit of the length (the method of zlib's ``crc32_combine``).
@@ -13,8 +14,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Final
 
-import google_crc32c
-import pyarrow as pa
+import crc32c as hardware
 
 from stateline.blob.api import Buffer
 from stateline.handles import Part
@@ -27,15 +27,7 @@ _POLYNOMIAL: Final = 0x82F63B78
 
 def crc32c(data: Buffer, initial: int = 0) -> int:
     """CRC32C of ``data``, unsigned; ``initial`` is the CRC of what comes before it."""
-    view = data if isinstance(data, bytes) else memoryview(data).toreadonly()
-    return int(google_crc32c.extend(initial, _readable(view)))
-
-
-def _readable(view: bytes | memoryview) -> bytes | memoryview:
-    """The C extension takes read-only buffers, but not a ``memoryview``: wrap it without a copy."""
-    if isinstance(view, bytes):
-        return view
-    return pa.py_buffer(view)  # type: ignore[no-any-return]
+    return int(hardware.crc32c(data, initial))
 
 
 def combine_crc32c(first: int, second: int, second_length: int) -> int:

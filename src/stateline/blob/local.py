@@ -30,6 +30,7 @@ from typing import Any, Final, Self, TypeVar
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c, crc32c_of_parts
+from stateline.blob.file_writes import write_all, write_pieces
 from stateline.blob.folders import CREATION_ATTEMPTS, Folders, vanishing
 from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix
 from stateline.blob.outcome import (
@@ -62,8 +63,6 @@ T = TypeVar("T")
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
-_VECTOR_PIECES: Final = 1024
-"""Pieces in one ``writev``: IOV_MAX of Linux."""
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EMLINK})
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -146,7 +145,7 @@ class LocalStore(BlobStore):
         return self._info(name, len(data), crc32c(data))
 
     def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
-        """See :meth:`BlobStore.put_all_if_absent`. The pieces are written one after the other, without a copy."""
+        """See :meth:`BlobStore.put_all_if_absent`. Long ones are written past the page cache where that works."""
         self._put_new(name, pieces)
         return self._info(name, sum(map(len, pieces)), None)
 
@@ -470,10 +469,10 @@ class LocalStore(BlobStore):
         try:
             try:
                 if isinstance(chunks, Sequence) and len(chunks) > 1:
-                    _write_vector(descriptor, chunks)
+                    write_pieces(descriptor, chunks)
                 else:
                     for chunk in chunks:
-                        _write_all(descriptor, chunk)
+                        write_all(descriptor, chunk)
                 self._fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -599,25 +598,6 @@ def _split(name: str) -> tuple[tuple[str, ...], str]:
 def _chunks(descriptor: int) -> Iterator[bytes]:
     while chunk := os.read(descriptor, _CHUNK_BYTES):
         yield chunk
-
-
-def _write_all(descriptor: int, data: Buffer) -> None:
-    view = memoryview(data).cast("B")
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _write_vector(descriptor: int, pieces: Sequence[Buffer]) -> None:
-    """Writes many pieces in few calls: the page cache takes one large write twice as fast as many odd-sized ones."""
-    views = [view for piece in pieces if (view := memoryview(piece).cast("B"))]
-    first = 0
-    while first < len(views):
-        written = os.writev(descriptor, views[first : first + _VECTOR_PIECES])
-        while first < len(views) and written >= len(views[first]):
-            written -= len(views[first])
-            first += 1
-        if written:
-            views[first] = views[first][written:]
 
 
 def _moved_away(operation: str, name: str) -> OutcomeUnknownError:

@@ -133,9 +133,10 @@ MAX_HEAD_BYTES: Final = HEADER_BYTES + _MAX_BLOCKS * _ENTRY.size
 MAX_FRAMES: Final = 65_536
 MAX_INDEX_BYTES: Final = _INDEX_HEADER.size + MAX_FRAMES * _INDEX_ENTRY.size + TRAILER_BYTES
 
-_BLOCKS_WANTED: Final = 40
-"""Blocks of a large frame. One sixteenth of the key groups then costs below one eighth of the bytes, and a block is
-long enough for a codec to find what repeats: 80 kB of text take twice the bytes that 250 kB take, and longer."""
+_BLOCKS_WANTED: Final = 28
+"""Blocks of a large frame. One sixteenth of the key groups lies in at most three of them, which are below one eighth of
+the bytes; more blocks would be shorter, but then up to four. And a block is long enough for a codec to find what
+repeats: 80 kB of text take twice the bytes that 250 kB take, and longer."""
 
 _BLOCK_BYTES_MIN: Final = 16 * 1024
 _BLOCK_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
-from stateline.blob import InstrumentedStore
-from stateline.blob import local as local_module
+from stateline.blob import InstrumentedStore, file_writes
 from stateline.blob.api import BlobStore
 from stateline.blob.local import LocalStore
 from stateline.blob.memory import MemoryStore
@@ -49,7 +50,7 @@ def test_many_pieces_and_short_writes(tmp_path: Path, monkeypatch: pytest.Monkey
         calls.append(len(views))
         return os.write(descriptor, b"".join(views)[:1001])
 
-    monkeypatch.setattr(local_module.os, "writev", short)
+    monkeypatch.setattr(file_writes.os, "writev", short)
     LocalStore(tmp_path).put_all_if_absent("a", pieces)
     assert LocalStore(tmp_path).get("a") == b"".join(pieces)
     assert max(calls) <= 1024
@@ -59,7 +60,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     def full(descriptor: int, views: list[memoryview]) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(local_module.os, "writev", full)
+    monkeypatch.setattr(file_writes.os, "writev", full)
     with pytest.raises(StorageFullError):
         LocalStore(tmp_path).put_all_if_absent("a", PIECES)
     assert list(LocalStore(tmp_path).list("")) == []
@@ -77,3 +78,78 @@ def test_a_range_beyond_the_end_is_refused_before_anything_is_allocated(store: B
     store.put("a", b"short")
     with pytest.raises(CorruptDataError):
         store.get_range("a", 0, 2**45)
+
+
+LONG = [os.urandom(number) for number in (1, 4095, 4096, 4097, 700_000, 1_048_576, 0, 2_000_000, 5)]
+
+
+def is_direct(descriptor: int) -> bool:
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+@pytest.mark.parametrize("extra", [0, 1, 4095, 4096, 4097])
+def test_long_pieces_are_written_whole_whatever_their_lengths(tmp_path: Path, extra: int) -> None:
+    pieces = [*LONG, b"e" * extra]
+    LocalStore(tmp_path).put_all_if_absent("a", pieces)
+    assert LocalStore(tmp_path).get("a") == b"".join(pieces)
+
+
+def test_long_pieces_go_past_the_page_cache_in_whole_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    direct: list[int] = []
+    rest: list[int] = []
+
+    def write(descriptor: int, view: memoryview) -> int:
+        (direct if is_direct(descriptor) else rest).append(len(view))
+        return os_write(descriptor, view)
+
+    os_write = os.write
+    monkeypatch.setattr(file_writes.os, "write", write)
+    LocalStore(tmp_path).put_all_if_absent("a", LONG)
+    length = sum(map(len, LONG))
+    assert sum(direct) == length - length % 4096
+    assert all(size % 4096 == 0 for size in direct)
+    assert sum(rest) == length % 4096
+
+
+@pytest.mark.parametrize("refusal", ["flag", "first write", "later write"])
+def test_where_the_cache_cannot_be_passed_all_is_written_as_usual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    refused = []
+
+    def control(descriptor: int, command: int, flags: int = 0) -> int:
+        if refusal == "flag" and flags & os.O_DIRECT:
+            refused.append(refusal)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return int(real_control(descriptor, command, flags))
+
+    def write(descriptor: int, view: memoryview) -> int:
+        if is_direct(descriptor):
+            if refusal == "first write" or real_position(descriptor) > 0:
+                refused.append(refusal)
+                raise OSError(errno.EINVAL, "Invalid argument")
+            return os_write(descriptor, view[:8192])
+        return os_write(descriptor, view)
+
+    def real_position(descriptor: int) -> int:
+        return os.lseek(descriptor, 0, os.SEEK_CUR)
+
+    real_control, os_write = fcntl.fcntl, os.write
+    if refusal == "flag":
+        monkeypatch.setattr(file_writes.fcntl, "fcntl", control)
+    else:
+        monkeypatch.setattr(file_writes.os, "write", write)
+    LocalStore(tmp_path).put_all_if_absent("a", LONG)
+    monkeypatch.undo()
+    assert LocalStore(tmp_path).get("a") == b"".join(LONG)
+    assert refused
+
+
+def test_a_full_disk_is_told_also_past_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, view: memoryview) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(file_writes.os, "write", full)
+    with pytest.raises(StorageFullError):
+        LocalStore(tmp_path).put_all_if_absent("a", LONG)
+    assert list(LocalStore(tmp_path).list("")) == []
