@@ -38,8 +38,9 @@ def test_runs_are_determined_by_their_seed(cloud):
         assert first.trace.digest() == again.trace.digest()
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 3])
-@pytest.mark.parametrize("cloud", CLOUDS)
+@pytest.mark.parametrize(
+    ("cloud", "pieces"), [("s3", 1), ("s3", 2), ("azure", 1), ("azure", 2), ("gcs", 1), ("gcs", 3)]
+)
 def test_nobody_who_wakes_up_late_publishes_a_file_that_was_moved_away(cloud, pieces):
     """Every interleaving, of one short piece, a short and a long one, and of more than one compose takes."""
     backend = SCENARIOS[f"publish_once_{cloud}"].backend
