@@ -120,6 +120,7 @@ class S3Uploads(S3Requests):
     def _assemble(self, target: str, parts: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
         pieces, uploads = _told_apart(parts)
         if uploads:
+            _require_target(uploads[0], target)
             try:
                 with self._few(target, pieces) as few:
                     return self._fill(target, uploads[0], few, length, checksum)
@@ -301,6 +302,16 @@ def _told_apart(parts: Iterable[Part]) -> tuple[list[Part], list[_Upload]]:
         else:
             pieces.append(part)
     return pieces, uploads
+
+
+def _require_target(upload: _Upload, target: str) -> None:
+    if upload.target != target:
+        raise InvalidInputError(
+            f"its parts were prepared for {upload.target}",
+            operation="publish",
+            subject=target,
+            hint="Publish them there, or leave out the part that names the upload",
+        )
 
 
 def _part_made(place: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:

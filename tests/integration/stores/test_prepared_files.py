@@ -7,12 +7,13 @@ Amazon), the first success again (ministack, for a repeated completion), or 500 
 import contextlib
 
 import boto3
+import msgspec
 import pytest
 import worlds
 from test_azure_conformance import make_container
 from test_s3_conformance import BUCKET
 
-from stateline.errors import ConflictError, DataLossError, NotFoundError, UnavailableError
+from stateline.errors import ConflictError, DataLossError, InvalidInputError, NotFoundError, UnavailableError
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.testing.blob_conformance import bytes_of
 from stateline.testing.fault_proxy import FaultProxy, answer, lose_answer
@@ -266,6 +267,17 @@ def test_who_sleeps_in_a_replaced_upload_may_create_the_file_again(world):
     world.store.publish("target", parts, "nonce")
     assert asked()
     assert world.store.get("target") == data
+
+
+@on("ministack")
+def test_parts_are_published_where_they_were_prepared_for(world):
+    parts, _ = prepared(world, "s")
+    with pytest.raises(InvalidInputError, match="prepared for target"):
+        world.store.publish("elsewhere", parts, "nonce")
+    with pytest.raises(InvalidInputError, match="does not name an upload"):
+        world.store.publish("target", [msgspec.structs.replace(part, version="damaged") for part in parts], "nonce")
+    world.store.discard(parts)
+    assert [info.name for info in world.store.list("")] == []
 
 
 @on("ministack", "moto")
