@@ -24,12 +24,14 @@ TOLERATED_RSS = 1.05
 
 def process(pid: int) -> dict[str, object]:
     """What one process holds."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {
         "name": status["Name"].strip(),
         "rss_kib": int(status["VmRSS"].split()[0]),
         "threads": int(status["Threads"]),
         "open_files": len(os.listdir(f"/proc/{pid}/fd")),
+        "mapped_files": sum(line.endswith(".arrow (deleted)") for line in maps.splitlines()),
     }
 
 
@@ -51,7 +53,7 @@ def held(jvm, folder: Path) -> dict[str, object]:
             workers.append(held_by)
     found["workers"] = {
         "count": len(workers),
-        **{name: sum(worker[name] for worker in workers) for name in ("rss_kib", "threads", "open_files")},
+        **{name: sum(worker[name] for worker in workers) for name in ("rss_kib", "threads", "open_files", "mapped_files")},
     }
     found["files"] = sum(len(names) for _, _, names in os.walk(folder / "state"))
     return found
@@ -64,13 +66,14 @@ def grown(samples: list[dict[str, dict[str, int]]]) -> list[str]:
     for who, what, limit in (
         ("driver", "rss_kib", middle["driver"]["rss_kib"] * TOLERATED_RSS),
         ("driver", "threads", middle["driver"]["threads"] + 1),
-        ("driver", "open_files", middle["driver"]["open_files"] + 70),  # 64 folders known to be durable, at most.
+        ("driver", "open_files", middle["driver"]["open_files"] + 15),
         ("jvm", "heap_kib", middle["jvm"]["heap_kib"] * 1.15 + 5_000),  # Spark remembers the last hundred batches.
         ("jvm", "threads", middle["jvm"]["threads"] + 15),  # Pools of its own come and go, up to a hundred threads.
         ("jvm", "open_files", middle["jvm"]["open_files"] + 30),
         ("workers", "count", middle["workers"]["count"] + 1),
         ("workers", "rss_kib", middle["workers"]["rss_kib"] * TOLERATED_RSS + 60_000),
-        ("workers", "open_files", middle["workers"]["open_files"] + 70),
+        ("workers", "open_files", middle["workers"]["open_files"] + 15),
+        ("workers", "mapped_files", middle["workers"]["mapped_files"] + 15),  # Deleted, they still take room on disk.
     ):
         if end[who][what] > limit:
             found.append(f"{what} of {who}: {middle[who][what]} in the middle, {end[who][what]} at the end")

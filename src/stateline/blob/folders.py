@@ -140,9 +140,17 @@ class Folders:
         with self._lock:
             if identity in self._pinned:
                 return
+            self._forget_removed()
             self._pinned[identity] = os.dup(folder)
             if len(self._pinned) > _MAX_PINNED:
                 os.close(self._pinned.popitem(last=False)[1])
+
+    def _forget_removed(self) -> None:
+        """Gives back descriptors of folders that were removed: nobody reaches those again, and they would pile up."""
+        for identity, descriptor in list(self._pinned.items()):
+            if os.fstat(descriptor).st_nlink == 0:
+                del self._pinned[identity]
+                os.close(descriptor)
 
     def _sync_folder(self, path: str) -> None:
         """Syncs an ancestor; one that we may not open is not ours, and was there before us."""

@@ -227,7 +227,8 @@ def _open_table(
     reader = RunReader(
         context.root, schema, cache=context.cache, open_runs=context.open_runs, environment=context.environment
     )
-    return StateTable(schema, state.key_groups, max_parallelism, reader.open_all(state.runs))
+    stack = (task.operator, name, state.key_groups.start, state.key_groups.end)
+    return StateTable(schema, state.key_groups, max_parallelism, reader.open_stack(stack, state.runs))
 
 
 def _write_output(

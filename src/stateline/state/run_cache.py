@@ -19,7 +19,7 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +31,7 @@ from stateline.metrics import Counter
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
 
-__all__ = ["Extent", "OpenRun", "OpenRuns", "RunCache"]
+__all__ = ["Extent", "OpenRun", "OpenRuns", "RunCache", "StackKey"]
 
 _TEMPORARY_AGE_SECONDS: Final = 3600.0
 """After this long a temporary file has lost its writer."""
@@ -58,9 +58,15 @@ class OpenRun:
 OpenKey = tuple[str, str, int, int, int, StateSchema]
 """Store URL, name, CRC32C, first and last key group (the whole run: 0 and -1), schema."""
 
+StackKey = tuple[str, str, int, int]
+"""Whose runs a stack has: operator, table, first and last key group."""
+
 
 class OpenRuns:
     """The runs that this process has proved and mapped: the least recently used go first. Safe from any thread.
+
+    What a stack has lost to a merge is let go when the stack is opened again, as a mapped file keeps its room on the
+    disk after its deletion. The bounds are for all the rest.
 
     Args:
         bytes_max: Bytes of all runs together; a mapped one costs page cache, not memory of the process.
@@ -72,6 +78,7 @@ class OpenRuns:
         self._runs_max = runs_max
         self._lock = threading.Lock()
         self._runs: OrderedDict[OpenKey, OpenRun] = OrderedDict()
+        self._stacks: OrderedDict[tuple[str, StackKey], frozenset[OpenKey]] = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -95,10 +102,22 @@ class OpenRuns:
                 _, dropped = self._runs.popitem(last=False)
                 self._bytes -= dropped.size
 
+    def keep_only(self, store_url: str, stack: StackKey, keys: Iterable[OpenKey]) -> None:
+        """Says which runs a stack has now; those that it had before, and has no longer, are let go."""
+        now = frozenset(keys)
+        with self._lock:
+            for gone in self._stacks.pop((store_url, stack), frozenset()) - now:
+                dropped = self._runs.pop(gone, None)
+                self._bytes -= 0 if dropped is None else dropped.size
+            self._stacks[store_url, stack] = now
+            if len(self._stacks) > self._runs_max:
+                self._stacks.popitem(last=False)
+
     def clear(self) -> None:
         """Lets all go."""
         with self._lock:
             self._runs.clear()
+            self._stacks.clear()
             self._bytes = 0
 
 

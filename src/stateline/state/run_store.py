@@ -49,7 +49,7 @@ from stateline.state.run import (
     read_index,
     tail_bytes,
 )
-from stateline.state.run_cache import Extent, OpenKey, OpenRun, OpenRuns, RunCache
+from stateline.state.run_cache import Extent, OpenKey, OpenRun, OpenRuns, RunCache, StackKey
 from stateline.state.schema import StateSchema
 
 __all__ = ["RUNS_PREFIX", "RunReader", "RunReaderSettings", "RunWriter", "process_open_runs"]
@@ -215,6 +215,13 @@ class RunReader:
         check_slice(buffer, handle, index, batches)
         rows = decode_batches(buffer, handle, self._schema, index, batches)
         return Run(rows, handle.key_groups, index.max_parallelism, handle)
+
+    def open_stack(self, stack: StackKey, handles: Sequence[RunHandle]) -> list[Run]:
+        """Opens all runs that a stack has now, as :meth:`open_all`, and lets go of those that it had before."""
+        runs = self.open_all(handles)
+        keys = (self._key(handle, part) for handle in handles for part in (KeyGroupRange.EMPTY, handle.key_groups))
+        self._open_runs.keep_only(self._store.url, stack, keys)
+        return runs
 
     def open_all(self, handles: Sequence[RunHandle], hashes: Hashes | None = None) -> list[Run]:
         """Opens a stack of runs, in the order given; those to be fetched come in parallel.

@@ -590,3 +590,17 @@ def test_failures_leak_no_descriptor(store):
             call()
     store.close()
     assert len(descriptors()) <= before
+
+
+def test_folders_that_were_removed_are_not_held_open(tmp_path):
+    store = LocalStore(tmp_path / "root")
+
+    def live(batch):
+        store.put(f"chk-{batch}/a", b"x")
+        store.discard([store.stage("t", b"x")])
+        store.delete([f"chk-{batch}/a"])
+        return len(os.listdir("/proc/self/fd"))
+
+    held = [live(batch) for batch in range(20)]
+    assert max(held[2:]) <= held[1] + 1
+    store.close()

@@ -314,6 +314,36 @@ def test_open_runs_are_bounded_by_bytes_and_by_number() -> None:
     assert len(opened) == 2
 
 
+def test_what_a_stack_has_lost_is_let_go_and_what_others_have_is_not(remote: InstrumentedStore) -> None:
+    first, second, merged, other = (written(remote, rows=rows) for rows in (10, 20, 30, 40))
+    shared = OpenRuns()
+    opener = RunReader(remote, LONGS, open_runs=shared)
+    stack, neighbour = ("counts", "state", 0, 7), ("counts", "state", 8, 15)
+    opener.open_stack(neighbour, [part_of(other, 8, 15)])
+    assert [run.handle for run in opener.open_stack(stack, [first, second])] == [first, second]
+    assert len(shared) == 3
+    opener.open_stack(stack, [second, merged])
+    assert len(shared) == 3
+    opener.open_stack(stack, [merged])
+    assert len(shared) == 2
+    remote.reset()
+    opener.open_stack(stack, [merged])
+    opener.open_stack(neighbour, [part_of(other, 8, 15)])
+    assert remote.bytes_read == 0
+    opener.open_stack(stack, [])
+    opener.open_stack(neighbour, [])
+    assert len(shared) == 0
+
+
+def test_a_run_that_was_let_go_stays_readable(remote: InstrumentedStore) -> None:
+    handle = written(remote)
+    shared = OpenRuns()
+    opener = RunReader(remote, LONGS, open_runs=shared)
+    (run,) = opener.open_stack(("counts", "state", 0, 15), [handle])
+    opener.open_stack(("counts", "state", 0, 15), [])
+    assert keys(run) == list(range(3000))
+
+
 def test_readers_of_another_schema_do_not_share_rows(remote: InstrumentedStore) -> None:
     from stateline.state.schema import StateSchema
 
