@@ -22,6 +22,9 @@ __all__ = ["CommitPoint", "FinishedFile", "OpenFile", "Part", "ResumePoint", "Ro
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One staged piece of a future object: durable, immutable, invisible to readers, named by nobody else.
 
+    A part of length 0 may also name something that only the store needs: see :meth:`BlobStore.prepare`. Whoever reads
+    pieces leaves parts of length 0 out.
+
     Attributes:
         name: The exact name of the piece in its store. For Azure: the block id.
         length: Bytes.
@@ -43,7 +46,7 @@ class CommitPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         target: Relative name of the file to be.
-        parts: Its pieces, in order. None for an empty file.
+        parts: Its pieces, in order, and parts of length 0. An empty file has no others.
         length: Bytes of the whole file: the sum of the pieces.
         crc32c: CRC32C of the whole file.
         nonce: Unique to the writer of this file; tells our own file from a foreign one with equal bytes.

@@ -32,6 +32,7 @@ class Answer(Enum):
 
     ABSENT = "absent"  # There is no such object.
     TAKEN = "taken"  # A precondition failed, or another request on that name is in progress.
+    ENDED = "ended"  # The upload that the request belongs to was completed, aborted or forgotten.
     DENIED = "denied"  # Missing rights, or wrong, expired or no credentials.
     BUSY = "busy"  # It could not do it now, and said so.
     SILENT = "silent"  # No answer, however often the SDK asked.

@@ -20,9 +20,11 @@ Life of a large object, written by one process and published by another::
 
     part_1 = store.stage("out/f.parquet", first_bytes)      # durable, invisible, under a name that nobody else can have
     part_2 = store.stage("out/f.parquet", more_bytes)
+    parts = store.prepare("out/f.parquet", [part_1, part_2], nonce)  # once, when nothing more will follow
     ...                                                      # the parts travel inside a checkpoint record
-    store.publish("out/f.parquet", [part_1, part_2], nonce)  # create-if-absent; repeat as often as you like
-    store.discard([part_1, part_2])                          # by exact name, after the publication
+    store.publish("out/f.parquet", parts, nonce)             # create-if-absent; repeat as often as you like
+    store.discard(parts)                                     # by exact name, after the publication
+    ...                                                      # only now is the file told of, and may be moved away
 """
 
 from __future__ import annotations
@@ -173,6 +175,30 @@ class BlobStore(ABC):
         sweep finds; the name is never used again.
         """
 
+    def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:  # noqa: ARG002
+        """Makes the publication of ``target`` one step of the store, and returns the parts that name this step.
+
+        Called once for each file, by whoever ends it, before a durable record names the parts. Publishing what it
+        returns has its effect at most once, whoever repeats it and however long one of them sleeps inside it: also if
+        the target has been moved away since, provided that the parts were discarded before that. Parts that were not
+        prepared can be published, too; then somebody who sleeps inside ``publish`` may create the target once more.
+
+        What it returns has the bytes of ``parts``. Parts of length 0 in it are there for the store: to be published
+        and discarded with the others, not to be read. Nothing becomes visible, and ``parts`` stay as they are until
+        the result is discarded. The default suits stores whose ``publish`` is one step anyway.
+
+        Args:
+            target: Name of the object to be.
+            parts: Pieces from :meth:`stage`, in order: all of the object.
+            nonce: As for :meth:`publish`.
+
+        Raises:
+            DataLossError: A piece is gone.
+            CorruptDataError: A piece is not what its part says.
+            OutcomeUnknownError: The answer was lost. Repeat: what the first call left is garbage.
+        """
+        return tuple(parts)
+
     @abstractmethod
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
         """Creates ``target`` as the concatenation of ``parts``: all at once, create-if-absent, verified.
@@ -182,7 +208,8 @@ class BlobStore(ABC):
 
         Args:
             target: Name of the object to create.
-            parts: Pieces from :meth:`stage`, in order. Exactly these versions are published.
+            parts: What :meth:`prepare` returned, or pieces from :meth:`stage`, in order. Exactly these versions are
+                published.
             nonce: Unique to the writer of this object; kept with it where the store can.
 
         Raises:

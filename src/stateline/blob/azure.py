@@ -14,8 +14,16 @@ So only the list of a finished file is ever put, once, with the blocks that its 
 put blocks side by side, under ids that nobody else has, and take nothing from each other before one of them has won.
 
 Layout: a long piece is an uncommitted block of its target. A short one is a blob ``.inprogress/<uuid>`` below the root,
-so that it can be read back and merged into the next piece; ``publish`` puts what is left of them as blocks. The nonce
-and the CRC32C of a blob are kept as its metadata.
+so that it can be read back and merged into the next piece. When the file ends, ``prepare`` puts what is left of them as
+blocks, too, and keeps the short pieces as parts without bytes, which say how long they were. The nonce and the CRC32C
+of a blob are kept as its metadata.
+
+So the publication of a prepared file is one Put Block List. After it the blocks are gone, and somebody who wakes up
+late inside ``publish`` can create nothing, whatever became of the file meanwhile. If the blocks have expired, the
+target is absent **and** all pieces are still there as blobs, then nobody has published the file (pieces go before the
+file may be moved), and it is published from the blobs, as parts that were never prepared are: with blocks, or one Put
+Blob, of the caller's own. Somebody who sleeps inside that may create the file once more. So may one who publishes an
+empty file: no block has no bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +41,7 @@ from azure.storage.blob import BlobBlock, BlobServiceClient, ContainerClient, Ex
 
 from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status, scrubbed
 from stateline.blob.api import Buffer, ObjectInfo
-from stateline.blob.checksum import crc32c
+from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.cloud import (
     CloudSettings,
     CloudStore,
@@ -198,6 +206,21 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         key = self._staged_key(part)
         return self._reading("read_staged", part.name, lambda: self._download(key))
 
+    def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:  # noqa: ARG002
+        """See :meth:`BlobStore.prepare`: puts what is left of short pieces as blocks of the target."""
+        key = self._key(target)
+        blobs = [part for part in parts if not _is_block(part)]
+        runs = _runs([part for part in parts if part.length])
+        if not blobs or not runs:
+            return tuple(parts)
+        _check_count("prepare", target, runs)
+        with self._telling("prepare", target):
+            try:
+                blocks = self._each(lambda run: self._block_of(target, key, run), runs)
+            except PieceError as error:
+                raise error.meaning from error
+        return (*blocks, *map(_remembered, blobs))
+
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`. Blocks that no blob names vanish by themselves."""
         keys = [self._staged_key(part) for part in parts if not _is_block(part)]
@@ -208,22 +231,28 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         return self._send(name, data, checksum, nonce, replacing=False)
 
     def _assemble(self, target: str, parts: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
-        pieces = [part for part in parts if part.length]
+        try:
+            return self._assemble_pieces(target, [part for part in parts if part.length], length, checksum, nonce)
+        except PieceError as error:
+            blobs = [_recalled(part) for part in parts if part.version]
+            if sum(part.length for part in blobs) != length or crc32c_of_parts(blobs) != checksum:
+                raise
+            if self._present(lambda: self.head(target), Refusal(Answer.ABSENT, error)) is not None:
+                raise
+            return self._assemble_pieces(target, blobs, length, checksum, nonce)
+
+    def _assemble_pieces(
+        self, target: str, pieces: Sequence[Part], length: int, checksum: int, nonce: str
+    ) -> ObjectInfo:
         if length <= _JOINED_BYTES_MAX and not any(_is_block(part) for part in pieces):
             data = b"".join(self._each(lambda part: self._piece(target, part), pieces))
             return self._create(target, data, checksum, nonce)
         key = self._key(target)
         self._check_blocks(target, key, [part for part in pieces if _is_block(part)])
         runs = _runs(pieces)
-        if len(runs) > _BLOCKS_MAX:
-            raise InvalidInputError(
-                f"it has {len(runs)} blocks, more than {_BLOCKS_MAX}",
-                operation="publish",
-                subject=target,
-                hint="Write smaller files, or give the writer a larger chunk_size",
-            )
+        _check_count("publish", target, runs)
         blocks = self._each(lambda run: self._block_of(target, key, run), runs)
-        return self._commit(target, key, pieces, blocks, length, checksum, nonce)
+        return self._commit(target, key, pieces, [block.name for block in blocks], length, checksum, nonce)
 
     # -- blocks ---------------------------------------------------------------------------------------------------
 
@@ -264,11 +293,12 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
             if sizes[part.name] != part.length:
                 raise PieceError(damaged_part(target, part))
 
-    def _block_of(self, target: str, key: str, run: Sequence[Part]) -> str:
-        """The id of the block that holds a run: a block already, or short pieces that become one."""
+    def _block_of(self, target: str, key: str, run: Sequence[Part]) -> Part:
+        """The block that holds a run: one already, or one that is made of short pieces."""
         if _is_block(run[0]):
-            return run[0].name
-        return self._put_block(key, b"".join(self._piece(target, part) for part in run))
+            return run[0]
+        data = b"".join(self._piece(target, part) for part in run)
+        return Part(name=self._put_block(key, data), length=len(data), crc32c=crc32c(data))
 
     def _put_block(self, key: str, data: Buffer) -> str:
         block = self._environment.ids.new_id()
@@ -404,6 +434,34 @@ def _runs(pieces: Sequence[Part]) -> list[list[Part]]:
             size = part.length
         runs[-1].append(part)
     return runs
+
+
+def _check_count(operation: str, target: str, runs: Sequence[Sequence[Part]]) -> None:
+    if len(runs) > _BLOCKS_MAX:
+        raise InvalidInputError(
+            f"it has {len(runs)} blocks, more than {_BLOCKS_MAX}",
+            operation=operation,
+            subject=target,
+            hint="Write smaller files, or give the writer a larger chunk_size",
+        )
+
+
+def _remembered(part: Part) -> Part:
+    """A short piece whose bytes are in a block: a part without bytes, to be discarded with the others."""
+    return Part(name=part.name, length=0, crc32c=0, version=f"{part.length} {part.crc32c}")
+
+
+def _recalled(part: Part) -> Part:
+    """The short piece that :func:`_remembered` was given."""
+    length, _, checksum = part.version.partition(" ")
+    if not (length.isdecimal() and checksum.isdecimal()):
+        raise InvalidInputError(
+            "it does not name a short piece",
+            operation="staged piece",
+            subject=part.name,
+            hint="The point was damaged or belongs to another store",
+        )
+    return Part(name=part.name, length=int(length), crc32c=int(checksum))
 
 
 def _info(name: str, found: Any) -> ObjectInfo:

@@ -423,7 +423,7 @@ class CloudStore(BlobStore, Generic[C, S]):
                 if refusal.answer in (Answer.DENIED, Answer.REFUSED, Answer.ABSENT) and not unanswered:
                     raise
                 last = Refusal(Answer.SILENT if unanswered else Answer.BUSY, refusal.error)
-                again = refusal.answer is Answer.TAKEN
+                again = refusal.answer in (Answer.TAKEN, Answer.ENDED)
             found = self._present(look, last)
             if found is not None and found.crc32c is None and not nonce and found.size == length:
                 found = self._with_checksum(found)

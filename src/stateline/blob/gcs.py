@@ -12,16 +12,16 @@ Facts (Cloud Storage documentation):
 Layout: a piece of ``gs://bucket/root/name`` is ``.inprogress/bucket/root/name/<uuid>`` at the root of the bucket, or of
 the temporary bucket, as other writers of recoverable files on Cloud Storage name it. With ``entropy`` two hexadecimal
 digits follow the first segment, which spreads names over the servers and still lets a listing of ``.inprogress/`` find
-them. The metadata of a piece says which root staged it. A part carries its bucket, name and generation, so options may
-change at any time.
+them. The metadata of a piece says which root staged it. A part says bucket, name and generation, so options may change.
+
+The publication of a prepared file is one request with pinned sources: once they are gone, nobody can repeat it. Only an
+empty file has no source, so a publication of it that comes very late creates it once more.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,12 +38,14 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
+from msgspec.structs import replace
 
 from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.cloud import CloudSettings, CloudStore, as_bytes, parse_endpoint, split_cloud_url, try_unanswered
 from stateline.blob.gcs_compose import Step, compose_steps
+from stateline.blob.gcs_names import check_staged, is_entropy_folder, staging_key
 from stateline.blob.names import STAGING_PREFIX, check_prefix
 from stateline.blob.outcome import check_range, parts_missing, too_short
 from stateline.environment import Environment
@@ -55,12 +57,7 @@ __all__ = ["GcsStore", "GcsStoreSettings"]
 
 _NONCE: Final = "stateline-nonce"
 _ROOT: Final = "stateline-root"
-_KEY_BYTES_MAX: Final = 1024
 _CHUNK_STEP: Final = 256 * 1024
-_STAGED: Final = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})?" + re.escape(STAGING_PREFIX))
-"""Staged names; a leading UUID is how other writers add entropy."""
-
-_ENTROPY: Final = re.compile(re.escape(STAGING_PREFIX) + "[0-9a-f]{2}/")
 
 
 def _parse_chunk_size(value: int | str, name: str) -> int:
@@ -183,7 +180,7 @@ class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
 
     def read_staged(self, part: Part) -> bytes:
         """See :meth:`BlobStore.read_staged`."""
-        self._check_staged(part)
+        check_staged(part)
         return self._reading("read_staged", part.name, lambda: self._download(part.container, part.name, part.version))
 
     def list_staged(self) -> Iterator[ObjectInfo]:
@@ -205,13 +202,28 @@ class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
         """See :meth:`BlobStore.discard`."""
         staged = list(parts)
         for part in staged:
-            self._check_staged(part)
+            check_staged(part)
         self._delete([(part.container, part.name, part.version) for part in staged])
+
+    def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:
+        """See :meth:`BlobStore.prepare`: joins pieces until one request can join the rest."""
+        for part in parts:
+            check_staged(part)
+        sources = [part for part in parts if part.length]
+        with self._telling("prepare", target):
+            try:
+                few, made = self._joined(target, sources, nonce) if sources else ((), ())
+            except PieceError as error:
+                raise error.meaning from error
+        if not made:
+            return tuple(parts)
+        beneath = [part for part in (*parts, *made) if part not in few]
+        return (*few, *(replace(part, length=0, crc32c=0) for part in beneath))
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
         """See :meth:`BlobStore.publish`."""
         for part in parts:
-            self._check_staged(part)
+            check_staged(part)
         made = super().publish(target, parts, nonce)
         leftovers = [part for part in self._intermediates(target, parts, nonce) if part not in parts]
         self._delete([(part.container, part.name, "") for part in leftovers])
@@ -225,11 +237,15 @@ class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
         sources = [part for part in parts if part.length]
         if not sources:
             return self._create(target, b"", checksum, nonce)
+        return self._published(target, self._joined(target, sources, nonce)[0], length, checksum, nonce)
+
+    def _joined(self, target: str, sources: Sequence[Part], nonce: str) -> tuple[Sequence[Part], Sequence[Part]]:
+        """What one last request makes the target of, and what was made on the way."""
         made: dict[str, Part] = {}
         for step in self._steps(target, sources, nonce):
             wanted = [made.get(source.name, source) for source in step.sources]
             if step.result is None:
-                return self._published(target, wanted, length, checksum, nonce)
+                return wanted, list(made.values())
             made[step.result.name] = self._make(
                 step.result, partial(self._join, target, wanted, step.result, self._mark())
             )
@@ -310,26 +326,11 @@ class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
     # -- names of pieces ------------------------------------------------------------------------------------------
 
     def _staging_key(self, key: str, leaf: str) -> str:
-        entropy = f"{crc32c(leaf.encode()) & 0xFF:02x}/" if self._settings.entropy else ""
-        name = f"{STAGING_PREFIX}{entropy}{self._container}/{key}/{leaf}"
-        if len(name.encode()) <= _KEY_BYTES_MAX:
-            return name
-        digest = hashlib.sha256(key.encode()).hexdigest()[:32]
-        root = f"{self._prefix}/" if self._prefix else ""
-        return f"{STAGING_PREFIX}{entropy}{self._container}/{root}{digest}/{leaf}"
+        return staging_key(self._container, self._prefix, key, leaf, entropy=self._settings.entropy)
 
     def _mark(self) -> dict[str, str]:
         """Metadata that tells our pieces from those of a store with another root."""
         return {_ROOT: f"/{self._prefix}"}
-
-    def _check_staged(self, part: Part) -> None:
-        if not part.container or _STAGED.match(part.name) is None:
-            raise InvalidInputError(
-                "it is not the name of a staged piece",
-                operation="staged piece",
-                subject=part.name,
-                hint="The point was damaged or belongs to another store",
-            )
 
     def _entropy_folders(self, container: str) -> Sequence[str]:
         folders: set[str] = set()
@@ -337,7 +338,7 @@ class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
         pages = iter(listing.pages)
         while (page := self._reading("list", STAGING_PREFIX, lambda: next(pages, None))) is not None:
             folders.update(page.prefixes)
-        return sorted(folder for folder in folders if _ENTROPY.fullmatch(folder))
+        return sorted(folder for folder in folders if is_entropy_folder(folder))
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -441,8 +442,7 @@ class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
             make = partial(storage.Client.from_service_account_json, settings.credentials_file)
         client = make(**options)
         # For the traces of a process that may have none, a thread of the SDK asks for the bucket's settings, which
-        # takes
-        # a request and a right that nothing here needs.
+        # takes a request and a right that nothing here needs.
         client._bucket_metadata_cache = None  # noqa: SLF001 - it has no other switch for one client
         return client
 

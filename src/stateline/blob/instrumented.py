@@ -68,6 +68,10 @@ class StoreDecorator(BlobStore):
         """See :meth:`BlobStore.stage`."""
         return self.inner.stage(target, data)
 
+    def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:
+        """See :meth:`BlobStore.prepare`."""
+        return self.inner.prepare(target, parts, nonce)
+
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
         """See :meth:`BlobStore.publish`."""
         return self.inner.publish(target, parts, nonce)
@@ -169,6 +173,11 @@ class InstrumentedStore(StoreDecorator):
         """See :meth:`BlobStore.stage`."""
         self._count("stage", written=len(data))
         return self.inner.stage(target, data)
+
+    def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:
+        """See :meth:`BlobStore.prepare`."""
+        self._count("prepare")
+        return self.inner.prepare(target, parts, nonce)
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
         """See :meth:`BlobStore.publish`."""

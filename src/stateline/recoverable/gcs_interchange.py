@@ -192,11 +192,8 @@ def export_point(point: CommitPoint, store_url: str) -> FlinkCommit:
     name = f"{folder}/{point.target}" if folder else point.target
     exported = FlinkCommit(bucket=bucket, object=name, components=())
     components = []
-    for part in point.parts:
-        try:
-            component = uuid.UUID(part.name.rpartition("/")[2])
-        except ValueError:
-            component = uuid.UUID(int=0)
+    for part in _pieces(point):
+        component = _id_of(part) or uuid.UUID(int=0)
         if part.name != component_name(exported, component):
             raise InvalidInputError(
                 f"its piece {part.name} has a name that Flink would not find", operation="export", subject=point.target
@@ -207,6 +204,22 @@ def export_point(point: CommitPoint, store_url: str) -> FlinkCommit:
     return FlinkResume(
         bucket=bucket, object=name, components=tuple(components), position=point.length, closed=point.closed
     )
+
+
+def _pieces(point: CommitPoint) -> list[Part]:
+    """The pieces as they were staged: where all were joined when the file ended, they are kept without bytes."""
+    pieces = [part for part in point.parts if part.length]
+    if any(_id_of(part) for part in pieces):
+        return pieces
+    return [part for part in point.parts if not part.length and _id_of(part)] or pieces
+
+
+def _id_of(part: Part) -> uuid.UUID | None:
+    """The id of a component; ``None`` where it is no piece as it was staged."""
+    try:
+        return uuid.UUID(part.name.rpartition("/")[2])
+    except ValueError:
+        return None
 
 
 class _Reader:

@@ -106,6 +106,7 @@ class RecoverableStream:
         self._nonce = nonce
         self._closed = point is not None and point.closed
         self._point = point
+        self._prepared: ResumePoint | None = None
         self._state = _State() if point is None else _State(pieces=self._recovered(point.parts))
 
     def __repr__(self) -> str:
@@ -200,14 +201,24 @@ class RecoverableStream:
     def close_for_commit(self) -> Committer:
         """Makes every accepted byte durable, ends writing, and returns what publishes the file.
 
-        May be repeated: every committer publishes the same point.
+        May be repeated: every committer publishes the same point. Its pieces are prepared (:meth:`BlobStore.prepare`),
+        so a commit of it that sleeps and wakes up late cannot create the file a second time.
 
         Raises:
-            As :meth:`sync`.
+            DataLossError: A piece is gone.
+            ConflictError: The file was published meanwhile by a successor.
+            UnavailableError: And other errors of the store. Nothing is lost: repeat the call.
         """
         self.sync()
         self._closed = True
-        return Committer(self._store, self.persist())
+        if self._prepared is None:
+            point = self.persist()
+            try:
+                parts = self._store.prepare(self._target, point.parts, self._nonce)
+            except DataLossError as error:
+                raise self._piece_gone("a piece") from error
+            self._prepared = msgspec.structs.replace(point, parts=parts)
+        return Committer(self._store, self._prepared)
 
     def close(self) -> None:
         """Makes every accepted byte durable and ends writing. Publishes nothing, deletes nothing. Idempotent.
@@ -292,7 +303,7 @@ class RecoverableStream:
         try:
             data = self._store.read_staged(part)
         except NotFoundError as error:
-            raise self._piece_gone(part) from error
+            raise self._piece_gone(f"the piece {part.name}") from error
         if data is not None and (len(data) != part.length or crc32c(data) != part.crc32c):
             raise CorruptDataError(
                 f"the piece {part.name} is not what was staged",
@@ -302,12 +313,12 @@ class RecoverableStream:
             )
         return data
 
-    def _piece_gone(self, part: Part) -> ConflictError | DataLossError:
+    def _piece_gone(self, what: str) -> ConflictError | DataLossError:
         try:
             self._store.head(self._target)
         except NotFoundError:
             return DataLossError(
-                f"the piece {part.name} is gone",
+                f"{what} is gone",
                 operation="recover",
                 subject=self._target,
                 hint="It was deleted or expired (check lifecycle rules). Go back to a checkpoint whose pieces exist",

@@ -157,8 +157,10 @@ class RecoverableWriter:
             )
         unneeded = point.superseded
         if keep is not None:
-            kept = set(keep.parts)
-            unneeded = tuple(part for part in (*point.parts, *point.superseded) if part not in kept)
+            kept = {(part.container, part.name) for part in keep.parts}
+            unneeded = tuple(
+                part for part in (*point.parts, *point.superseded) if (part.container, part.name) not in kept
+            )
         if unneeded:
             self._store.discard(unneeded)
         return bool(unneeded)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import pytest
 
 from stateline.blob import BlobStore, ObjectInfo
-from stateline.blob.checksum import crc32c
+from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.names import MAX_NAME_BYTES, MAX_SEGMENT_BYTES, STAGING_PREFIX
 from stateline.errors import (
     AlreadyExistsError,
@@ -365,6 +365,26 @@ class BlobStoreConformance:
             store.discard(parts)
             assert store.publish("target", parts, "nonce").size == 300
         assert list(store.list_staged()) == []
+
+    @pytest.mark.parametrize("lengths", [(), (10,), (10, 0, 5000, 1), (100,) * 40])
+    def test_a_prepared_file_is_published_by_whoever_comes_and_not_again_once_it_was_moved(
+        self, store: BlobStore, lengths: tuple[int, ...]
+    ) -> None:
+        data = [bytes_of(length, seed) for seed, length in enumerate(lengths)]
+        parts = store.prepare("target", [store.stage("target", piece) for piece in data], "nonce")
+        assert visible(store) == []
+        assert (sum(part.length for part in parts), crc32c_of_parts(parts)) == (sum(lengths), crc32c(b"".join(data)))
+        publish = (publish_once, (store, "target", parts, "nonce"))
+        assert self.run([publish] * 3) == ["done"] * 3
+        for _ in range(2):
+            store.discard(parts)
+            assert list(store.list_staged()) == []
+            assert publish_once(store, "target", parts, "nonce") == "done"
+        assert store.get("target") == b"".join(data)
+        store.delete(["target"])
+        if data:  # A file without bytes may have nothing whose loss could tell that it was there.
+            assert publish_once(store, "target", parts, "nonce") != "done"
+            assert visible(store) == []
 
     def test_the_same_pieces_can_be_published_twice_under_two_names(self, store: BlobStore) -> None:
         """Publishing does not use pieces up, where they are objects: a failed attempt leaves them as they were."""

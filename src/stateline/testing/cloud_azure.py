@@ -26,7 +26,7 @@ __all__ = ["BLOCK_BYTES_MIN", "AzureContainer", "AzureService", "simulated_azure
 
 T = TypeVar("T")
 
-BLOCK_BYTES_MIN = 41
+BLOCK_BYTES_MIN = 60
 """Pieces at least so long are blocks: 5 MiB by default, too much for thousands of runs."""
 
 

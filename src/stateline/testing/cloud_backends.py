@@ -80,7 +80,7 @@ class S3Backend(CloudBackend):
         super().__init__(cloud_s3.S3Service, cloud_s3.simulated_s3)
 
     def _small_limits(self) -> contextlib.AbstractContextManager[None]:
-        adapter = importlib.import_module("stateline.blob.s3")
+        adapter = importlib.import_module("stateline.blob.s3_uploads")
         small = functools.partial(plan_parts, part_bytes_min=cloud_s3.PART_BYTES_MIN)
         return _exchanged(adapter, "plan_parts", small)
 

@@ -31,7 +31,7 @@ __all__ = ["PART_BYTES_MIN", "S3Client", "S3Service", "simulated_s3"]
 
 T = TypeVar("T")
 
-PART_BYTES_MIN = 41
+PART_BYTES_MIN = 60
 """Least size of a part but the last: 5 MiB at Amazon's, too much for thousands of runs."""
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from stateline.blob import cloud as cloud_module
-from stateline.blob.api import Buffer, ObjectInfo
+from stateline.blob.api import BlobStore, Buffer, ObjectInfo
+from stateline.handles import Part
 from stateline.testing import cloud_network
 from stateline.testing.planted import PlantedBug, register_bug, replaced
 
@@ -61,6 +62,14 @@ def _by_bytes_alone(found: ObjectInfo, length: int, checksum: int, nonce: str) -
     return found.size == length
 
 
+def _by_an_upload_of_its_own(
+    self: Any, target: str, parts: Sequence[Part], length: int, checksum: int, nonce: str
+) -> ObjectInfo:
+    pieces = [part for part in parts if part.length]
+    made: ObjectInfo = self._assemble_anew(target, pieces, checksum, nonce)
+    return made
+
+
 def _unheard() -> None:
     """Forgets that a try had no answer."""
 
@@ -77,6 +86,26 @@ for _cloud, _class, _wrong in (
         lambda cloud=_cloud, owner=_class, wrong=_wrong: replaced(_adapter(cloud, owner), "_create", wrong),  # type: ignore[misc]
         "zombies",
         f"create_race_{_cloud}",
+    )
+_bug(
+    "s3_upload_of_its_own",
+    "a publication begins an upload of its own, though the point names one",
+    "stateline.blob.s3_uploads.S3Uploads._assemble",
+    lambda: replaced(_adapter("s3_uploads", "S3Uploads"), "_assemble", _by_an_upload_of_its_own),
+    "zombies",
+    "publish_once_s3",
+)
+for _cloud, _class, _what in (
+    ("azure", "AzureStore", "puts short pieces as blocks"),
+    ("gcs", "GcsStore", "joins pieces until one request can join the rest"),
+):
+    _bug(
+        f"{_cloud}_prepares_nothing",
+        f"it is the publication that {_what}, not the end of the file",
+        f"stateline.blob.{_cloud}.{_class}.prepare",
+        lambda cloud=_cloud, owner=_class: replaced(_adapter(cloud, owner), "prepare", BlobStore.prepare),  # type: ignore[misc]
+        "zombies",
+        f"publish_once_{_cloud}",
     )
 _bug(
     "cloud_trusts_existence",

@@ -134,8 +134,8 @@ class RecoverableConformance:
     def test_one_write_of_any_length(self, writer: RecoverableWriter, length: int) -> None:
         stream = writer.open("file")
         assert stream.write(bytes_of(length)) == stream.position == length
+        assert max([part.length for part in stream.persist().parts], default=0) <= CHUNK
         point = stream.close_for_commit().commit_point
-        assert max([part.length for part in point.parts], default=0) <= CHUNK
         writer.recover_for_commit(point).commit()
         assert writer.store.get("file") == bytes_of(length)
 
@@ -270,9 +270,9 @@ class RecoverableConformance:
         expected = bytes_of(700) + b"".join(bytes_of(300, index) for index in range(4))
         assert writer.store.get("file") == expected
         zombie.write(b"still alive")
-        for commit in (zombie.close_for_commit().commit, zombie.close_for_commit().commit_after_recovery):
+        for method in ("commit", "commit_after_recovery"):
             with pytest.raises((ConflictError, DataLossError)):
-                commit()
+                getattr(zombie.close_for_commit(), method)()
         assert writer.store.get("file") == expected
 
     def test_two_attempts_that_wrote_equal_bytes_made_one_file(self, writer: RecoverableWriter) -> None:

@@ -13,14 +13,14 @@ from stateline.testing.gcs_server import GcsServer
 
 SETTINGS = RecoverableWriterSettings(chunk_size=4000, fold_size=2000)
 PIECE = {
-    "s3": r"^(PUT|GET) /stateline-tests/[0-9a-f]+/\.inprogress/",
+    "s3": r"^(PUT|GET) /stateline-tests/[0-9a-f]+/\.inprogress/|^POST /stateline-tests/[0-9a-f]+/out/file\?uploads$",
     "gcs": r"^POST /upload/storage/v1/b/[^/]+/o\?uploadType=multipart&ifGenerationMatch=0|"
     r"^GET /download/storage/v1/b/[^/]+/o/\.inprogress%2F",
     "azure": r"^(PUT|GET) /\w+/stateline-tests/[0-9a-f]+/\.inprogress/|^PUT .*[?&]comp=block(&|$)",
 }
 TARGET = {
     "s3": r"^(PUT|HEAD|POST|GET) /stateline-tests/[0-9a-f]+/out/file|"
-    r"^(GET|PUT) .*/\.inprogress/|^POST /stateline-tests\?delete$",
+    r"^(GET|PUT) .*/\.inprogress/|^POST /stateline-tests\?delete$|^DELETE .*/out/file\?uploadId=",
     "gcs": r"^POST /storage/v1/b/[^/]+/o/(root%2Fout%2Ffile|\.inprogress%2F.*)/compose\?ifGenerationMatch=0|"
     r"^GET .*/o/root%2Fout%2Ffile|^(GET|DELETE) .*/o/\.inprogress%2F",
     "azure": r"^(PUT|HEAD|GET) .*/out/file|^(GET|DELETE) .*/\.inprogress/",
@@ -52,7 +52,7 @@ def outside(world, allowed):
     return found
 
 
-def test_tasks_only_make_and_read_pieces_and_the_driver_only_publishes(world):
+def test_tasks_only_make_and_read_pieces_and_prepare_files_and_the_driver_only_publishes(world):
     writer = RecoverableWriter(world.store, SETTINGS)
     world.faults.seen.clear()
     stream = writer.open("out/file")

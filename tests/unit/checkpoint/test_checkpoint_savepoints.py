@@ -38,7 +38,7 @@ from stateline.errors import (
     NotFoundError,
     UnavailableError,
 )
-from stateline.handles import OpenFile, ResumePoint, RowsHandle, RunHandle
+from stateline.handles import OpenFile, Part, ResumePoint, RowsHandle, RunHandle
 
 URL = "memory://old-out"
 
@@ -654,7 +654,8 @@ def test_pieces_of_open_files_are_looked_at(stores):
 def test_finished_files_are_there_or_can_be_made_until_they_were_visible(stores):
     query = Query(stores)
     piece = query.out.stage("done", b"done rows")
-    file = finished_file("done", (piece,))
+    step = Part(name=".inprogress/step", length=0, crc32c=0)  # For the store alone: nobody else can look at it.
+    file = finished_file("done", (piece, step))
     file = replace(file, commit=replace(file.commit, crc32c=crc32c(b"done rows")))
     query.root.publish(checkpoint(4, outputs=(OutputState(operator="flights", url=URL, finished=(file,)),)))
     assert verified(query).is_sound

@@ -120,3 +120,14 @@ def test_pieces_that_flink_could_not_find_are_refused():
         flink.export_point(CommitPoint(target="bar", parts=(part,), length=1, crc32c=0, nonce="n"), "gs://foo")
     with pytest.raises(InvalidInputError):
         flink.import_point(flink.FlinkCommit(bucket="other", object="bar", components=()), Pieces(), "n")
+
+
+def test_pieces_that_were_joined_when_the_file_ended_are_exported_as_they_were_staged():
+    ids = [uuid.UUID(int=number) for number in range(1, 4)]
+    names = [flink.component_name(flink.FlinkCommit(bucket="foo", object="bar", components=()), id_) for id_ in ids]
+    beneath = tuple(Part(name=name, length=0, crc32c=0, version="1", container="foo") for name in names)
+    whole = Part(name=".inprogress/foo/bar/nonce-1-0-3-0", length=3, crc32c=7, version="2", container="foo")
+    point = CommitPoint(target="bar", parts=(whole, *beneath), length=3, crc32c=7, nonce="n")
+    assert flink.export_point(point, "gs://foo").components == tuple(ids)
+    with pytest.raises(InvalidInputError):
+        flink.export_point(CommitPoint(target="bar", parts=(whole,), length=3, crc32c=7, nonce="n"), "gs://foo")

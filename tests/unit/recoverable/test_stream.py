@@ -4,11 +4,13 @@ import random
 import tracemalloc
 import uuid
 
+import msgspec
 import pytest
 
 from stateline.blob import StoreDecorator
 from stateline.blob.memory import MemoryStore
 from stateline.errors import CorruptDataError, InvalidInputError, OutcomeUnknownError, UnavailableError
+from stateline.handles import Part
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 
 
@@ -25,6 +27,23 @@ class Blind(StoreDecorator):
 
     def read_staged(self, part):
         return None
+
+
+class PreparedOnce(StoreDecorator):
+    """A store whose publication is prepared, at the second try, and names it by a part without bytes."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.tries = 0
+
+    def prepare(self, target, parts, nonce):
+        self.tries += 1
+        if self.tries == 1:
+            raise UnavailableError("not now", operation="prepare", subject=target)
+        return (*parts, Part(name=f".inprogress/step-{self.tries}", length=0, crc32c=0))
+
+    def publish(self, target, parts, nonce):
+        return self.inner.publish(target, [part for part in parts if part.length], nonce)
 
 
 class FailingStage(StoreDecorator):
@@ -140,3 +159,30 @@ def test_a_call_that_failed_changed_nothing_and_may_be_repeated(store, after_eff
         assert stream.position == at
     stream.close_for_commit().commit()
     assert store.get("file") == data[:at]
+
+
+def test_a_file_that_ends_is_prepared_once_however_often_it_is_closed(store):
+    prepared = PreparedOnce(store)
+    stream = RecoverableWriter(prepared).open("file")
+    stream.write(b"abc")
+    with pytest.raises(UnavailableError):
+        stream.close_for_commit()
+    points = [stream.close_for_commit().commit_point for _ in range(3)]
+    assert [part.length for part in points[0].parts] == [3, 0]
+    assert points[1:] == points[:1] * 2
+    assert prepared.tries == 2
+    assert [part.length for part in stream.persist().parts] == [3]
+    stream.close_for_commit().commit()
+    assert store.get("file") == b"abc"
+
+
+def test_cleanup_keeps_pieces_that_the_kept_point_names_without_bytes(store):
+    writer = RecoverableWriter(store)
+    stream = writer.open("file")
+    stream.write(b"abc")
+    point = stream.persist()
+    kept = msgspec.structs.replace(
+        point, parts=tuple(msgspec.structs.replace(part, length=0, crc32c=0) for part in point.parts)
+    )
+    assert not writer.cleanup(point, keep=kept)
+    assert store.get(point.parts[0].name) == b"abc"

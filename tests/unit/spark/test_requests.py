@@ -92,10 +92,10 @@ def test_files_that_grow_cost_one_more_write_for_each_subtask():
         assert not out
 
 
-def test_files_that_end_are_staged_published_and_discarded_once_each():
+def test_files_that_end_are_staged_prepared_published_and_discarded_once_each():
     for root, out in requests_of_later_batches(RollingPolicy(every_checkpoint=True)):
         assert root["put_if_absent"] == PARALLELISM + 1 + 1, "runs, the record, and the mark that files were visible"
-        assert (out["stage"], out["publish"], out["discard"]) == (PARALLELISM, PARALLELISM, PARALLELISM)
+        assert {out[call] for call in ("stage", "prepare", "publish", "discard")} == {PARALLELISM}
         assert not NOT_ON_THE_WAY & (root.keys() | out.keys())
 
 

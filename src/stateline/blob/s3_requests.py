@@ -1,0 +1,130 @@
+"""Requests on the objects of a bucket, and what is kept beside their bytes.
+
+Owns the settings and single requests. Does not own how pieces become an object (``s3_uploads``), or the SDK and its
+errors (``s3``).
+"""
+
+from __future__ import annotations
+
+import base64
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from stateline.blob.api import Buffer, ObjectInfo
+from stateline.blob.cloud import CloudSettings, CloudStore, as_bytes, parse_endpoint, parse_secret
+from stateline.errors import AccessDeniedError, OutcomeUnknownError
+from stateline.options import Secret, parse_bool, setting
+
+__all__ = ["S3Requests", "S3StoreSettings", "encoded_checksum", "metadata_of", "object_info"]
+
+_NONCE: Final = "stateline-nonce"
+_CHECKSUM: Final = "stateline-crc32c"
+_DELETE_KEYS_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3StoreSettings(CloudSettings):
+    """Options of an ``s3:`` store.
+
+    Attributes:
+        endpoint: URL of a service that speaks the S3 protocol; Amazon's own by default.
+        region: Region to sign for; from the SDK's chain by default.
+        path_style: Whether the bucket is part of the path and not of the host name.
+        checksums: Whether the service is asked to compare CRC32C sums; off only for services that refuse them.
+        access_key_id: Key id, where the SDK's own chain (environment, profile, role) is not to be used.
+        secret_access_key: The key itself. A store that holds it cannot be sent to another process.
+        session_token: Token of temporary credentials.
+    """
+
+    endpoint: str = setting("", parse_endpoint, help="URL of an S3-compatible service")
+    region: str = setting("", lambda value, _: str(value), help="Region to sign for")
+    path_style: bool = setting(False, parse_bool, help="Bucket in the path, not in the host name")
+    checksums: bool = setting(True, parse_bool, help="Let the service compare CRC32C sums")
+    access_key_id: Secret | None = setting(None, parse_secret, help="Key id, instead of the SDK's chain")  # noqa: RUF009
+    secret_access_key: Secret | None = setting(None, parse_secret, help="Key, instead of the SDK's chain")  # noqa: RUF009
+    session_token: Secret | None = setting(None, parse_secret, help="Token of temporary credentials")  # noqa: RUF009
+
+
+class S3Requests(CloudStore[Any, S3StoreSettings]):
+    """Requests on the objects of a bucket."""
+
+    def _send(self, name: str, data: Buffer, checksum: int, nonce: str, **condition: str) -> ObjectInfo:
+        with self._asking():
+            answer = self._client.put_object(
+                Bucket=self._container,
+                Key=self._key(name),
+                Body=as_bytes(data),
+                Metadata=metadata_of(checksum, nonce),
+                **self._checked(ChecksumCRC32C=encoded_checksum(checksum)),
+                **condition,
+            )
+        return self._made(name, len(data), checksum, answer["ETag"], nonce)
+
+    def _read_key(self, key: str) -> bytes:
+        data: bytes = self._client.get_object(Bucket=self._container, Key=key)["Body"].read()
+        return data
+
+    @abstractmethod
+    def _read_range(self, name: str, key: str, start: int, end: int, **pin: str) -> bytes:
+        """The bytes of a half-open range, all of them."""
+
+    def _deletions(self, keys: Sequence[str]) -> list[Callable[[], None]]:
+        """The requests that delete objects by key, if they are there."""
+        return [
+            partial(self._delete_page, keys[at : at + _DELETE_KEYS_MAX]) for at in range(0, len(keys), _DELETE_KEYS_MAX)
+        ]
+
+    def _delete_page(self, keys: Sequence[str]) -> None:
+        with self._asking():
+            answer = self._client.delete_objects(
+                Bucket=self._container, Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True}
+            )
+        for failure in answer.get("Errors", ()):
+            if failure["Code"] == "NoSuchKey":
+                continue
+            kind = AccessDeniedError if failure["Code"] == "AccessDenied" else OutcomeUnknownError
+            raise kind(
+                f"the store answered {failure['Code']}",
+                operation="delete",
+                subject=f"s3://{self._container}/{failure['Key']}",
+                hint="Check the right to delete, then repeat the call",
+            )
+
+    def _checked(self, **arguments: Any) -> dict[str, Any]:
+        """Arguments that only services with checksums understand."""
+        return arguments if self._settings.checksums else {}
+
+    def _made(self, name: str, size: int, checksum: int, version: str, nonce: str) -> ObjectInfo:
+        now = self._environment.clock.now()
+        return ObjectInfo(name=name, size=size, modified_at=now, crc32c=checksum, version=version, nonce=nonce)
+
+
+def object_info(name: str, found: Mapping[str, Any]) -> ObjectInfo:
+    """What the service says about one object."""
+    metadata = found.get("Metadata", {})
+    checksum = None
+    if found.get("ChecksumType") == "FULL_OBJECT" and "ChecksumCRC32C" in found:
+        checksum = int.from_bytes(base64.b64decode(found["ChecksumCRC32C"]), "big")
+    elif _CHECKSUM in metadata:
+        checksum = int(metadata[_CHECKSUM], 16)
+    return ObjectInfo(
+        name=name,
+        size=found["ContentLength"],
+        modified_at=found["LastModified"].timestamp(),
+        crc32c=checksum,
+        version=found["ETag"],
+        nonce=metadata.get(_NONCE, ""),
+    )
+
+
+def metadata_of(checksum: int, nonce: str) -> dict[str, str]:
+    """What an object keeps beside its bytes."""
+    return {_CHECKSUM: f"{checksum:08x}", **({_NONCE: nonce} if nonce else {})}
+
+
+def encoded_checksum(checksum: int) -> str:
+    """A CRC32C as the service writes it."""
+    return base64.b64encode(checksum.to_bytes(4, "big")).decode("ascii")
