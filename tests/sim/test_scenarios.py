@@ -5,6 +5,7 @@ import pytest
 from stateline.testing import (
     Setting,
     fault_pairs,
+    power_loss,
     power_losses,
     replay,
     run_seed,
@@ -82,6 +83,11 @@ def test_power_loss(name):
     entry = SCENARIOS[name]
     result = holds(power_losses(entry.small(), races=3, deaths=15, failing=4, limit=8))
     assert result.points > 500
+
+
+def test_power_loss_of_the_whole_pipeline():
+    """What it stores names the folder of its output: each state of the disk is brought back at the same path."""
+    assert holds(power_loss(SCENARIOS["pipeline_local"].small(), limit=1)).points > 500
 
 
 @pytest.mark.parametrize("name", [*MEMORY, *LOCAL])

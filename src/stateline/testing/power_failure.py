@@ -8,7 +8,10 @@ folder is made, the scenario is restarted on it, and its oracle looks, knowing w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+import os
+import shutil
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,7 +68,24 @@ def power_loss(
         max_failures: Stops after so many failures.
     """
     result = Exploration(suite="powerloss", scenario=scenario.name)
-    recording = _record(scenario, seed, processes, dies_after, faults)
+    with scratch_folder() as place:
+        disk = f"{place}/disk"  # Always the same path: what is stored may name it.
+        recording = _record(scenario, seed, processes, dies_after, faults, disk)
+        _lose_power(scenario, seed, recording, disk, result, limit, max_states, max_failures)
+    return result
+
+
+def _lose_power(
+    scenario: Scenario,
+    seed: int,
+    recording: _Recording,
+    disk: str,
+    result: Exploration,
+    limit: int,
+    max_states: int | None,
+    max_failures: int,
+) -> None:
+    """At every moment of the recording, in every state that the disk may be left in."""
     result.operations.update(recording.plan.operations)
     result.activations.update(recording.plan.activations)
     model = DiskModel()
@@ -82,10 +102,9 @@ def power_loss(
                 continue
             done.add((state, len(promised)))
             result.points += 1
-            _recover(scenario, seed, recording, moment, state, promised, result)
+            _recover(scenario, seed, recording, moment, state, promised, disk, result)
             if len(result.failures) >= max_failures or result.points == max_states:
-                return result
-    return result
+                return
 
 
 def power_losses(
@@ -129,11 +148,20 @@ def failing_fsync(at: int) -> Fault:
     return Fault(kind=FaultKind.IO_ERROR, at=at, operation="os.fsync")
 
 
+@contextlib.contextmanager
+def _made(folder: str) -> Iterator[str]:
+    os.mkdir(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
 def _record(
-    scenario: Scenario, seed: int, processes: int, dies_after: int | None, faults: Collection[Fault]
+    scenario: Scenario, seed: int, processes: int, dies_after: int | None, faults: Collection[Fault], disk: str
 ) -> _Recording:
     plan = ScriptedFaults(faults)
-    with scratch_folder() as folder:
+    with _made(disk) as folder:
         backend = LocalBackend(folder)
         with opened(scenario, seed=seed, faults=plan, backend=backend) as world:
             prepared = backend.position
@@ -174,9 +202,10 @@ def _recover(
     moment: int,
     state: DiskState,
     promised: Sequence[Fact],
+    disk: str,
     result: Exploration,
 ) -> None:
-    with scratch_folder() as folder:
+    with _made(disk) as folder:
         state.restore(folder)
         backend = LocalBackend(folder, by_system_call=False, fsync=False)
         with World(seed, faults=NoFaults(), backend=backend) as world:
