@@ -108,3 +108,9 @@ def test_the_real_components_hold(name):
     assert holds(zombie_sweep(entry.small(), setting(entry), sample=30)).points > 10
     assert holds(fault_pairs(entry.small(), setting(entry), sample=8)).points > 0
     assert holds(simulate(entry.large(), range(6), setting(entry))).points == 6
+
+
+def test_a_claimed_savepoint_that_is_met_once_more_need_not_be_whole():
+    """Its records were told once more, late, after the query that had claimed it had freed what it did not need."""
+    entry = SCENARIOS["savepoint_claim"]
+    assert holds(simulate(entry.large(), [40122], setting(entry), kinds=entry.kinds)).points == 1
