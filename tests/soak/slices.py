@@ -53,6 +53,8 @@ def _zombies(entry: ScenarioEntry, number: int) -> Exploration:
 
 
 def _power_losses(entry: ScenarioEntry, number: int) -> Exploration:
+    if entry.name.startswith("pipeline"):  # Thousands of states in each of its runs.
+        return power_losses(entry.small(), number, races=1, deaths=2, failing=1, limit=1)
     return power_losses(entry.small(), number, limit=16)
 
 
