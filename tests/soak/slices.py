@@ -98,7 +98,7 @@ SLICES = [
         _simulated(suite, name, explore)
         for name, entry in sorted(SCENARIOS.items())
         for suite, explore in (("seeds", _seeds), ("zombies", _zombies), ("powerloss", _power_losses))
-        if suite != "powerloss" or entry.backend is not None
+        if suite != "powerloss" or entry.loses_power
     ),
     *(_killed_process(job) for job in ("FileJob", "ChangelogJob", "PipelineJob")),
     Slice("spark", "driver kills", _killed_drivers),

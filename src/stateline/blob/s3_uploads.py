@@ -11,7 +11,8 @@ Facts (Amazon S3 API reference):
 - CompleteMultipartUpload may answer 200 with an error in its body. The SDK turns that into an error.
 - Repeating a CompleteMultipartUpload that took effect gives 404 NoSuchUpload, or 200 on some services.
 - With ``If-None-Match: *`` it is create-if-absent: 412 if the key exists, 409 if another conditional request on it is
-  in progress.
+  in progress. After a 409 the documentation asks for a new upload: one that has ended by it is told by NoSuchUpload,
+  and treated as one that the service has forgotten.
 - With checksum type FULL_OBJECT the service compares the CRC32C of the whole object before it creates it.
 
 So ``prepare`` begins the one upload of a file and returns, beside the pieces, a part without bytes that names it. All

@@ -127,7 +127,7 @@ def _explore(options: argparse.Namespace) -> int:
 
 
 def _suits(suite: str, entry: ScenarioEntry) -> bool:
-    return suite != "powerloss" or entry.backend is not None
+    return suite != "powerloss" or entry.loses_power
 
 
 def _show(result: Exploration, seconds: float) -> None:

@@ -139,7 +139,7 @@ def matrix(names: Iterable[str] | None = None, suites: Sequence[str] | None = No
     for name in sorted(BUGS) if names is None else names:
         for suite in suites or sorted(SUITES):
             for scenario_name in BUGS[name].scenarios:
-                if suite != "powerloss" or scenario(scenario_name).backend is not None:
+                if suite != "powerloss" or scenario(scenario_name).loses_power:
                     yield catch(name, suite, scenario_name)
 
 

@@ -50,6 +50,11 @@ class ScenarioEntry:
     backend: Callable[[], Backend] | None = None
     kinds: frozenset[FaultKind] | None = None
 
+    @property
+    def loses_power(self) -> bool:
+        """Whether power loss can be tried: only a disk, met by system calls, has states that it may be left in."""
+        return self.backend is ScratchBackend
+
 
 SCENARIOS: Final[dict[str, ScenarioEntry]] = {}
 """Every scenario that is known, by name."""
