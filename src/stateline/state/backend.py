@@ -129,7 +129,7 @@ class KeyedState:
         return Lookup(pa.array(found.mask.take(place)), rows)
 
     def scan(self, key_groups: KeyGroupRange | None = None) -> Iterator[pa.RecordBatch]:
-        """All rows, in batches of key and value columns, ascending by the hash of the key."""
+        """All rows, in batches of key and value columns, in no order that means anything."""
         self._check_open()
         return self.table.scan(key_groups)
 

@@ -145,7 +145,7 @@ class SliceReader:
         self._runs = RunReader(store, schema, environment=environment)
 
     def scan(self, state: SubtaskState, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """All live rows, ascending by the hash of their key.
+        """All live rows, in no order that means anything.
 
         Args:
             state: The slice.
@@ -158,9 +158,7 @@ class SliceReader:
             DataLossError: A run is gone.
             CorruptDataError: A run is not what was written.
         """
-        indexes = self._indexes(columns)
-        for batch in self.table(state).scan():
-            yield batch if indexes is None else batch.select(indexes)
+        return self.table(state).scan(columns=self._indexes(columns))
 
     def get(self, state: SubtaskState, keys: Sequence[Column], columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """The rows of some keys that are there, ascending by hash; keys that lie outside the slice are not there.

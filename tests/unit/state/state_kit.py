@@ -74,6 +74,7 @@ def contents(table: StateTable, key_groups: KeyGroupRange | None = None) -> dict
     found: dict[Any, tuple[Any, ...]] = {}
     width = len(table.schema.keys)
     for batch in table.scan(key_groups):
+        assert batch.num_rows, "an empty batch"
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             key = row[0] if width == 1 else row[:width]
             assert key not in found, "a key came twice"

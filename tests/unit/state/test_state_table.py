@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from state_kit import LONGS, STRINGS, changes, collide, columns, contents, table_of
+from state_kit import ALL, LONGS, MAX_PARALLELISM, STRINGS, changes, collide, columns, contents, run_of, table_of
 
 from stateline.errors import InvalidInputError
 from stateline.key_groups import KeyGroupRange, key_group_of, stable_hash
@@ -68,6 +68,23 @@ def test_an_empty_table_and_an_empty_question() -> None:
         group_rows(key_rows(LONGS, [pa.array([], pa.int64())])).keys
     )
     assert (len(found.mask), len(found.values[0])) == (0, 0)
+
+
+def test_a_scan_copies_only_batches_of_which_some_rows_are_hidden() -> None:
+    """The oldest run has batches of three rows; the first row of the first one is changed, the second one deleted."""
+    oldest = run_of(changes(LONGS, {key: [key] for key in range(9)}))
+    hidden, gone, kept = (batch.keys.columns[0].to_pylist() for batch in oldest.batches)
+    newest = run_of(changes(LONGS, {hidden[0]: [-1]}, deleted=gone))
+    table = StateTable(LONGS, ALL, MAX_PARALLELISM, [oldest, newest])
+    *changed, partly, whole = table.scan(columns=[1, 0])
+    assert {row["k"]: row["v"] for batch in changed for row in batch.to_pylist()} == {hidden[0]: -1}
+    assert [batch.to_pydict() for batch in (partly, whole)] == [
+        {"v": hidden[1:], "k": hidden[1:]},
+        {"v": kept, "k": kept},
+    ]
+    where = [batch.column("v").buffers()[1].address for batch in (partly, whole)]
+    stored = oldest.batches[0].values[0].buffers()[1].address
+    assert (where[0] != stored, where[1] == stored) == (True, True)
 
 
 def test_a_set_of_keys_needs_no_values() -> None:
