@@ -14,8 +14,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
 from stateline.errors import InvalidInputError, UnavailableError
-from stateline.spark import get_or_create_session, session
+from stateline.spark import KeyedStream, count, get_or_create_session, pipeline, session
+from stateline.spark.arrow_batches import ARROW_BATCH_SETTINGS, set_arrow_batches
 from stateline.spark.java import JavaRuntime
+
+EVERYWHERE = {"spark.sql.execution.arrow.pyspark.enabled": "true", **ARROW_BATCH_SETTINGS}
 
 
 def defaults(configured: dict[str, str], **arguments: bool) -> dict[str, str]:
@@ -48,7 +51,7 @@ def test_a_standalone_master_on_this_machine_uses_the_loopback_address_and_this_
 
 def test_a_distant_master_keeps_its_addresses_its_memory_and_its_own_python() -> None:
     configured = {"spark.master": "spark://cluster.example:7077"}
-    assert defaults(configured) == {"spark.sql.execution.arrow.pyspark.enabled": "true"}
+    assert defaults(configured) == EVERYWHERE
     launch = session._launch_environment(configured, None, {})
     assert launch == {"PYSPARK_DRIVER_PYTHON": sys.executable}
 
@@ -60,9 +63,13 @@ def test_settings_of_others_always_win() -> None:
     assert session._launch_environment({}, None, environ) == {}
 
 
+@pytest.mark.parametrize("name", sorted(ARROW_BATCH_SETTINGS))
+def test_who_limits_arrow_batches_gets_no_limit_of_ours_beside(name: str) -> None:
+    assert not defaults({name: "1000"}).keys() & ARROW_BATCH_SETTINGS.keys()
+
+
 def test_only_arrow_is_set_where_the_jvm_runs_already_or_is_elsewhere() -> None:
-    only_arrow = {"spark.sql.execution.arrow.pyspark.enabled": "true"}
-    assert defaults({}, starts_jvm=False, quiet=True) == only_arrow
+    assert defaults({}, starts_jvm=False, quiet=True) == EVERYWHERE
     assert not session._starts_jvm({}, {"PYSPARK_GATEWAY_PORT": "1"})
     assert not session._starts_jvm({}, {"SPARK_REMOTE": "sc://host"})
     assert not session._starts_jvm({"spark.remote": "sc://host"}, {})
@@ -128,6 +135,63 @@ def test_the_workers_run_this_python_with_its_packages(spark: SparkSession) -> N
     row = spark.range(1).select(where("id")).first()
     assert row is not None
     assert row[0] == f"{sys.executable} {pa.__version__}"
+
+
+def without_arrow_settings(spark: SparkSession) -> SparkSession:
+    """A session such as a user makes without us."""
+    made = spark.newSession()
+    for name in ARROW_BATCH_SETTINGS:
+        made.conf.unset(name)
+    return made
+
+
+def sizes_of_batches(spark: SparkSession) -> list[int]:
+    def sizes(batches):
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows]})
+
+    frame = spark.range(0, 5000, 1, 1).selectExpr("id", "repeat('x', 100) AS text")
+    return [row[0] for row in frame.mapInArrow(sizes, "rows long").collect()]
+
+
+@pytest.mark.spark
+def test_batches_for_python_have_a_limit_of_rows_alone(spark: SparkSession) -> None:
+    assert sizes_of_batches(spark) == [2048, 2048, 904]
+    theirs = without_arrow_settings(spark)
+    assert sizes_of_batches(theirs) == [5000]
+    set_arrow_batches(theirs)
+    assert sizes_of_batches(theirs) == [2048, 2048, 904]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", sorted(ARROW_BATCH_SETTINGS))
+def test_a_limit_that_the_session_has_stays_alone(spark: SparkSession, name: str) -> None:
+    theirs = without_arrow_settings(spark)
+    theirs.conf.set(name, "1000")
+    set_arrow_batches(theirs)
+    assert [theirs.conf.get(each, None) for each in sorted(ARROW_BATCH_SETTINGS)] == [
+        "1000" if each == name else None for each in sorted(ARROW_BATCH_SETTINGS)
+    ]
+
+
+@pytest.mark.spark
+def test_a_keyed_stream_sets_them_for_its_batches_and_not_for_the_session_it_was_made_in(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def spy(batch_session: SparkSession) -> None:
+        set_arrow_batches(batch_session)
+        seen.append({name: batch_session.conf.get(name) for name in ARROW_BATCH_SETTINGS})
+
+    monkeypatch.setattr(pipeline, "set_arrow_batches", spy)
+    theirs = without_arrow_settings(spark)
+    theirs.range(10).write.parquet(str(tmp_path / "events"))
+    events = theirs.readStream.schema("id long").parquet(str(tmp_path / "events"))
+    stream = KeyedStream(events, "id", f"file://{tmp_path}/state", parallelism=2).aggregate(n=count()).state_only()
+    stream.start(str(tmp_path / "spark"), trigger={"availableNow": True}).awaitTermination()
+    assert seen == [ARROW_BATCH_SETTINGS]
+    assert [theirs.conf.get(name, None) for name in ARROW_BATCH_SETTINGS] == [None, None]
 
 
 def test_a_jvm_that_does_not_start_is_a_typed_error(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from stateline.checkpoint import CheckpointStore
 from stateline.environment import Environment, system_environment
 from stateline.errors import InvalidInputError
 from stateline.options import check_known, parse_duration
+from stateline.spark.arrow_batches import set_arrow_batches
 from stateline.spark.batch_job import BatchJob
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.ending import finish_open_files
@@ -109,6 +110,7 @@ class Pipeline:
         def handle(rows: DataFrame, batch_id: int) -> None:
             session = rows.sparkSession
             session.conf.set("spark.sql.adaptive.enabled", "false")
+            set_arrow_batches(session)
             query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
             digest = offsets_digest(read, spark_checkpoint, batch_id)
             batch = Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows)

@@ -5,7 +5,8 @@ command line or ``spark-defaults.conf`` has made: those always win.
 
 What is set, and only where nobody else has set it:
 
-- everywhere: Arrow for the exchange of rows with Python;
+- everywhere: Arrow for the exchange of rows with Python, in batches that Spark fills without asking for their size at
+  each row (``arrow_batches``);
 - for masters on this machine (``local...``, or ``spark://`` on a loopback address): all sockets on the loopback
   address, and this very Python for the workers;
 - for ``local`` masters also: no web interface, a quarter of the memory (1 to 4 GiB) for the JVM, one shuffle
@@ -33,6 +34,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from stateline.errors import ErrorKind, InvalidInputError, UnavailableError
+from stateline.spark.arrow_batches import ARROW_BATCH_SETTINGS
 from stateline.spark.data_sources import register
 from stateline.spark.java import JavaRuntime, find_java
 
@@ -165,6 +167,8 @@ def _starts_jvm(configured: Mapping[str, str], environ: Mapping[str, str]) -> bo
 def _default_settings(configured: Mapping[str, str], *, starts_jvm: bool, quiet: bool) -> dict[str, str]:
     """Our settings, without those that are configured already."""
     settings = {"spark.sql.execution.arrow.pyspark.enabled": "true"}
+    if not configured.keys() & ARROW_BATCH_SETTINGS.keys():
+        settings |= ARROW_BATCH_SETTINGS
     master = _master(configured)
     if starts_jvm and _is_on_this_machine(master):
         settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}

@@ -1,0 +1,36 @@
+"""How many rows Spark hands to Python at a time.
+
+Owns two settings of Spark. Does not own the sizes of batches inside Stateline.
+
+Facts (Spark 4.3, ``BatchedPythonArrowInput``; the limit of bytes came with SPARK-51316):
+
+- A batch for Python ends at ``maxRecordsPerBatch`` rows or at ``maxBytesPerBatch`` bytes: 10,000 and 64 MiB by default.
+- For the second, Spark asks the Arrow writer for its size before every row, which walks over all columns. By the JVM's
+  flight recorder that is a quarter to a third of a task's time in the JVM.
+- It does not ask where the limit is the greatest integer.
+
+So there is no limit of bytes, and one of rows that is low enough to do without: a column of a batch may have 2 GiB, so
+rows may have a megabyte each. Fewer rows than 2,048 at a time cost more than the check did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["ARROW_BATCH_SETTINGS", "set_arrow_batches"]
+
+ARROW_BATCH_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "2048",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+}
+
+
+def set_arrow_batches(session: SparkSession) -> None:
+    """Sets both, unless somebody has set one of them. Idempotent."""
+    if all(session.conf.get(name, None) is None for name in ARROW_BATCH_SETTINGS):
+        for name, value in ARROW_BATCH_SETTINGS.items():
+            session.conf.set(name, value)
