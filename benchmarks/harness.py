@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stateline import __version__
+from stateline.spark.arrow_batches import ARROW_BATCH_SETTINGS
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -36,6 +37,15 @@ def write_results(name: str, figures: Mapping[str, Any]) -> Path:
     path = RESULTS / f"{name}-{dt.datetime.now():%Y%m%d-%H%M%S}.json"
     path.write_text(json.dumps({"benchmark": name, "machine": machine(), **figures}, indent=2, default=str) + "\n")
     return path
+
+
+def leave_arrow_batches_to_spark(spark: Any) -> None:
+    """Takes our Arrow batches out of a session again: its own engines run as Spark comes.
+
+    A keyed stream sets them for its own batches, in any session.
+    """
+    for name in ARROW_BATCH_SETTINGS:
+        spark.conf.unset(name)
 
 
 def median(values: Sequence[float]) -> float:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from benchmarks.harness import median, spread, table, write_results
+from benchmarks.harness import leave_arrow_batches_to_spark, median, spread, table, write_results
 from benchmarks.stateful import ROCKSDB, finish, make_source, rate
 
 OUTPUT = "k long, n long, s long"
@@ -128,6 +128,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=2, help="rounds; the median counts")
     parser.add_argument("--parallelism", type=int, default=2, help="cores, shuffle partitions and subtasks")
     parser.add_argument("--engines", default=",".join(ENGINES), help="which, in which order")
+    parser.add_argument(
+        "--tuned-peers",
+        action="store_true",
+        help="Spark's engines get the Arrow batches that Stateline sets for itself",
+    )
     arguments = parser.parse_args(argv)
 
     from pyspark import cloudpickle
@@ -141,6 +146,8 @@ def main(argv: list[str]) -> int:
         **{"spark.sql.shuffle.partitions": str(arguments.parallelism), "spark.driver.memory": "3g"},
     )
     spark.sparkContext.setLogLevel("OFF")
+    if not arguments.tuned_peers:
+        leave_arrow_batches_to_spark(spark)
     rates: dict[str, list[float]] = {engine: [] for engine in arguments.engines.split(",")}
     batches: dict[str, list[Any]] = {engine: [] for engine in rates}
     with tempfile.TemporaryDirectory(prefix="stateline-bench-") as folder:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import median, spread, table, write_results
+from benchmarks.harness import leave_arrow_batches_to_spark, median, spread, table, write_results
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 IN_MEMORY = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
@@ -107,6 +107,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds; the median counts")
     parser.add_argument("--parallelism", type=int, default=2, help="cores, shuffle partitions and subtasks")
     parser.add_argument("--engines", default="rocksdb,memory,stateless,stateline", help="which, in which order")
+    parser.add_argument(
+        "--tuned-peers",
+        action="store_true",
+        help="Spark's engines get the Arrow batches that Stateline sets for itself",
+    )
     arguments = parser.parse_args(argv)
     unknown = set(arguments.engines.split(",")) - {"rocksdb", "memory", "stateless", "stateline"}
     if unknown:
@@ -124,6 +129,8 @@ def main(argv: list[str]) -> int:
         },
     )
     spark.sparkContext.setLogLevel("ERROR")
+    if not arguments.tuned_peers:
+        leave_arrow_batches_to_spark(spark)
     keys = ["k", "d"] if arguments.kind == "composite" else ["k"]
     rates: dict[str, list[float]] = {engine: [] for engine in arguments.engines.split(",")}
     batches: dict[str, list[Any]] = {engine: [] for engine in rates}
