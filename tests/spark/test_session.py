@@ -156,11 +156,11 @@ def sizes_of_batches(spark: SparkSession) -> list[int]:
 
 @pytest.mark.spark
 def test_batches_for_python_have_a_limit_of_rows_alone(spark: SparkSession) -> None:
-    assert sizes_of_batches(spark) == [2048, 2048, 904]
+    assert sizes_of_batches(spark) == [1024, 1024, 1024, 1024, 904]
     theirs = without_arrow_settings(spark)
     assert sizes_of_batches(theirs) == [5000]
     set_arrow_batches(theirs)
-    assert sizes_of_batches(theirs) == [2048, 2048, 904]
+    assert sizes_of_batches(theirs) == [1024, 1024, 1024, 1024, 904]
 
 
 @pytest.mark.spark

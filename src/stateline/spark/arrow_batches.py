@@ -9,8 +9,8 @@ Facts (Spark 4.3, ``BatchedPythonArrowInput``; the limit of bytes came with SPAR
   flight recorder that is a quarter to a third of a task's time in the JVM.
 - It does not ask where the limit is the greatest integer.
 
-So there is no limit of bytes, and one of rows that is low enough to do without: a column of a batch may have 2 GiB, so
-rows may have a megabyte each. Fewer rows than 2,048 at a time cost more than the check did.
+So there is no limit of bytes, and one of rows that is low enough to do without for rows of up to 100 KB or so. Longer
+ones need the limit of bytes back, or memory: see decision 0013.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ARROW_BATCH_SETTINGS", "set_arrow_batches"]
 
 ARROW_BATCH_SETTINGS: Final[Mapping[str, str]] = {
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "2048",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1024",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
 }
 
