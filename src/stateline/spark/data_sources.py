@@ -29,6 +29,9 @@ def register(spark: SparkSession) -> None:
 
     :func:`stateline.spark.get_or_create_session` does so by itself. Filters reach Python data sources only where a
     setting of the session says so; unless the user has set it, it is switched on.
+
+    Nothing else is set. In a session that it did not make, ``stateline_files`` is faster by a quarter with the settings
+    of :mod:`stateline.spark.arrow_batches`.
     """
     spark.dataSource.register(FilesSink)
     spark.dataSource.register(StateSource)
