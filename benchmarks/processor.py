@@ -41,9 +41,6 @@ class RowCounter(StatefulProcessor):
         self.totals.update((n, total))
         yield Row(k=key[0], n=n, s=total)
 
-    def close(self) -> None:
-        pass
-
 
 class FrameCounter(RowCounter):
     """Count and sum, as ``transformWithStateInPandas`` wants it."""

@@ -151,8 +151,8 @@ class SliceReader:
             state: The slice.
             columns: Names of key and value columns, in the order wanted; all of them by default.
 
-        Yields:
-            Batches; none is empty.
+        Returns:
+            Batches; none is empty. The runs are open when it returns.
 
         Raises:
             DataLossError: A run is gone.
