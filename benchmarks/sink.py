@@ -1,8 +1,8 @@
 """The exactly-once file sink beside Spark's own: many micro-batches to Parquet, and how many files come of them.
 
 All engines run in one JVM, in turn, several rounds; Spark's own in a session as Spark comes. ``spark batch`` is one
-batch job over all rows, which knows no exactly-once between micro-batches and no small files: the best that Spark can do
-with the same rows. ``stateline batch`` is such a job through the sink.
+batch job over all rows, which knows no exactly-once between micro-batches and no small files: the best that Spark can
+do with the same rows. ``stateline batch`` is such a job through the sink.
 """
 
 import argparse
