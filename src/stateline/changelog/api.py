@@ -55,15 +55,15 @@ class SequenceNumber(msgspec.Struct, frozen=True, order=True):
     """The number of one change set of one writer; 0 is the first. Totally ordered.
 
     Raises:
-        InvalidInputError: Negative, or above 2**63 - 1.
+        InvalidInputError: Not an integer, negative, or above 2**63 - 1.
     """
 
     value: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.value <= _MAX_SEQUENCE_NUMBER:
+        if not isinstance(self.value, int) or not 0 <= self.value <= _MAX_SEQUENCE_NUMBER:
             raise InvalidInputError(
-                f"{self.value} is no sequence number", subject="SequenceNumber", hint="Give 0 to 2**63 - 1"
+                f"{self.value!r} is no sequence number", subject="SequenceNumber", hint="Give 0 to 2**63 - 1"
             )
 
     @classmethod

@@ -26,7 +26,7 @@ from typing import Final
 from stateline.blob.api import BlobStore
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.environment import Environment, Executor, system_environment
-from stateline.errors import AccessDeniedError, CorruptDataError
+from stateline.errors import AccessDeniedError, CorruptDataError, InvalidInputError
 
 __all__ = ["CachedObject", "HostCache"]
 
@@ -220,7 +220,16 @@ class HostCache:
     # -- files ----------------------------------------------------------------------------------------------------
 
     def _prepare_folder(self) -> None:
-        os.makedirs(self._folder, 0o700, exist_ok=True)
+        try:
+            os.makedirs(self._folder, 0o700, exist_ok=True)
+        except OSError as error:
+            kind = AccessDeniedError if isinstance(error, PermissionError) else InvalidInputError
+            raise kind(
+                f"it cannot be made ({error.strerror})",
+                operation="open cache",
+                subject=self._folder,
+                hint="Give a cache_dir that this user can write to",
+            ) from error
         status = os.lstat(self._folder)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise AccessDeniedError(

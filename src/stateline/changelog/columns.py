@@ -169,7 +169,10 @@ def _key_group_column(key_groups: Any) -> npt.NDArray[Any]:
         if key_groups.null_count:
             raise _bad("a key group is null")
         key_groups = key_groups.to_numpy() if isinstance(key_groups, pa.ChunkedArray) else key_groups.to_numpy(False)
-    column = np.asarray(key_groups)
+    try:
+        column = np.asarray(key_groups)
+    except ValueError as error:  # Sequences in a sequence.
+        raise _bad(f"the key groups are not a column of integers ({error})") from error
     if column.size == 0:
         return np.empty(0, np.int16)
     if column.ndim != 1 or column.dtype.kind not in "iu":

@@ -114,8 +114,16 @@ class ChangelogHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
         Raises:
             CorruptDataError: Truncated, damaged, foreign, followed by other bytes, or out of bounds.
+            InvalidInputError: Not bytes at all.
             UnsupportedVersionError: A newer version wrote it.
         """
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise InvalidInputError(
+                f"{type(data).__name__} is not bytes",
+                operation="decode",
+                subject="changelog handle",
+                hint="Give to_bytes()",
+            )
         data = bytes(data)
         if len(data) < _PREFIX.size:
             raise _damaged(f"{len(data)} bytes are no changelog handle", 0)

@@ -20,6 +20,7 @@ import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, TypeVar
@@ -37,7 +38,7 @@ from stateline.changelog.frame import BlockEntry, FrameHead, decode_head
 from stateline.changelog.handle import ChangelogHandle, SegmentHandle
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.environment import Environment, Executor, Monitor, system_environment
-from stateline.errors import CorruptDataError, DataLossError, InternalError, NotFoundError
+from stateline.errors import CorruptDataError, DataLossError, InvalidInputError, NotFoundError
 from stateline.key_groups import KeyGroupRange
 
 __all__ = ["ChangelogReader", "decode_blocks", "runs_of"]
@@ -122,6 +123,12 @@ class ChangelogReader:
             executor.close(wait=False)
 
     def _read(self, handle: ChangelogHandle, key_groups: KeyGroupRange | None) -> Iterator[Columns]:
+        if not isinstance(handle, ChangelogHandle):
+            raise InvalidInputError(
+                f"{type(handle).__name__} is no handle",
+                operation="read",
+                hint="Give the .remote of a SnapshotResult, or ChangelogHandle.from_bytes(...)",
+            )
         wanted = handle.key_group_range if key_groups is None else handle.key_group_range.intersection(key_groups)
         if len(wanted) == 0:
             return
@@ -144,7 +151,7 @@ class ChangelogReader:
             while True:
                 for segment in itertools.islice(coming, self._num_threads - len(pending)):
                     slot = _Slot(self._monitor, functools.partial(self._load, segment, wanted))
-                    self._submit(slot.run)
+                    self._submit(slot)
                     pending.append(slot)
                 if not pending:
                     return
@@ -156,12 +163,15 @@ class ChangelogReader:
             for slot in pending:
                 slot.cancelled = True
 
-    def _submit(self, work: Callable[[], None]) -> None:
+    def _submit(self, slot: _Slot) -> None:
         with self._monitor:
             if self._executor is None:
                 self._executor = self._executors.executor("changelog-download", self._num_threads)
             executor = self._executor
-        executor.submit(work)
+        try:
+            executor.submit(slot.run).add_done_callback(slot.ended)
+        except RuntimeError:  # Closed meanwhile: the caller loads it.
+            slot.done = True
 
     # -- one segment ----------------------------------------------------------------------------------------------
 
@@ -182,7 +192,7 @@ class ChangelogReader:
             except NotFoundError as error:
                 if not source.is_optional:
                     raise _gone(segment) from error
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: such as a file where the folder of copies should be.
                 if not source.is_optional:
                     raise
                 self._metrics.counter("local_read_fallbacks").increment()
@@ -235,13 +245,18 @@ class _Slot:
                 self.done = True
                 self._monitor.notify_all()
 
+    def ended(self, future: Future[None]) -> None:
+        """The executor is through with it: if it was closed first, :meth:`run` will never be called."""
+        if future.cancelled():
+            with self._monitor:
+                self.done = True
+                self._monitor.notify_all()
+
     def result(self) -> _Loaded:
-        """What was loaded, or its error."""
+        """What was loaded, or its error; loaded now, by the caller, if the executor was closed before it came to it."""
         if self._error is not None:
             raise self._error
-        if self._loaded is None:
-            raise InternalError("a segment that was given up is asked for", operation="read")
-        return self._loaded
+        return self._load() if self._loaded is None else self._loaded
 
 
 class _Source(Protocol):

@@ -115,6 +115,7 @@ class RetryingExecutor:
         environment: Environment | None = None,
     ) -> None:
         environment = environment or system_environment()
+        parse_int(num_threads, "num_threads", minimum=1)
         self._owned = executor is None
         self._world = _World(
             executor or environment.executors.executor("changelog-upload", num_threads),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
@@ -133,7 +133,7 @@ class _DirectScheduler:
             if not isinstance(error, Exception):
                 raise
         else:
-            result.complete()
+            _complete(result, [task])
 
     def close(self) -> None:
         """See :meth:`StateChangeUploadScheduler.close`."""
@@ -379,8 +379,9 @@ class _BatchUpload:
 
     def discard(self, result: object) -> None:
         """See :meth:`RetriableAction.discard`."""
-        if isinstance(result, UploadTasksResult):
-            self._uploader.discard(result)
+        discard = getattr(self._uploader, "discard", None)  # One that has none keeps what late attempts made.
+        if discard is not None and isinstance(result, UploadTasksResult):
+            discard(result)
 
     def complete(self, result: object) -> None:
         """See :meth:`RetriableAction.complete`."""
@@ -388,10 +389,7 @@ class _BatchUpload:
             for task in result.successful:  # Before a completion gives their room in flight to somebody else.
                 for change_set in task.change_sets:
                     change_set.give_up()
-            result.complete()
-        for item in self._take_batch():  # An uploader that forgets a task must not leave its writer waiting for ever.
-            if not item.task.finished:
-                item.task.fail(InternalError("the uploader gave no result for this task", operation="upload"))
+        _complete(result, [item.task for item in self._take_batch()])
 
     def fail(self, error: BaseException) -> None:
         """See :meth:`RetriableAction.fail`."""
@@ -402,6 +400,15 @@ class _BatchUpload:
     def _take_batch(self) -> Sequence[_Queued]:
         batch, self._batch = self._batch, ()
         return batch
+
+
+def _complete(result: object, tasks: Iterable[UploadTask]) -> None:
+    """Ends the tasks. An uploader that forgets one must not leave its writer waiting for ever."""
+    if isinstance(result, UploadTasksResult):
+        result.complete()
+    for task in tasks:
+        if not task.finished:
+            task.fail(InternalError("the uploader gave no result for this task", operation="upload"))
 
 
 def _batches(queued: Sequence[_Queued], max_bytes: int) -> list[list[_Queued]]:

@@ -9,6 +9,7 @@ makes on its own; when it is over, the next attempt races it. So a change set is
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -35,10 +36,11 @@ def _positive(value: int | str, name: str) -> int:
     return parse_int(value, name, minimum=1)
 
 
-def _path(value: str | None, name: str) -> str | None:
-    if value is not None and (not isinstance(value, str) or not value):
+def _path(value: str | os.PathLike[str] | None, name: str) -> str | None:
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if path is not None and (not isinstance(path, str) or not path or "\0" in path):
         raise InvalidInputError(f"{value!r} is no folder", subject=name, hint="Give a path, or leave the option away")
-    return value
+    return path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+import numpy as np
+
 from stateline.changelog.api import SnapshotResult, UploadResult
 from stateline.changelog.handle import ChangelogHandle, SegmentHandle
 from stateline.changelog.mailbox import PersistFuture
 from stateline.changelog.ownership import Ownership
-from stateline.errors import StatelineError, UnavailableError
+from stateline.errors import InvalidInputError, StatelineError, UnavailableError
 from stateline.key_groups import KeyGroupRange
 
 __all__ = ["Listener", "Snapshots"]
@@ -64,6 +66,7 @@ class Snapshots:
 
     def begin(self, listener: Listener, ready: Mapping[int, UploadResult]) -> bool:
         """Starts a persist with what is uploaded already. Returns whether that was all; then it is completed."""
+        self._check_checkpoint(listener.checkpoint_id, "persist")
         self._take(listener, ready.values())
         self._ownership.use_locally(listener.results.values(), listener.checkpoint_id)
         if listener.is_complete:
@@ -97,6 +100,7 @@ class Snapshots:
 
     def confirm(self, start: int, end: int, checkpoint_id: int, uploaded: Mapping[int, UploadResult]) -> None:
         """The checkpoint exists: what it names of ``[start, end)`` is its own now, truncated meanwhile or not."""
+        self._check_checkpoint(checkpoint_id, "confirm")
         named = self._pins.pop(checkpoint_id, {})
         given = {number: result for number, result in {**named, **uploaded}.items() if start <= number < end}
         self._ownership.give_away(given.values())
@@ -107,6 +111,7 @@ class Snapshots:
 
     def reset(self, checkpoint_id: int) -> None:
         """The checkpoint was aborted: nothing is kept for it any more, also not by a persist that ends later."""
+        self._check_checkpoint(checkpoint_id, "reset")
         self._ownership.unpin(self._pins.pop(checkpoint_id, {}).values())
         for listener in self._listeners:
             if listener.checkpoint_id == checkpoint_id:
@@ -118,6 +123,15 @@ class Snapshots:
         for listener in listeners:
             self._let_go(listener)
             listener.future.set_exception(error)
+
+    def _check_checkpoint(self, checkpoint_id: object, operation: str) -> None:
+        if not isinstance(checkpoint_id, int | np.integer) or isinstance(checkpoint_id, bool):
+            raise InvalidInputError(
+                f"{checkpoint_id!r} is no checkpoint id",
+                operation=operation,
+                subject=self._operator_id,
+                hint="Give the integer that the checkpoint is known by",
+            )
 
     def _take(self, listener: Listener, results: Iterable[UploadResult]) -> int:
         """Notes and retains what the listener needs of ``results``; returns its bytes."""

@@ -6,6 +6,8 @@ behaviour.
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
@@ -28,6 +30,7 @@ from stateline.changelog.writer import ChangelogWriter
 from stateline.environment import Environment, system_environment
 from stateline.errors import ClosedError, InvalidInputError
 from stateline.key_groups import KeyGroupRange
+from stateline.options import check_known, parse_choice
 
 __all__ = ["ChangelogStorage"]
 
@@ -85,7 +88,7 @@ class ChangelogStorage:
     @classmethod
     def open(
         cls,
-        url_or_store: str | BlobStore,
+        url_or_store: str | os.PathLike[str] | BlobStore,
         settings: ChangelogSettings | None = None,
         *,
         job_id: str | None = None,
@@ -103,7 +106,11 @@ class ChangelogStorage:
             scheduler: Another way to run uploads; ``uploader`` is not used then.
             environment: Clock, ids and threads; the real ones by default.
         """
-        store = open_store(url_or_store, {}, environment) if isinstance(url_or_store, str) else url_or_store
+        store = url_or_store
+        if isinstance(store, str | os.PathLike):
+            store = open_store(store, {}, environment)
+        elif not hasattr(store, "put_if_absent"):
+            raise InvalidInputError(f"{store!r} is neither a URL nor a store", operation="open", subject="changelog")
         return cls(
             store,
             settings or ChangelogSettings(),
@@ -126,12 +133,9 @@ class ChangelogStorage:
             InvalidInputError: An unknown key or name, a bad value, or no ``base_path``.
         """
         rest = dict(options)
-        name = rest.pop("storage", "blob").strip().lower()
+        check_known(rest, ["storage", "base_path", *(spec.name for spec in dataclasses.fields(ChangelogSettings))])
+        name = parse_choice(rest.pop("storage", "blob"), _STORAGES, "storage")
         url = rest.pop("base_path", None)
-        if name not in _STORAGES:
-            raise InvalidInputError(
-                f"unknown storage {name!r}", subject="storage", hint=f"Known: {', '.join(_STORAGES)}"
-            )
         if name == "memory":
             url = url or f"memory://changelog-{(environment or system_environment()).ids.new_id()}"
         if not url:

@@ -48,7 +48,7 @@ class UploadThrottle:
         Raises:
             InternalError: They do not fit; the caller had to wait.
         """
-        if not self.fits(size):
+        if size < 0 or not self.fits(size):
             raise InternalError(
                 f"{size} bytes do not fit beside {self._in_flight} of {self.max_in_flight}", operation="seize"
             )
@@ -57,6 +57,6 @@ class UploadThrottle:
     def release(self, size: int) -> None:
         """Gives back what :meth:`seize` took for the same ``size``."""
         counted = min(size, self.max_in_flight)
-        if counted > self._in_flight:
+        if not 0 <= counted <= self._in_flight:
             raise InternalError(f"{size} bytes were never seized", operation="release")
         self._in_flight -= counted

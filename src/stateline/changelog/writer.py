@@ -18,6 +18,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from operator import iconcat
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
@@ -40,12 +41,14 @@ from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.snapshot import Listener, Snapshots
 from stateline.changelog.upload_task import UploadTask
 from stateline.environment import Environment
-from stateline.errors import ClosedError, InvalidInputError, UnavailableError
+from stateline.errors import ClosedError, InvalidInputError, StatelineError, UnavailableError
 from stateline.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupRange
 
 __all__ = ["ChangelogWriter"]
 
 _INITIAL: Final = SequenceNumber(0)
+_join: Final[Callable[[bytearray, Buffer], object]] = iconcat  # Not +=: a numpy value would add numbers, in place.
+_NO_CHANGE: Final = (TypeError, ValueError, OverflowError, BufferError, MemoryError)
 _MAX_TASK_SETS: Final = 4096
 """Change sets in one upload task, however small they are."""
 
@@ -150,8 +153,10 @@ class ChangelogWriter:
             if not self._first <= key_group <= self._last or self._letters:
                 self._enter(key_group)
             self._key_groups.append(key_group)
-            self._data += value
-        except (TypeError, OverflowError, BufferError) as error:
+            _join(self._data, value)
+        except StatelineError:
+            raise
+        except _NO_CHANGE as error:
             self._refuse_change(key_group, value, error)
         size = len(self._data)
         self._ends.append(size)
@@ -163,8 +168,8 @@ class ChangelogWriter:
         self._enter(self.key_group_range.start)
         try:
             self._key_groups.append(StateChange.META)
-            self._data += value
-        except (TypeError, BufferError) as error:
+            _join(self._data, value)
+        except _NO_CHANGE as error:
             self._refuse_change(StateChange.META, value, error)
         self._ends.append(len(self._data))
         if len(self._data) >= self._flush_at:
@@ -220,6 +225,8 @@ class ChangelogWriter:
     def _refuse_change(self, key_group: object, value: object, error: Exception) -> NoReturn:
         """Takes a half-added change back."""
         del self._key_groups[len(self._ends) - 1 :]
+        if isinstance(error, MemoryError):
+            raise error
         raise InvalidInputError(
             f"({type(key_group).__name__}, {type(value).__name__}) is no change",
             operation="append",
@@ -336,7 +343,11 @@ class ChangelogWriter:
                 self._in_flight[number] = change_set
                 self._failed_bytes.pop(number, None)
             task = UploadTask(sets, self._posted(self._on_success), self._posted(self._on_failure))
-            self._scheduler.upload(task)
+            try:
+                self._scheduler.upload(task)
+            except BaseException as error:
+                task.fail(error)  # A scheduler should have done so; without it, its sets would be in flight for ever.
+                raise
 
     def _groups(self, numbers: Iterable[int]) -> Iterator[list[int]]:
         group: list[int] = []

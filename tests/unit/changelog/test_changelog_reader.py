@@ -18,7 +18,7 @@ from stateline.changelog import ChangelogHandle, ChangelogMetrics, ChangelogRead
 from stateline.changelog.cache import HostCache
 from stateline.changelog.frame import encode_index
 from stateline.changelog.inspection import changes_of, inspect_object, verify_frame
-from stateline.errors import AccessDeniedError, CorruptDataError, DataLossError, NotFoundError
+from stateline.errors import AccessDeniedError, CorruptDataError, DataLossError, InvalidInputError, NotFoundError
 from stateline.key_groups import KeyGroupRange, range_for_subtask
 from tests.unit.changelog.limits import bounded
 from tests.unit.changelog.worlds import ManualWorld, ScriptedStore, memory_store, open_storage, values
@@ -532,3 +532,37 @@ def test_foreign_and_hostile_objects_are_reported_cheaply(data: bytes) -> None:
         found = inspect_object(store, "object")
     assert found.frames == ()
     assert found.problems
+
+
+# -- closing while others read ---------------------------------------------------------------------------------------
+
+
+def test_closing_a_reader_ends_no_reading() -> None:
+    written = Written(sets=8)
+    reader = written.reader()
+    readings = [reader.read(written.handle) for _ in range(3)]
+    begun = [next(reading) for reading in readings]  # Each has fetches in the queue of the executor.
+    reader.close()
+    for first, reading in zip(begun, readings, strict=True):
+        assert values([first, *reading]) == written.expected
+
+
+def test_a_file_where_the_copies_should_be_costs_only_the_copies(tmp_path: Path) -> None:
+    written = Written()
+    (tmp_path / "file").write_bytes(b"")
+    metrics = ChangelogMetrics()
+    reader = written.reader(local=LocalStore(tmp_path / "file"), metrics=metrics)
+    assert values(reader.read(written.handle)) == written.expected
+    assert metrics.snapshot()["local_read_fallbacks"]
+
+
+def test_a_cache_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(InvalidInputError, match="it cannot be made"):
+        HostCache(str(tmp_path / "file"), memory_store(), 1000, 10)
+
+
+@pytest.mark.parametrize("wrong", [None, b"SLCH", "handle"])
+def test_what_is_no_handle_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidInputError, match="is no handle"):
+        list(ChangelogReader(memory_store()).read(wrong))

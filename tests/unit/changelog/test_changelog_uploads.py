@@ -650,3 +650,61 @@ def test_settings_check_their_relations() -> None:
     assert ChangelogSettings().upload_budget_seconds == pytest.approx(4.0)
     assert ChangelogSettings(upload_timeout=0).upload_budget_seconds is None
     assert ChangelogSettings(retry_policy="none").upload_budget_seconds is None
+
+
+# -- uploaders of others ---------------------------------------------------------------------------------------------
+
+
+class SmallestUploader:
+    """The protocol of ``upload`` and ``close``, and nothing else."""
+
+    def __init__(self, *given: Any) -> None:
+        self.given = given
+
+    def upload(self, tasks: Collection[UploadTask]) -> Any:
+        return self.given[0] if self.given else UploadTasksResult({task: results_of(task, "o") for task in tasks})
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("given", [None, {}, UploadTasksResult()])
+def test_direct_fails_a_task_that_the_uploader_forgets(given: Any) -> None:
+    events: list[Any] = []
+    direct_scheduler(SmallestUploader(given)).upload(task_of(1, events=events))
+    (event,) = events
+    assert event[0] == "failed"
+    assert isinstance(event[1], InternalError)
+
+
+def test_an_uploader_need_not_discard(caplog: pytest.LogCaptureFixture) -> None:
+    world = ManualWorld()
+    events: list[Any] = []
+
+    class Slow(SmallestUploader):
+        slow = True
+
+        def upload(self, tasks: Collection[UploadTask]) -> Any:
+            if self.slow:
+                self.slow = False
+                world.sleep(5)
+            return super().upload(tasks)
+
+    settings = ChangelogSettings(persist_delay=0, upload_timeout=1)
+    scheduler = batching_scheduler(Slow(), settings, environment=world.environment)
+    scheduler.upload(task_of(1, events=events))
+    world.run()
+    assert [event[0] for event in events] == ["done"]
+    assert not caplog.records
+
+
+def test_a_throttle_takes_no_negative_sizes() -> None:
+    throttle = UploadThrottle(10)
+    for call in (throttle.seize, throttle.release):
+        with pytest.raises(InternalError):
+            call(-1)
+    assert throttle.in_flight == 0
+
+
+def test_an_executor_has_a_thread() -> None:
+    with pytest.raises(InvalidInputError):
+        RetryingExecutor(0)

@@ -206,3 +206,15 @@ def test_the_golden_handle_is_read_and_written_for_ever() -> None:
     made = handle(segment(0), segment(4, name="job/changelog/4567", first_key_group=-1, last_key_group=-1))
     assert ChangelogHandle.from_bytes(GOLDEN.read_bytes()) == made
     assert made.to_bytes() == GOLDEN.read_bytes()
+
+
+@pytest.mark.parametrize("value", [1.5, "1", None])
+def test_a_sequence_number_is_an_integer(value: object) -> None:
+    with pytest.raises(InvalidInputError):
+        SequenceNumber.of(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("data", [None, 10**13, "SLCH"])
+def test_what_is_not_bytes_is_no_handle(data: object) -> None:
+    with pytest.raises(InvalidInputError):
+        ChangelogHandle.from_bytes(data)  # type: ignore[arg-type]

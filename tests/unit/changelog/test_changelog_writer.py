@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stateline.changelog import ChangelogSettings, ChangelogStorage, SequenceNumber, StateChange
+from stateline.changelog import ChangelogSettings, ChangelogStorage, SequenceNumber, StateChange, UploadTask
 from stateline.errors import ClosedError, InvalidInputError, UnavailableError
 from stateline.key_groups import KeyGroupRange
 from tests.unit.changelog.worlds import ManualWorld, RecordingScheduler, memory_store, results_of
@@ -807,3 +807,77 @@ def test_truncate_and_close_checks_its_number() -> None:
     with pytest.raises(InvalidInputError):
         bench.writer.truncate_and_close(sn(1))
     bench.writer.append(1, b"still open")
+
+
+# -- what a careless neighbour does -----------------------------------------------------------------------------------
+
+
+class RaisingScheduler(RecordingScheduler):
+    """Breaks its promise: it raises and leaves the task alone."""
+
+    error: BaseException | None = OSError("no")
+
+    def upload(self, task: UploadTask) -> None:
+        if self.error is not None:
+            raise self.error
+        super().upload(task)
+
+
+@pytest.mark.parametrize("error", [OSError("no"), ValueError("no"), KeyboardInterrupt()])
+def test_a_scheduler_that_raises_loses_no_set(error: BaseException) -> None:
+    bench = Bench()
+    scheduler = RaisingScheduler()
+    scheduler.error = error
+    storage = ChangelogStorage.open(bench.store, scheduler=scheduler, environment=bench.world.environment)
+    writer = storage.create_writer("operator", KeyGroupRange(0, 127))
+    writer.append(5, b"kept")
+    with pytest.raises(type(error)):
+        writer.persist(sn(0), 1)
+    scheduler.error = None
+    future = writer.persist(sn(0), 2)
+    assert scheduler.numbers() == [[0]]
+    scheduler.complete(0)
+    assert numbers_in(future.result(0)) == [0]
+
+
+@pytest.mark.parametrize("meta", [False, True])
+@pytest.mark.parametrize("value", [np.array([3, 4], np.uint8), np.uint8(3), np.bytes_(b"ab"), np.array(b"ab")])
+def test_a_value_of_numpy_is_joined_and_adds_nothing_to_its_neighbours(value: Any, meta: bool) -> None:
+    with ChangelogStorage.open(memory_store()) as storage:
+        writer = storage.create_writer("operator", KeyGroupRange(0, 127))
+        append = writer.append_meta if meta else lambda one: writer.append(5, one)
+        for one in (b"\x01\x02", value, b"\x07"):
+            append(one)
+        handle = writer.persist(sn(0), 1).result().remote
+        found = [change.value for change in storage.create_reader().read(handle)]
+    assert found == [b"\x01\x02", bytes(memoryview(value)), b"\x07"]
+
+
+def test_a_value_that_cannot_be_read_leaves_nothing_behind() -> None:
+    released = memoryview(b"x")
+    released.release()
+    with ChangelogStorage.open(memory_store()) as storage:
+        writer = storage.create_writer("operator", KeyGroupRange(0, 127))
+        with pytest.raises(InvalidInputError):
+            writer.append(5, released)
+        with pytest.raises(InvalidInputError):
+            writer.append_meta(released)
+        writer.append(7, b"a")
+        handle = writer.persist(sn(0), 1).result().remote
+        assert [(one.key_group, one.value) for one in storage.create_reader().read(handle)] == [(7, b"a")]
+
+
+@pytest.mark.parametrize("checkpoint_id", [None, "1", 1.5, True])
+def test_a_checkpoint_id_is_an_integer(checkpoint_id: Any) -> None:
+    bench = Bench()
+    with pytest.raises(InvalidInputError, match="is no checkpoint id"):
+        bench.writer.persist(sn(0), checkpoint_id)
+    for call in (bench.writer.confirm, bench.writer.reset):
+        with pytest.raises(InvalidInputError, match="is no checkpoint id"):
+            call(sn(0), sn(0), checkpoint_id)
+    assert bench.writer.persist(sn(0), np.int64(3)).done()
+
+
+def test_key_groups_of_ragged_sequences_are_refused() -> None:
+    with pytest.raises(InvalidInputError):
+        Bench().writer.append_batch([1, [2]], [b"a", b"b"])

@@ -121,11 +121,13 @@ class ManualExecutor:
     def __init__(self, world: ManualWorld) -> None:
         self.world = world
         self.closed = False
+        self.futures: list[Future[Any]] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
         if self.closed:
             raise RuntimeError("closed")
         future: Future[Any] = Future()
+        self.futures.append(future)
         self.world.ready.append((function, arguments, future))
         return future
 
@@ -138,6 +140,8 @@ class ManualExecutor:
 
     def close(self, *, wait: bool = True) -> None:
         self.closed = True
+        for future in self.futures:
+            future.cancel()
 
 
 class ManualMonitor:
