@@ -184,7 +184,8 @@ class _ThreadedMonitor:
 
     def wait_for(self, predicate: Callable[[], bool], timeout_seconds: float | None = None) -> bool:
         """See :meth:`Monitor.wait_for`."""
-        return self._condition.wait_for(predicate, timeout_seconds)
+        limit = None if timeout_seconds is None else min(timeout_seconds, threading.TIMEOUT_MAX)
+        return self._condition.wait_for(predicate, limit)
 
     def notify_all(self) -> None:
         """See :meth:`Monitor.notify_all`."""
@@ -258,7 +259,7 @@ class _ThreadedExecutor:
                     self._condition.wait()
                     continue
                 if due.due > now:
-                    self._condition.wait(due.due - now)
+                    self._condition.wait(min(due.due - now, threading.TIMEOUT_MAX))
                     continue
                 self._timers.remove(due)
                 function, due.function = due.function, None

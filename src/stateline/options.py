@@ -15,8 +15,10 @@ import dataclasses
 import difflib
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from fractions import Fraction
 from typing import Any, Final, TypeVar
 
 from stateline.errors import ErrorKind, InvalidInputError
@@ -63,6 +65,8 @@ _DURATION_UNITS: Final = {
     "day": 86400.0,
     "days": 86400.0,
 }
+_MAX_TEXT: Final = 100
+"""Characters of a size. Longer ones are no sizes, and take long to parse."""
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
 
@@ -104,16 +108,14 @@ def parse_size(value: int | str, name: str = "size") -> int:
         InvalidInputError: Not a size, negative, or not a whole number of bytes.
     """
     if isinstance(value, int) and not isinstance(value, bool):
-        number, unit = float(value), ""
         if value < 0:
             raise _bad(name, value, "a size of 0 bytes or more")
         return value
-    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    match = _SIZE.fullmatch(value) if isinstance(value, str) and len(value) <= _MAX_TEXT else None
     if match is None or match[2].lower() not in _SIZE_UNITS:
         raise _bad(name, value, 'a size such as 1048576, "5MB" (decimal) or "5MiB" (binary)')
-    number, unit = float(match[1]), match[2].lower()
-    size = number * _SIZE_UNITS[unit]
-    if size != int(size):
+    size = Fraction(match[1]) * _SIZE_UNITS[match[2].lower()]
+    if size.denominator != 1:
         raise _bad(name, value, "a whole number of bytes")
     return int(size)
 
@@ -127,7 +129,7 @@ def parse_duration(value: float | str | timedelta, name: str = "duration") -> fl
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = float(value) if abs(value) <= sys.float_info.max else math.inf
     else:
         match = _SIZE.fullmatch(value) if isinstance(value, str) else None
         if match is None or match[2].lower() not in _DURATION_UNITS:
@@ -216,7 +218,7 @@ def check_known(options: Iterable[str], known: Iterable[str], what: str = "optio
     names = list(known)
     for key in options:
         if key not in names:
-            near = difflib.get_close_matches(key, names, n=1)
+            near = difflib.get_close_matches(str(key), names, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(names)) or 'none'}"
             raise InvalidInputError(f"unknown {what}", subject=repr(key), hint=hint, kind=ErrorKind.UNKNOWN_OPTION)
 

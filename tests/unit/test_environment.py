@@ -174,3 +174,31 @@ def test_the_environment_is_frozen_and_takes_components_by_name():
         environment.clock = SystemClock()  # type: ignore[misc]
     with pytest.raises(TypeError):
         Environment(SystemClock())  # type: ignore[misc]
+
+
+FOR_EVER = 1e12
+"""Seconds that no lock can wait: a setting such as ``1000000d`` means never."""
+
+
+def test_a_timer_that_is_never_due_does_not_stop_the_others(executor):
+    executor.call_later(FOR_EVER, lambda: None)
+    fired = threading.Event()
+    executor.submit(executor.call_later, 0.05, fired.set)
+    assert fired.wait(LONG)
+
+
+def test_a_wait_may_be_as_long_as_anybody_likes(executor):
+    monitor = SystemExecutors().monitor()
+    waiting, woken = threading.Event(), []
+
+    def wait():
+        with monitor:
+            waiting.set()
+            return monitor.wait_for(lambda: bool(woken), FOR_EVER)
+
+    future = executor.submit(wait)
+    assert waiting.wait(LONG)
+    with monitor:
+        woken.append(1)
+        monitor.notify_all()
+    assert future.result(LONG)

@@ -126,3 +126,25 @@ def test_a_secret_shows_itself_to_reveal_only():
         pickle.dumps(secret)
     with pytest.raises(TypeError):
         json.dumps(secret)
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "1" + "0" * 400 + "MB", "9" * 400 + "PiB"])
+def test_a_size_beyond_all_bounds_is_refused(text):
+    with pytest.raises(InvalidInputError):
+        parse_size(text)
+
+
+def test_large_sizes_keep_every_byte():
+    assert parse_size("9007199254740993") == 9007199254740993
+    assert parse_size("9007.199254740993 TB") == 9007199254740993
+
+
+def test_a_duration_beyond_all_bounds_is_refused():
+    with pytest.raises(InvalidInputError):
+        parse_duration(10**400)
+
+
+def test_a_key_that_is_no_text_is_an_unknown_option():
+    with pytest.raises(InvalidInputError) as caught:
+        check_known([5], ["one"])
+    assert caught.value.kind is ErrorKind.UNKNOWN_OPTION

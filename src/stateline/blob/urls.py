@@ -37,18 +37,22 @@ _ALIASES: Final = {"s3a": "s3", "abfs": "az", "abfss": "az", "": "file"}
 """Spellings of one scheme: what is stored under the first is found under the second."""
 
 
-def open_store(url: str, options: Mapping[str, str] | None = None, environment: Environment | None = None) -> BlobStore:
+def open_store(
+    url: str | os.PathLike[str], options: Mapping[str, str] | None = None, environment: Environment | None = None
+) -> BlobStore:
     """Opens the store that a URL names. No I/O happens before the first call on it.
 
     Args:
-        url: See the table in the module docstring.
+        url: See the table in the module docstring, or a path of the local disk.
         options: Settings of that store, as strings; unknown ones are refused.
         environment: Clock, ids and threads; the real ones by default.
 
     Raises:
-        InvalidInputError: The URL has an unknown scheme or no bucket or holds a credential, or an option is unknown.
+        InvalidInputError: The URL has an unknown scheme or no bucket or holds a credential, or is none; or an option is
+            unknown.
         NotInstalledError: The SDK of a cloud is missing; the hint names the ``pip install``.
     """
+    url = _text_of(url)
     refuse_credentials(url)
     scheme = urlsplit(url).scheme.lower() if "://" in url else ""
     settings = dict(options or {})
@@ -79,6 +83,28 @@ def open_store(url: str, options: Mapping[str, str] | None = None, environment: 
         ) from error
     store: BlobStore = getattr(module, class_name).open(url, settings, environment)
     return store
+
+
+def _text_of(url: str | os.PathLike[str]) -> str:
+    """The URL as text, if it can be one. ``s3:/bucket`` is refused: it would be a folder of that name."""
+    text = os.fspath(url) if isinstance(url, str | os.PathLike) else url
+    try:
+        if not isinstance(text, str) or "\0" in unquote(text):
+            raise ValueError(text)
+        urlsplit(text)  # Refuses what looks like an address and is none, such as "s3://[bucket".
+    except ValueError:
+        raise InvalidInputError(
+            "it is no URL", operation="open_store", subject=repr(url), hint="Give text such as file:///folder"
+        ) from None
+    scheme, colon, rest = text.partition(":")
+    if colon and not rest.startswith("//") and scheme.lower() in ("memory", *_CLOUDS):
+        raise InvalidInputError(
+            "after the scheme it has no '//', so it would be a local folder of that name",
+            operation="open_store",
+            subject=text,
+            hint=f"Write {scheme.lower()}://{rest.lstrip('/')}, or ./{text} for the folder",
+        )
+    return text
 
 
 def refuse_credentials(url: str) -> None:

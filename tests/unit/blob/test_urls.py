@@ -2,7 +2,7 @@
 
 import pytest
 
-from stateline.blob.urls import relative_name
+from stateline.blob.urls import open_store, relative_name
 from stateline.errors import InvalidInputError
 
 
@@ -44,3 +44,23 @@ def test_names_below_the_root(root, given, expected):
 def test_what_is_not_below_the_root(root, given):
     with pytest.raises(InvalidInputError):
         relative_name(root, given)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://[bucket", "file://[x", "a\0b", "file:///a%00b", "s3://a\0b/x", None, 5, b"file:///x"]
+)
+def test_what_is_no_url_is_refused(url):
+    with pytest.raises(InvalidInputError, match="it is no URL"):
+        open_store(url)
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket/x", "S3:bucket", "memory:name", "gs:bucket/x", "az:/c/x"])
+def test_a_url_without_its_slashes_is_not_taken_for_a_folder(url):
+    with pytest.raises(InvalidInputError, match="Write "):
+        open_store(url)
+
+
+def test_paths_are_places_on_the_local_disk(tmp_path):
+    for given in (tmp_path, str(tmp_path), f"file:{tmp_path}", f"file://{tmp_path}"):
+        assert open_store(given).url == f"file://{tmp_path}"
+    assert open_store("./s3:/bucket").url.startswith("file:///")
