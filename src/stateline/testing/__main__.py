@@ -54,10 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        for module in (*_MODULES, *options.load):
+        for module in _MODULES:
             importlib.import_module(module)
+        for module in options.load:
+            _load(module)
+        _check(options)
         if options.suite == "list":
-            return _list()
+            return _list(options)
         if options.suite == "planted":
             return _planted(options)
         if options.suite == "model":
@@ -66,6 +69,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (StatelineError, ModuleNotFoundError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
+
+
+def _load(module: str) -> None:
+    """Imports a module of the caller's. Whatever stops it, nothing was tried: that is not a violated invariant."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise InvalidInputError(
+            f"it cannot be imported ({type(error).__name__}: {error})",
+            subject=f"--load {module}",
+            hint="Give the dotted name of a module on the path; python -c 'import ...' shows the whole error",
+        ) from error
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuses what would be ignored."""
+    if options.scenario and options.suite in ("planted", "model", "list"):
+        raise InvalidInputError(f"{options.suite} takes none", subject="--scenario")
+    if (options.bug or options.by) and options.suite != "planted":
+        raise InvalidInputError(f"{options.suite} takes none", subject="--bug and --by")
+    if options.trace and options.suite != "model":
+        if options.suite != "sim" or options.seed is None:
+            raise InvalidInputError("it needs sim and one seed", subject="--trace", hint="Add --seed N")
+        if options.json:
+            raise InvalidInputError("a trace is no JSON document", subject="--trace", hint="Leave --json away")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scenario", action="append", default=[], help="which one; may be repeated; default: all")
     parser.add_argument("--seed", type=int, default=None, help="the seed; for sim: only this one")
     parser.add_argument("--seeds", type=_seeds, default=range(200), help="for sim: how many, or FIRST:END")
-    parser.add_argument("--sample", type=int, default=None, help="at most about so many points (states per run)")
+    parser.add_argument("--sample", type=_sample, default=None, help="at most about so many points (states per run)")
     parser.add_argument("--bug", action="append", default=[], help="for planted: which; default: all")
     parser.add_argument("--by", action="append", default=[], choices=_SUITES, help="for planted: by which suites")
     parser.add_argument("--load", action="append", default=[], help="a module that registers scenarios or bugs")
@@ -93,12 +121,25 @@ def _parser() -> argparse.ArgumentParser:
 def _seeds(text: str) -> range:
     first, colon, end = text.partition(":")
     try:
-        return range(int(first), int(end)) if colon else range(int(first))
+        seeds = range(int(first), int(end)) if colon else range(int(first))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor FIRST:END") from None
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text!r} names no seed, and a suite that tries nothing proves nothing")
+    return seeds
 
 
-def _list() -> int:
+def _sample(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
+    return int(text)
+
+
+def _list(options: argparse.Namespace) -> int:
+    if options.json:
+        names = [{"scenario": name, "summary": entry.summary} for name, entry in sorted(SCENARIOS.items())]
+        sys.stdout.write(json.dumps(names, indent=2) + "\n")
+        return 0
     for name, entry in sorted(SCENARIOS.items()):
         sys.stdout.write(f"{name:<26} {entry.summary}\n")
     return 0
@@ -106,8 +147,6 @@ def _list() -> int:
 
 def _explore(options: argparse.Namespace) -> int:
     names = options.scenario or [name for name in sorted(SCENARIOS) if _suits(options.suite, SCENARIOS[name])]
-    if options.trace and (options.suite != "sim" or options.seed is None):
-        raise InvalidInputError("it needs sim and one seed", subject="--trace", hint="Add --seed N")
     clock = SystemClock()
     results = []
     for name in names:

@@ -77,14 +77,34 @@ def test_planted_bugs_are_counted(capsys):
         ["planted", "--bug", "nope"],
         ["single", "--trace"],
         ["list", "--load", "no_such_module_at_all"],
+        ["list", "--load", ".relative"],
+        ["list", "--load", "module_that_fails"],
+        ["list", "--load", "module_of_bad_syntax"],
+        ["model", "--scenario", "create_race"],
+        ["single", "--bug", "no_adoption"],
+        ["sim", "--scenario", "create_race", "--seed", "1", "--trace", "--json"],
     ],
 )
-def test_wrong_calls_are_told(capsys, arguments):
+def test_wrong_calls_are_told(capsys, arguments, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "module_that_fails.py").write_text("raise ValueError('it fails')")
+    (tmp_path / "module_of_bad_syntax.py").write_text("x = = 1")
     assert main(arguments) == 2
     assert capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["nope"], ["sim", "--seeds", "x"], []])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nope"],
+        ["sim", "--seeds", "x"],
+        [],
+        ["sim", "--seeds", "0"],
+        ["sim", "--seeds", "5:2"],
+        ["zombies", "--sample", "0"],
+        ["single", "--sample", "-1"],
+    ],
+)
 def test_wrong_arguments_end_with_the_usage(arguments):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -101,3 +121,8 @@ def test_the_same_seed_gives_the_same_trace_under_any_hash_seed():
         ).stdout
         digests.add(output.strip().splitlines()[-1])
     assert len(digests) == 1
+
+
+def test_the_list_is_also_a_document(capsys):
+    assert main(["list", "--json"]) == 0
+    assert "create_race" in [entry["scenario"] for entry in json.loads(capsys.readouterr().out)]
