@@ -485,7 +485,8 @@ class LocalStore(BlobStore):
         try:
             with self._folder(folders) as folder:
                 for leaf in leaves:
-                    with contextlib.suppress(FileNotFoundError):
+                    # A folder holds other objects: no object has its name.
+                    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                         os.unlink(leaf, dir_fd=folder)
                         removed.add(leaf)
                 self._fsync(folder)
