@@ -34,6 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 _CHUNK_BYTES: Final = 8 * 1024 * 1024
 _LOCK_POLL_SECONDS: Final = 0.02
+_LEFTOVER_SECONDS: Final = 3600.0
 _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _OBJECT: Final = ".object"
 _LOCK: Final = ".lock"
@@ -135,11 +136,18 @@ class HostCache:
         self._unlink(self._path(name))
 
     def sweep(self) -> None:
-        """Deletes what nobody in this process uses and nobody anywhere has used for the idle time."""
+        """Deletes what nobody in this process uses and nobody anywhere has used for the idle time.
+
+        Also what is left of downloads that failed or died: locks and pieces that nobody has touched for an hour.
+        """
         horizon = self._clock.now() - self._idle_seconds
         for path, status in self._files():
             if status.st_mtime <= horizon and not self._is_used(path):
                 self._evict(path)
+        horizon = self._clock.now() - max(self._idle_seconds, _LEFTOVER_SECONDS)
+        for path, status in self._files(complete=False):
+            if status.st_mtime <= horizon:
+                self._unlink(path)
 
     def close(self) -> None:
         """Ends the idle timer. Downloads stay for other processes; any cache sweeps them when they are idle."""
@@ -242,12 +250,12 @@ class HostCache:
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, hashlib.sha256(name.encode()).hexdigest()[:32] + _OBJECT)
 
-    def _files(self) -> list[tuple[str, os.stat_result]]:
-        """Every complete download, of whatever process, with its status."""
+    def _files(self, *, complete: bool = True) -> list[tuple[str, os.stat_result]]:
+        """Every complete download, of whatever process, or everything else, with its status."""
         found = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                if entry.name.endswith(_OBJECT):
+                if entry.name.endswith(_OBJECT) is complete:
                     with contextlib.suppress(FileNotFoundError):
                         found.append((entry.path, entry.stat(follow_symlinks=False)))
         return found

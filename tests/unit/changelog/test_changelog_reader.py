@@ -566,3 +566,16 @@ def test_a_cache_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 def test_what_is_no_handle_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidInputError, match="is no handle"):
         list(ChangelogReader(memory_store()).read(wrong))
+
+
+def test_what_failed_downloads_left_behind_is_swept(tmp_path: Path) -> None:
+    written = WithCache(tmp_path)
+    with pytest.raises(NotFoundError):
+        written.cache.acquire("job/changelog/none")
+    [lock] = tmp_path.glob("*/*.lock")
+    dead, at_work = lock.parent / ("0" * 32), lock.parent / ("1" * 32)
+    for path, age in ((dead, 4000), (lock, 4000), (at_work, 60)):
+        path.touch()
+        os.utime(path, (written.world.time - age,) * 2)
+    written.cache.sweep()
+    assert [path for path in (dead, lock, at_work) if path.exists()] == [at_work]
