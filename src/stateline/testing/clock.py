@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 
+from stateline.errors import InvalidInputError
+
 __all__ = ["ManualClock"]
 
 
@@ -41,7 +43,15 @@ class ManualClock:
         self.advance(max(seconds, 0.0))
 
     def advance(self, seconds: float) -> None:
-        """Lets time pass on both clocks."""
+        """Lets time pass on both clocks.
+
+        Raises:
+            InvalidInputError: ``seconds`` is negative: monotonic time never goes back.
+        """
+        if seconds < 0:
+            raise InvalidInputError(
+                f"{seconds} s cannot pass", operation="advance", hint="Use jump to set the wall clock"
+            )
         with self._lock:
             self._elapsed += seconds
             self._wall += seconds

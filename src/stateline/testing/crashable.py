@@ -15,11 +15,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from stateline.blob.instrumented import StoreDecorator
 from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.environment import Environment, system_environment
+from stateline.errors import InvalidInputError
 from stateline.testing.backends import LOCAL_MODULES, scratch_folder
 from stateline.testing.disk_model import DiskModel, DiskState
 from stateline.testing.ids import SeededIds
@@ -46,6 +47,13 @@ class CrashableStore(StoreDecorator):
         self._stack = contextlib.ExitStack()
         self._disk = ""
         self._journal: Journal | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":
+            raise InvalidInputError(
+                "it has no disk yet", subject="CrashableStore", hint="Write: with CrashableStore() as store"
+            )
+        raise AttributeError(name)
 
     def __enter__(self) -> Self:
         self._disk = self._stack.enter_context(scratch_folder())

@@ -3,13 +3,15 @@
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stateline import testing
-from stateline.testing import INVARIANTS, InvariantViolation, ManualClock, SeededIds, require
+from stateline.errors import InvalidInputError
+from stateline.testing import INVARIANTS, CrashableStore, InvariantViolation, ManualClock, SeededIds, require
 from stateline.testing.seeds import Dice, derive_seed
 from stateline.testing.trace import Trace
 
@@ -119,3 +121,21 @@ def test_traces_are_equal_exactly_if_their_digests_are():
     assert left.digest() != right.digest()
     assert right.render(1).split() == ["2", "a", "get", "ok", "x"]
     assert right.render(0) == ""
+
+
+def test_the_example_of_the_guide_runs():
+    guide = (Path(__file__).parents[3] / "docs" / "testing.md").read_text()
+    section = guide.partition("## In a unit test")[2].partition("\n## ")[0]
+    exec(section.partition("```python\n")[2].partition("```")[0], {})
+
+
+def test_time_passes_in_one_direction():
+    clock = ManualClock()
+    with pytest.raises(InvalidInputError):
+        clock.advance(-1)
+    assert clock.monotonic() == 0
+
+
+def test_a_crashable_store_says_how_to_use_it():
+    with pytest.raises(InvalidInputError, match="with CrashableStore"):
+        CrashableStore().put("a", b"x")
