@@ -180,7 +180,7 @@ class _Creation:
             copy_object(self._source.store, name, extents[name], self._target, target_name)
             if progress is not None:
                 progress(done, len(extents))
-        moved = renamed(self._checkpoint, names.__getitem__, self._keep_piece)
+        moved = renamed(self._checkpoint, names.__getitem__, lambda url, _, part: self._keep_piece(url, part))
         provenance = {"savepoint.source": self._source.store.url, "savepoint.label": label}
         record = replace(
             moved,
@@ -301,13 +301,13 @@ def start_from_savepoint(
     names = _claimed_names(savepoint, root.store, query_id) if mode == "claim" else _copied_names(savepoint, root.store)
     targets = outputs or {}
 
-    def stage_again(url: str, part: Part) -> Part:
+    def stage_again(url: str, target: str, part: Part) -> Part:
         try:
             data = savepoint.store.get(savepoint.name_in_store(part.name))
         except NotFoundError as error:
             raise _gone(savepoint.url, error) from error
         check_piece(savepoint.store, part, data)
-        return _output(targets, url, "start_from_savepoint").stage("savepoint", data)
+        return _output(targets, url, "start_from_savepoint").stage(target, data)
 
     moved = renamed(savepoint.checkpoint, names.__getitem__, stage_again, run_checkpoint_id=0)
     return replace(

@@ -4,7 +4,7 @@ import itertools
 import shutil
 
 import pytest
-from checkpoint_kit import checkpoint, finished_file
+from checkpoint_kit import PiecesOfOneTarget, checkpoint, finished_file
 from msgspec.structs import replace
 
 from stateline.blob import InstrumentedStore, StoreDecorator
@@ -362,6 +362,15 @@ def test_a_new_query_starts_from_a_copy_and_owns_it(stores):
     assert names(fresh, "shared/") == []
     assert names(out) == []
     assert verify_savepoint(savepoint).is_sound
+
+
+def test_an_open_file_can_be_published_where_pieces_fit_their_file_alone(stores):
+    query = Query(stores)
+    out = PiecesOfOneTarget(stores("new-out"))
+    record = start(query.savepoint(), CheckpointStore(stores("fresh")), outputs={URL: out})
+    [point] = [file.resume for file in record.outputs[0].open if file.resume is not None]
+    out.publish(point.target, point.parts, point.nonce)
+    assert out.get("f") == b"open bytes"
 
 
 def test_starting_may_be_repeated_until_it_is_published(stores):
