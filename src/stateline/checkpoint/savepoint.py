@@ -134,7 +134,12 @@ def create_savepoint(
     while True:
         checkpoint = source.latest() if checkpoint_id is None else source.get(checkpoint_id)
         if checkpoint is None:
-            raise NotFoundError("the root has no checkpoint", operation="create_savepoint", subject=source.store.url)
+            raise NotFoundError(
+                "the root has no checkpoint",
+                operation="create_savepoint",
+                subject=source.store.url,
+                hint="Give the URL of a checkpoint root",
+            )
         if not source.is_published(checkpoint):
             raise _not_visible(source, checkpoint)
         try:
@@ -237,25 +242,39 @@ def open_savepoint(where: BlobStore | str, folder: str = "", *, environment: Env
     return Savepoint(store=store, folder=folder, checkpoint=decode_savepoint(data, subject))
 
 
-def drop_savepoint(store: BlobStore, folder: str) -> list[str]:
+def drop_savepoint(store: BlobStore, folder: str, *, dry_run: bool = False) -> list[str]:
     """Deletes a savepoint or what an interrupted :func:`create_savepoint` left; returns the names that it deleted.
 
     Idempotent. It is claimed first, so that no query starts from it meanwhile; then ``_metadata`` goes, then the rest.
+
+    Args:
+        store: The store below which the folder lies.
+        folder: Its name.
+        dry_run: Refuse what would be refused, and return what would be deleted, but delete nothing.
 
     Raises:
         ConflictError: A query owns it.
         InvalidInputError: ``folder`` is not the name of a savepoint.
     """
     if not folder.startswith(SAVEPOINT_PREFIX) or "/" in folder:
-        raise InvalidInputError("it is not the folder of a savepoint", operation="drop_savepoint", subject=folder)
+        raise InvalidInputError(
+            "it is not the folder of a savepoint",
+            operation="drop_savepoint",
+            subject=folder,
+            hint=f"Its name begins with {SAVEPOINT_PREFIX!r}; `stateline savepoint ls` names them",
+        )
     names = sorted(info.name for info in store.list(f"{folder}/"))
-    if not names:
-        return []
     claimed, metadata = f"{folder}/{CLAIMED}", f"{folder}/{METADATA}"
-    _claim(store, claimed, _DROPPED, "drop_savepoint")
-    store.delete([metadata])
-    store.delete([name for name in names if name not in (claimed, metadata)])
-    store.delete([claimed])
+    if dry_run and claimed in names:
+        subject = f"{store.url}/{claimed}"
+        owner = decode_claim(store.get(claimed), subject)
+        if owner != _DROPPED:
+            raise _owned(subject, owner, "drop_savepoint")
+    if names and not dry_run:
+        _claim(store, claimed, _DROPPED, "drop_savepoint")
+        store.delete([metadata])
+        store.delete([name for name in names if name not in (claimed, metadata)])
+        store.delete([claimed])
     return [name for name in names if name != claimed]
 
 

@@ -127,11 +127,9 @@ def drop(url: str, options: tuple[str, ...], *, delete: bool, as_json: bool) -> 
     """
     parent, _, folder = url.rstrip("/").removesuffix(f"/{METADATA}").rpartition("/")
     store = open_store(parent or ".", map_options(options))
-    names = sorted(info.name for info in store.list(f"{folder}/")) if folder else []
-    if not names:
+    if not folder or next(store.list(f"{folder}/"), None) is None:
         raise NotFoundError("there is no such folder", subject=url, hint="`stateline savepoint ls` names them")
-    if delete:
-        names = drop_savepoint(store, folder)
+    names = drop_savepoint(store, folder, dry_run=not delete)
     if as_json:
         print_json({"folder": folder, "deleted": delete, "objects": names})
         return
