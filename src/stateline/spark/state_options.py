@@ -53,8 +53,8 @@ class StateSourceOptions:
         end_checkpoint: Changes end with this checkpoint; by default with the newest. Not for a stream.
         columns: Only these, separated by commas.
         partitions: Into how many tasks a read is cut; by default one for every 2,500,000 rows.
-        point_reads: Whether filters that name whole keys narrow what is read. Spark then reuses the narrowed read in every
-            other query on the same DataFrame: use it in one query only, and load it anew for the next.
+        point_reads: Whether filters that name whole keys narrow what is read. Spark then reuses the narrowed read in
+            every other query on the same DataFrame: use it in one query only, and load it anew for the next.
         root_options: Options of the store, given as ``root.<option>``.
     """
 
