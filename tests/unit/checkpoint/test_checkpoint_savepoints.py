@@ -549,6 +549,13 @@ def test_pointers_name_checkpoints_and_savepoints(tmp_path):
             assert crc32c(found.store.get(handle.name)) == handle.crc32c
 
 
+def test_a_checkpoint_of_a_root_is_no_savepoint_and_not_called_damaged(tmp_path):
+    query = Query(lambda name: LocalStore(tmp_path / name))
+    for where in (f"{query.store.url}/chk-3", f"{query.store.url}/chk-3/_metadata"):
+        with pytest.raises(InvalidInputError, match="Make a savepoint of it"):
+            open_savepoint(where)
+
+
 def test_pointers_to_nothing_say_so(tmp_path):
     query = Query(lambda name: LocalStore(tmp_path / name))
     query.root.publish(checkpoint(4))
