@@ -252,7 +252,14 @@ def test_a_damaged_block_stops_cat_with_its_offset(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["ls"], ["ls", "nowhere://x/y"], ["cat", "x", "--key-groups", "a-b"], ["verify", "{}"]]
+    "arguments",
+    [
+        ["ls"],
+        ["ls", "nowhere://x/y"],
+        ["cat", "x", "--key-groups", "a-b"],
+        ["cat", "{}", "--key-groups", "6-5"],
+        ["verify", "{}"],
+    ],
 )
 def test_wrong_calls_are_explained(arguments: list[str], tmp_path: Path) -> None:
     answer = run(*[argument.replace("{}", f"file://{tmp_path}/nothing") for argument in arguments])
