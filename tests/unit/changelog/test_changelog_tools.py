@@ -204,6 +204,7 @@ def test_ls_as_json(folder: Folder) -> None:
 def test_cat_prints_changes_and_lets_nothing_steer_the_terminal(folder: Folder) -> None:
     answer = run("cat", f"{folder.url}/{folder.first}")
     assert answer.output.splitlines() == ["-1\tschema", "5\tapple\\n\\x1b[31m", "90\tpear"]
+    assert run("cat", f"{folder.url}/{folder.first}", "--key-groups", "63-0").exit_code == 2
     some = run("cat", f"{folder.url}/{folder.first}", "--key-groups", "0-63")
     assert some.output.splitlines() == ["-1\tschema", "5\tapple\\n\\x1b[31m"]
     assert len(run("cat", folder.url).output.splitlines()) == 4
