@@ -157,6 +157,11 @@ def test_every_type_in_rows_state_and_output(spark, tmp_path):
     check_same(spark, tmp_path, kit.Types(), batches, kit.TYPES_INPUT, "k", kit.TYPES_OUTPUT)
 
 
+def test_state_gives_back_in_its_own_batch_what_it_gives_back_later(spark, tmp_path):
+    batches = [[("a", 1, at(0)), ("a", 2, at(0)), ("b", 3, at(1))], [("a", 4, at(0)), ("b", 5, at(2))]]
+    check_same(spark, tmp_path, kit.GivenBack(), batches, EVENTS, "k", "k string, seen string")
+
+
 def test_a_whole_pipeline_with_initial_state_over_restarts_at_another_parallelism(spark, tmp_path):
     import pyarrow as pa
     import pyarrow.dataset as ds
