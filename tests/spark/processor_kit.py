@@ -361,6 +361,29 @@ GIVEN_BACK = (
 )
 
 
+class Clock(StatefulProcessor):
+    """What the clock shows in rows and grouping keys; and rows put out as they came in."""
+
+    def init(self, handle):
+        pass
+
+    def handleInputRows(self, key, rows, timerValues):
+        for row in rows:
+            yield row
+            yield Row(k=f"{key!r} {row!r}", t=row.t, n=row.n, m=row.m, st=row.st)
+
+    def close(self):
+        pass
+
+
+class FrameClock(Clock):
+    """The same in pandas."""
+
+    def handleInputRows(self, key, rows: Iterator[pd.DataFrame], timerValues):
+        for frame in rows:
+            yield pd.DataFrame({"k": [f"{key!r} {frame['t'].tolist()!r}"], "t": frame["t"][:1]})
+
+
 class Seen(StatefulProcessor):
     """Lets a key through once in a while: deduplication with a time to live."""
 

@@ -39,8 +39,12 @@ class FrameForm:
         self._struct = output
         self._names = output.names
         self._time_zone = time_zone
-        self._codec = StructCodec(output, "output frame", naive_is_utc=True)
+        self._codec = StructCodec(output, "output frame", is_output=True)
         self._taken = FrameColumns(by_block=blocks_are_known())
+
+    def keys(self, columns: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
+        """See :class:`ProcessorForm`."""
+        return list(zip(*(_key_items(column, self._time_zone) for column in columns), strict=True))
 
     def inputs(self, rows: pa.Table, schema: StructType) -> Slices:
         """See :class:`ProcessorForm`."""
@@ -89,6 +93,17 @@ class FrameForm:
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
                 return self._codec.column(number, _without_missing(values))
         return self._codec.column(number, _without_missing(values))
+
+
+def _key_items(column: pa.Array, time_zone: str) -> list[Any]:
+    """Values of one grouping column: times as those of pandas, by the session's clock; the others as Python's."""
+    if not pa.types.is_timestamp(column.type):
+        items: list[Any] = column.to_pylist()
+        return items
+    times = column.to_pandas()
+    if column.type.tz is not None:
+        times = times.dt.tz_convert(time_zone).dt.tz_localize(None)
+    return [None if time is pd.NaT else time for time in times.tolist()]
 
 
 def _is_by_place(names: Sequence[Any]) -> bool:

@@ -5,7 +5,7 @@ Owns the conversion, both ways, a column at a time. Does not own rows of a data 
 Facts (tried in Spark 4.3, ``tests/spark/test_processors.py`` repeats them):
 - In state, Spark gives time stamps as naive local times, structs as rows, maps as dicts, binary as ``bytes``.
 - State gives back what was stored, also in the batch that wrote it: numpy's numbers as Python's, structs as rows.
-- Decimals are rounded to the scale of their field, half up.
+- State rounds decimals to the scale of their field, half up.
 - A value of the wrong type becomes null in Spark without a word. Here it is an error, unless it can be kept as it is:
   a whole float in an integer column, an integer in a float column, a number in a string column.
 - Most types need no work per value beside Arrow's own. The work per value of the others is one function per column.
@@ -43,22 +43,22 @@ class StructCodec:
     Args:
         struct: Spark's schema of a row.
         subject: What errors call it, such as ``"value state 'count'"``.
-        naive_is_utc: Whether a naive time stamp is UTC, as in the output of ``transformWithState``, and not local, as
-            in its state.
+        is_output: Whether rows are output, and not state. There a naive time stamp is UTC, in state local; and a
+            decimal with too many digits is refused, in state rounded. Both as in Spark.
         is_key: Whether rows are looked up by: then all NaN are one, and -0.0 is 0.0, as in every key.
     """
 
-    def __init__(self, struct: StructType, subject: str, *, naive_is_utc: bool = False, is_key: bool = False) -> None:
+    def __init__(self, struct: StructType, subject: str, *, is_output: bool = False, is_key: bool = False) -> None:
         self._subject = subject
         self._expected = struct.simpleString().removeprefix("struct")
         types = [stored_type(field.type, field.name) for field in arrow_schema(struct)]
         self.schema = pa.schema([pa.field(name, kind) for name, kind in zip(struct.names, types, strict=True)])
         self.has_mutable = any(isinstance(field.dataType, _NESTED) for field in struct)
         self._readers = [_reader(field.dataType, is_key=is_key) for field in struct]
-        self._writers = [_writer(field.dataType) for field in struct]
+        self._writers = [_writer(field.dataType, is_output=is_output) for field in struct]
         self._kept_types = [_kept_types(field.dataType, is_key=is_key) for field in struct]
         self._quick = [_quick(field.dataType) for field in struct]
-        self._plain = [_is_plain(field.dataType, naive_is_utc=naive_is_utc) for field in struct]
+        self._plain = [_is_plain(field.dataType, is_output=is_output) for field in struct]
 
     def checked(self, row: Any) -> Values:
         """A row as the state keeps it, and gives it back.
@@ -180,10 +180,10 @@ def _direct(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
         return None
 
 
-def _is_plain(kind: DataType, *, naive_is_utc: bool) -> bool:
+def _is_plain(kind: DataType, *, is_output: bool) -> bool:
     """Whether Arrow converts it as Spark does."""
     if isinstance(kind, spark_types.TimestampType):
-        return naive_is_utc
+        return is_output
     return not isinstance(kind, _NESTED)
 
 
@@ -220,7 +220,7 @@ def _quick(kind: DataType) -> Mapping[type, Convert]:
         return {dt.datetime: lambda value: value if value.tzinfo is None else _in_utc(value).replace(tzinfo=None)}
     if isinstance(kind, spark_types.DoubleType):
         return {int: float}
-    return {decimal.Decimal: _writer(kind)} if isinstance(kind, spark_types.DecimalType) else {}
+    return {decimal.Decimal: _decimal_writer(kind.scale)} if isinstance(kind, spark_types.DecimalType) else {}
 
 
 def _in_utc(value: dt.datetime) -> dt.datetime:
@@ -261,25 +261,31 @@ def _nullable(convert: Convert) -> Convert:
     return lambda item: None if item is None else convert(item)
 
 
-def _writer(kind: DataType) -> Convert:
+def _writer(kind: DataType, *, is_output: bool) -> Convert:
     """From what a processor gives to what Arrow takes."""
     if isinstance(kind, spark_types.TimestampType):
-        return lambda value: _plain(value).astimezone(dt.UTC)
+        return _plain if is_output else lambda value: _plain(value).astimezone(dt.UTC)
     if isinstance(kind, spark_types.ArrayType):
-        element = _nullable(_writer(kind.elementType))
+        element = _nullable(_writer(kind.elementType, is_output=is_output))
         return lambda items: [element(item) for item in items]
     if isinstance(kind, spark_types.MapType):
-        key, value = _writer(kind.keyType), _nullable(_writer(kind.valueType))
-        return lambda items: [(key(name), value(item)) for name, item in items.items()]
+        key = _writer(kind.keyType, is_output=is_output)
+        value = _nullable(_writer(kind.valueType, is_output=is_output))
+        return lambda items: [(key(name), value(item)) for name, item in _pairs(items)]
     if isinstance(kind, StructType):
-        return _struct_writer(kind)
+        return _struct_writer(kind, is_output=is_output)
     if isinstance(kind, spark_types.StringType):
         return _text
     if isinstance(kind, spark_types.IntegralType):
         return _whole
-    if isinstance(kind, spark_types.DecimalType):
+    if isinstance(kind, spark_types.DecimalType) and not is_output:
         return _decimal_writer(kind.scale)
     return _plain
+
+
+def _pairs(items: Any) -> Any:
+    """The entries of a map: of a dict, or of a list of pairs, as rows of the input have them."""
+    return items.items() if hasattr(items, "items") else items
 
 
 def _decimal_writer(scale: int) -> Convert:
@@ -297,8 +303,9 @@ def _decimal_writer(scale: int) -> Convert:
 _DIGITS: Final = decimal.Context(prec=80)
 
 
-def _struct_writer(kind: StructType) -> Convert:
-    names, fields = kind.names, [_nullable(_writer(field.dataType)) for field in kind]
+def _struct_writer(kind: StructType, *, is_output: bool) -> Convert:
+    names = kind.names
+    fields = [_nullable(_writer(field.dataType, is_output=is_output)) for field in kind]
 
     def write(value: Any) -> dict[str, Any]:
         if isinstance(value, dict):
