@@ -222,7 +222,7 @@ class ProcessorProgram:
             keyed.keys,
             time_mode=self.time_mode,
             now_ms=now_ms,
-            checkpoint_id=moment.checkpoint_id,
+            sequence=moment.sequence,
         )
         timer_values = TimerValues(now_ms, watermark_ms) if self._has_timers else TimerValues()
         form = self._make_form()

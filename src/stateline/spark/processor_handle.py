@@ -141,7 +141,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         keys: The keys of the batch.
         time_mode: In lower case.
         now_ms: Processing time of the batch.
-        checkpoint_id: The checkpoint that is being made.
+        sequence: Number of the batch in the life of the state.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         *,
         time_mode: str,
         now_ms: int,
-        checkpoint_id: int,
+        sequence: int,
     ) -> None:
         self.cursor = Cursor()
         self._variables = variables
@@ -162,7 +162,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         self._keys = keys
         self._time_mode = time_mode
         self._now_ms = now_ms
-        self._checkpoint_id = checkpoint_id
+        self._sequence = sequence
         self._states: dict[str, ValueState | ListState | MapState] = {}
 
     def changes(self) -> dict[str, StateRows]:
@@ -195,7 +195,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         """The list state that ``init`` declares."""
         variable, table, lifetime = self._declared("list", stateName)
         codec = StructCodec(variable.value, variable.subject)
-        state = self._states[stateName] = ListState(table, self._keys, codec, lifetime, self._checkpoint_id)
+        state = self._states[stateName] = ListState(table, self._keys, codec, lifetime, self._sequence)
         return _ListVariable(self.cursor, codec, state)
 
     def getMapState(
