@@ -384,6 +384,15 @@ class FrameClock(Clock):
             yield pd.DataFrame({"k": [f"{key!r} {frame['t'].tolist()!r}"], "t": frame["t"][:1]})
 
 
+class FrameInside(Clock):
+    """What is inside the values of data frames."""
+
+    def handleInputRows(self, key, rows: Iterator[pd.DataFrame], timerValues):
+        for frame in rows:
+            seen = [[repr(list(array)), repr(st), repr(m)] for array, st, m in frame[["a", "st", "m"]].to_numpy()]
+            yield pd.DataFrame({"k": [f"{key!r} {seen!r}"]})
+
+
 class Seen(StatefulProcessor):
     """Lets a key through once in a while: deduplication with a time to live."""
 

@@ -184,6 +184,13 @@ def test_rows_and_keys_show_the_clock_of_the_session_and_may_be_put_out_as_they_
     check_same(spark, tmp_path / "pd", pandas, batches, schema, ["t", "n"], output, pandas=True, time_zone=time_zone)
 
 
+def test_integers_inside_the_values_of_a_frame_stay_integers_beside_missing_ones(spark, tmp_path):
+    schema = "k string, a array<long>, st struct<x:long>, m map<string,long>"
+    long = 2**60 + 1
+    batches = [[("a", [long], (long,), {"x": long}), ("a", [1, None], (None,), {"x": None}), ("a", [], (2,), {"x": 3})]]
+    check_same(spark, tmp_path, kit.FrameInside(), batches, schema, "k", "k string", pandas=True)
+
+
 def test_a_whole_pipeline_with_initial_state_over_restarts_at_another_parallelism(spark, tmp_path):
     import pyarrow as pa
     import pyarrow.dataset as ds

@@ -118,7 +118,8 @@ def _frame(rows: pa.Table, schema: StructType, time_zone: str) -> pd.DataFrame:
     columns: dict[str, Any] = {}
     for column, field in zip(rows.columns, schema, strict=True):
         nested = isinstance(field.dataType, spark_types.ArrayType | spark_types.MapType | StructType)
-        series = column.to_pandas(date_as_object=True, timestamp_as_object=nested)
+        # A missing integer inside a value would make floats of those of all other rows, and cut long ones off.
+        series = column.to_pandas(date_as_object=True, timestamp_as_object=nested, integer_object_nulls=nested)
         if nested or pa.types.is_temporal(column.type):
             convert = _create_converter_to_pandas(
                 field.dataType,
