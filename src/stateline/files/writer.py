@@ -105,7 +105,7 @@ class FileWriter:
         for folder, part in self._split(self._checked(rows)):
             file = self._growing.get((self._layout, folder))
             if file is None:
-                name = f"part-{self._environment.ids.new_id()}.{self._output.format}"
+                name = f"part-{self._environment.ids.new_id()}{self._output.ending}"
                 target = f"{folder}/{name}" if folder else name
                 file = _Growing(target, self._layout, opened_at=self._now, written_at=self._now)
                 self._growing[self._layout, folder] = file
@@ -216,7 +216,7 @@ def encode_file(
     """Encodes rows as one whole file and stages it; it becomes visible when the commit point is committed.
 
     Args:
-        output: Codec and row groups. The format is that of the target's ending: a file is finished as it was begun.
+        output: Codec and row groups. The format is that of the target's ending; see :meth:`FileOutput.encoding_of`.
         store: Store of the output.
         target: Relative name of the file.
         tables: The rows, at least one table; small ones are gathered into full row groups.
@@ -225,8 +225,7 @@ def encode_file(
     stream = RecoverableWriter(store, environment=environment).open(target)
     gathered = _row_groups(tables, output.row_group_rows)
     first = next(gathered)
-    name = target.rpartition(".")[2]
-    codec = output.codec if name == output.format else FileOutput(url=output.url, format=name).codec
+    name, codec = output.encoding_of(target)
     with BackgroundSink(stream, environment) as sink:
         encoder = make_encoder(name, sink, first.schema, codec, output.row_group_rows)
         encoder.write(first)
@@ -252,21 +251,14 @@ def _row_groups(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 def _partition_codes(rows: pa.Table, columns: Sequence[str]) -> tuple[np.ndarray, list[tuple[object, ...]]]:
     """A dense code per row and the partition values of each code."""
-    combined = np.zeros(rows.num_rows, dtype=np.int64)
-    dictionaries = []
+    codes = np.zeros(rows.num_rows, dtype=np.int64)
+    values: list[tuple[object, ...]] = [()]
     for column in columns:
         encoded = pc.dictionary_encode(rows[column].combine_chunks(), null_encoding="encode")
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.combine_chunks()
-        dictionaries.append(encoded.dictionary)
-        combined = combined * len(encoded.dictionary) + encoded.indices.to_numpy()
-    distinct, codes = np.unique(combined, return_inverse=True)
-    values = []
-    for code in distinct.tolist():
-        row: list[object] = []
-        remaining = code
-        for dictionary in reversed(dictionaries):
-            remaining, index = divmod(remaining, len(dictionary))
-            row.append(dictionary[index].as_py())
-        values.append(tuple(reversed(row)))
+        known = encoded.dictionary.to_pylist()
+        # Dense after each column, so that the product of many large columns cannot overflow.
+        combined, codes = np.unique(codes * len(known) + encoded.indices.to_numpy(), return_inverse=True)
+        values = [(*values[code // len(known)], known[code % len(known)]) for code in combined.tolist()]
     return codes, values

@@ -210,10 +210,34 @@ def test_line_formats_read_back(tmp_path, stores, name, codec):
     writer = make_writer(output, stores, rows.schema)
     writer.write(rows)
     publish(stores, writer.finish())
-    (file,) = (tmp_path / "out").glob("part-*")
+    (file,) = (tmp_path / "out").glob(f"part-*.{name}.gz" if codec else f"part-*.{name}")
     data = gzip.decompress(file.read_bytes()) if codec else file.read_bytes()
     read = pyarrow.csv.read_csv if name == "csv" else pyarrow.json.read_json
     assert read(pa.BufferReader(data)).to_pydict() == rows.to_pydict()
+
+
+@pytest.mark.parametrize(("began", "goes_on"), [("none", "gzip"), ("gzip", "none")])
+def test_a_file_of_lines_keeps_the_codec_that_its_name_tells(tmp_path, stores, began, goes_on):
+    """Readers find the codec by the name, and the name was given when the file was begun."""
+    first = make_writer(FileOutput(url="unused", format="csv", compression=began), stores)
+    first.write(pa.table({"x": [1]}))
+    rolled = RollingPolicy(every_checkpoint=True)
+    later = FileOutput(url="unused", format="csv", compression=goes_on, rolling=rolled)
+    publish(stores, make_writer(later, stores, open_files=first.finish().open).finish())
+    (file,) = (tmp_path / "out").glob("part-*")
+    assert (file.suffix == ".gz") == (began == "gzip")
+    assert (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()) == b'"x"\n1\n'
+
+
+def test_many_large_partition_columns_do_not_meet(tmp_path, stores):
+    """The product of their sizes, 65,000 to the fourth, is more than 64 bits hold."""
+    count = 65_000
+    columns = ("a", "b", "c", "d")
+    schema = pa.schema([*((name, pa.int64()) for name in columns), ("x", pa.int64())])
+    rows = pa.table({**dict.fromkeys(columns, pa.array(range(count))), "x": pa.array(range(count))}, schema)
+    found = dict(make_writer(FileOutput(url="unused", partition_by=columns), stores, schema)._split(rows))
+    assert len(found) == count
+    assert all(folder == "/".join(f"{c}={part['x'][0]}" for c in columns) for folder, part in found.items())
 
 
 def test_text_files_hold_one_string_column(tmp_path, stores):
