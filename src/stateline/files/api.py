@@ -24,8 +24,8 @@ __all__ = ["FileOutput", "FilesResult"]
 class FileOutput:
     """One folder of output files.
 
-    Files are called ``<column>=<value>/.../part-<uuid>.<format>``, with ``.gz`` behind it for lines that are compressed:
-    the UUID is random, so no two files ever share a name, and a name says nothing about attempts.
+    Files are called ``<column>=<value>/.../part-<uuid>.<format>``, and ``.gz`` is added where lines are compressed: the
+    UUID is random, so no two files ever share a name, and a name says nothing about attempts.
 
     Attributes:
         url: Root of the output.
@@ -59,8 +59,8 @@ class FileOutput:
         """The schema of the files for rows of this schema: without the columns that the folders tell.
 
         Raises:
-            InvalidInputError: A partition column is missing or cannot be a folder, no other column would be left, or the
-                format cannot hold one.
+            InvalidInputError: A partition column is missing or cannot be a folder, no column would be left for the
+                files, or the format cannot hold one.
         """
         for column in self.partition_by:
             if column not in rows.names:

@@ -22,6 +22,7 @@ from stateline.errors import InternalError
 from stateline.files import FileOutput, FileWriter
 from stateline.handles import FinishedFile, OpenFile
 from stateline.spark.coordinator import Batch, BatchReport, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.spark.output_columns import columns_of
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 
 __all__ = ["FilesDecision", "TaskFiles", "files_plan"]
@@ -127,14 +128,19 @@ class FilesDecision:
 
 
 def files_plan(
-    root_url: str, output: FileOutput, retained_checkpoints: int, root_options: Mapping[str, str] | None = None
+    root_url: str,
+    output: FileOutput,
+    retained_checkpoints: int,
+    root_options: Mapping[str, str] | None = None,
+    schema: pa.Schema | None = None,
 ) -> PipelinePlan:
     """The plan of a sink: one operator that has files and no state."""
+    columns = {} if schema is None else columns_of(schema)
     return PipelinePlan(
         root_url=root_url,
         parallelism=1,
         max_parallelism=1,
-        operators=(OperatorPlan(name=_OPERATOR, tables={}, definition="", output=output),),
+        operators=(OperatorPlan(name=_OPERATOR, tables={}, definition="", output=output, output_columns=columns),),
         retained_checkpoints=retained_checkpoints,
         root_options=dict(root_options or {}),
     )

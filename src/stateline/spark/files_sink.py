@@ -41,8 +41,9 @@ from stateline.spark.plan import PipelinePlan
 __all__ = ["FilesSink", "finish_sink"]
 
 _ENVIRONMENT: Final = system_environment()
-_NEWEST_IDS: Final[dict[str, int]] = {}
-"""The newest checkpoint seen by this process, by root: where the next commit looks first, so that it needs no LIST."""
+_NEWEST_IDS: Final[dict[tuple[str, str], int]] = {}
+"""The newest checkpoint seen by this process, by root and query: where the next commit looks first, so that it needs no
+LIST. By query, because a user may remove an output and start another one in the same place."""
 
 
 @dataclass(frozen=True)
@@ -134,19 +135,19 @@ class _Sink:
         staged = [message for message in messages if isinstance(message, _Staged)]
         made = [msgspec.json.decode(message.files, type=TaskFiles) for message in staged]
         named = [message.query_id for message in staged if message.query_id]
+        query_id = named[0] if named else self._query_id()
         report = self._decision().commit(
             made,
             batch_id=batch_id,
             offsets_digest=self._digest(batch_id),
-            query_id=named[0] if named else self._query_id(),
-            at_least=_NEWEST_IDS.get(self.root_url),
+            query_id=query_id,
+            at_least=_NEWEST_IDS.get((self.root_url, query_id)),
         )
-        _NEWEST_IDS[self.root_url] = report.checkpoint.checkpoint_id
+        _NEWEST_IDS[self.root_url, query_id] = report.checkpoint.checkpoint_id
 
     def finish(self) -> None:
         """Finishes the files that are open, in one more record."""
         finish_open_files(self._plan(), self._decision().coordinator(), _ENVIRONMENT)
-        _NEWEST_IDS.pop(self.root_url, None)
 
     def remove_job(self) -> None:
         """Removes what only the decision of a batch job needed, after its files are visible."""
@@ -163,15 +164,18 @@ class _Sink:
 
     def _decision(self) -> FilesDecision:
         out = open_store(self.output.url, self.output.store_options, _ENVIRONMENT)
-        schema = pa.ipc.read_schema(pa.py_buffer(self.schema)) if self.schema else pa.schema([])
-        return FilesDecision(self._plan(), self._root(), out, schema, _ENVIRONMENT)
+        return FilesDecision(self._plan(), self._root(), out, self._schema(), _ENVIRONMENT)
+
+    def _schema(self) -> pa.Schema:
+        return pa.ipc.read_schema(pa.py_buffer(self.schema)) if self.schema else pa.schema([])
 
     def _plan(self) -> PipelinePlan:
         options = self.options
-        return files_plan(self.root_url, self.output, options.retained_checkpoints, options.root_options)
+        retained, records = options.retained_checkpoints, options.options_of_records
+        return files_plan(self.root_url, self.output, retained, records, self._schema())
 
     def _root(self) -> BlobStore:
-        return open_store(self.root_url, self.options.root_options, _ENVIRONMENT)
+        return open_store(self.root_url, self.options.options_of_records, _ENVIRONMENT)
 
     # -- what Spark keeps beside the query --------------------------------------------------------------------------
 
@@ -186,10 +190,13 @@ class _Sink:
         return "" if entry is None else str(msgspec.json.decode(entry)["id"])
 
     def _spark_file(self, name: str) -> str | None:
-        if not self.options.checkpoint_location:
+        location = self.options.checkpoint_location
+        if not location:
             return None
+        same_service = location.partition("://")[0] == self.options.path.partition("://")[0]
+        options = self.options.store_options if same_service else {}
         try:
-            return open_store(self.options.checkpoint_location, {}, _ENVIRONMENT).get(name).decode()
+            return open_store(location, options, _ENVIRONMENT).get(name).decode()
         except (InvalidInputError, NotFoundError, NotInstalledError):
             return None  # HDFS and the like: rows are safe all the same, only a rolled-back Spark goes unnoticed.
 
