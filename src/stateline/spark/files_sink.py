@@ -7,7 +7,7 @@ Facts (Spark 4, Python data sources):
 
 - ``write`` runs in tasks. Each attempt of a task calls it; the message of one attempt that ended reaches ``commit``.
 - ``commit`` runs in a Python process of its own beside the driver. The writer object is made anew for each batch, so
-  all that ``commit`` knows is in the messages and in the store. It is called again for a batch that is replayed.
+  all that ``commit`` must know is in the messages and in the store. It is called again for a batch that is replayed.
 - ``abort`` is also called after a commit that took effect, so it does nothing.
 - A task learns its query from ``TaskContext``'s local properties; ``commit`` learns it from the messages.
 
@@ -28,6 +28,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 from pyspark.sql.types import StructType
 
 from stateline.blob import BlobStore, open_store
+from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.errors import InvalidInputError, NotFoundError, NotInstalledError
 from stateline.files import FileOutput, RollingPolicy
@@ -41,9 +42,27 @@ from stateline.spark.plan import PipelinePlan
 __all__ = ["FilesSink", "finish_sink"]
 
 _ENVIRONMENT: Final = system_environment()
-_NEWEST_IDS: Final[dict[tuple[str, str], int]] = {}
-"""The newest checkpoint seen by this process, by root and query: where the next commit looks first, so that it needs no
-LIST. By query, because a user may remove an output and start another one in the same place."""
+
+
+@dataclass
+class _Known:
+    """What a process remembers of a root between two commits, so that the second one needs no LIST.
+
+    Attributes:
+        query_id: The query. Another one may begin in the same place, after a user has removed an output.
+        options: Options of the root's store.
+        records: The root.
+        newest_id: A checkpoint that is known to exist.
+    """
+
+    query_id: str
+    options: Mapping[str, str]
+    records: CheckpointStore
+    newest_id: int | None = None
+
+
+_KNOWN: Final[dict[str, _Known]] = {}
+"""By root. Only of commits that succeeded: after a failure everything is read again."""
 
 
 @dataclass(frozen=True)
@@ -136,14 +155,17 @@ class _Sink:
         made = [msgspec.json.decode(message.files, type=TaskFiles) for message in staged]
         named = [message.query_id for message in staged if message.query_id]
         query_id = named[0] if named else self._query_id()
-        report = self._decision().commit(
+        known = self._known(query_id)
+        report = self._decision(known.records).commit(
             made,
             batch_id=batch_id,
             offsets_digest=self._digest(batch_id),
             query_id=query_id,
-            at_least=_NEWEST_IDS.get((self.root_url, query_id)),
+            at_least=known.newest_id,
         )
-        _NEWEST_IDS[self.root_url, query_id] = report.checkpoint.checkpoint_id
+        if not self.job:
+            known.newest_id = report.checkpoint.checkpoint_id
+            _KNOWN[self.root_url] = known
 
     def finish(self) -> None:
         """Finishes the files that are open, in one more record."""
@@ -162,9 +184,16 @@ class _Sink:
         output = self.options.output()
         return replace(output, rolling=RollingPolicy(every_checkpoint=True)) if self.job else output
 
-    def _decision(self) -> FilesDecision:
+    def _known(self, query_id: str) -> _Known:
+        known, options = _KNOWN.pop(self.root_url, None), self.options.options_of_records
+        if known is None or (known.query_id, known.options) != (query_id, options):
+            return _Known(query_id, options, CheckpointStore(self._root(), environment=_ENVIRONMENT))
+        return known
+
+    def _decision(self, records: CheckpointStore | None = None) -> FilesDecision:
+        root = self._root() if records is None else records.store
         out = open_store(self.output.url, self.output.store_options, _ENVIRONMENT)
-        return FilesDecision(self._plan(), self._root(), out, self._schema(), _ENVIRONMENT)
+        return FilesDecision(self._plan(), root, out, self._schema(), _ENVIRONMENT, records)
 
     def _schema(self) -> pa.Schema:
         return pa.ipc.read_schema(pa.py_buffer(self.schema)) if self.schema else pa.schema([])
