@@ -60,8 +60,9 @@ class FileOutput:
 
         Raises:
             InvalidInputError: A partition column is missing or cannot be a folder, no column would be left for the
-                files, or the format cannot hold one.
+                files, the format cannot hold one, or two differ only in upper and lower case.
         """
+        _check_distinct(rows.names)
         for column in self.partition_by:
             if column not in rows.names:
                 raise InvalidInputError(
@@ -119,6 +120,22 @@ class FilesResult:
 
     finished: tuple[FinishedFile, ...] = ()
     open: tuple[OpenFile, ...] = ()
+
+
+def _check_distinct(names: list[str]) -> None:
+    """Spark, Hive, Trino and DuckDB do not tell upper and lower case apart: they could not read the file."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.get(name.lower())
+        seen[name.lower()] = name
+        if other is not None:
+            raise InvalidInputError(
+                f"readers take {other!r} and {name!r} for one column",
+                operation="write_files",
+                subject="schema",
+                hint="Rename one of them",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
 
 
 def _unknown(what: str, value: str, known: tuple[str, ...]) -> InvalidInputError:

@@ -58,7 +58,7 @@ class FilesSinkOptions:
         store_options: Options of the output's store, given as ``store.<option>``.
     """
 
-    path: str = setting("", _text, help="root URL of the output")
+    path: str = setting("", _text, help="root URL of the output; start(path) and save(path) say it")
     format: str = setting("parquet", _text, help="parquet, arrow, csv, jsonl or text")
     partition_by: tuple[str, ...] = setting("", _names, help="columns that become folders, separated by commas")
     compression: str | None = setting(None, _text, help="a codec of the format")
@@ -66,8 +66,8 @@ class FilesSinkOptions:
     roll_seconds: str | None = setting(None, _text, help="age at which a file is finished")
     idle_seconds: str | None = setting(None, _text, help="time without rows after which a file is finished")
     every_checkpoint: bool = setting(False, parse_bool, help="finish every file with its micro-batch")
-    finish: str = setting("available_now", _text, help="available_now, stop or never")
-    checkpoint: str = setting("", _text, help="root URL of the sink's records")
+    finish: str = setting("available_now", _text, help="when open files are finished: available_now, stop or never")
+    checkpoint: str = setting("", _text, help="root URL of the sink's records; `.stateline` below the output if empty")
     retained_checkpoints: int = setting(3, _retained, help="newest records that are kept")
     checkpoint_location: str = setting("", _text, help="Spark's checkpointLocation")
     root_options: Mapping[str, str] = field(default_factory=dict)

@@ -253,6 +253,14 @@ def test_text_files_hold_one_string_column(tmp_path, stores):
         broken.finish()
 
 
+@pytest.mark.parametrize("names", [("id", "ID"), ("x", "x"), ("Ä", "ä")])
+def test_columns_that_readers_take_for_one_are_refused(names):
+    schema = pa.schema([*((name, pa.int64()) for name in names), ("p", pa.int64())])
+    for partition_by in ((), ("p",), (names[0],)):
+        with pytest.raises(InvalidInputError, match="for one column"):
+            FileOutput(url="unused", partition_by=partition_by).file_schema(schema)
+
+
 def test_columns_that_a_format_cannot_hold_are_refused_with_the_reason():
     with pytest.raises(InvalidInputError, match="intervals"):
         FileOutput(url="unused").file_schema(pa.schema([("d", pa.duration("us"))]))
