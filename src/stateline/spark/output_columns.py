@@ -6,6 +6,7 @@ Rules:
 - A column may be added, and one may be left out: readers fill in nulls.
 - A column that any file of the folder has keeps its type, also inside of structures, lists and maps. Otherwise readers
   of the folder could not read it any more. Nulls may be allowed or not.
+- Whole numbers may get more bits, and so may floats: readers that know the wider type read both.
 - Columns of CSV may only be added or left out at the end, because Spark finds them by position.
 
 Each record remembers the columns of its outputs among its properties, by format and folder.
@@ -26,6 +27,8 @@ from stateline.spark.plan import OperatorPlan, PipelinePlan
 __all__ = ["check_columns", "columns_of", "columns_properties"]
 
 _PREFIX: Final = "columns of "
+_WIDER: Final = (("int8", "int16", "int32", "int64"), ("float", "double"))
+"""Each type is read as any after it."""
 
 
 def columns_of(schema: pa.Schema) -> dict[str, str]:
@@ -43,7 +46,7 @@ def check_columns(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[s
         stored = json.loads(newest.properties.get(_key(operator, output_urls), "{}"))
         wanted = operator.output_columns
         for path, text in wanted.items():
-            if stored.get(path, text) != text:
+            if not _reads(text, stored.get(path, text)):
                 raise _refused(operator, f"column {path!r} has the type {stored[path]} there, and {text} now")
         if operator.output is not None and operator.output.format == "csv":
             (old, new) = ([path for path in columns if "." not in path] for columns in (stored, wanted))
@@ -80,6 +83,13 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, str]]:
         yield from _leaves(f"{path}.[]", kind.value_type)
     else:
         yield path, str(kind)
+
+
+def _reads(wanted: str, stored: str) -> bool:
+    """Whether a column of a type can be read as another one."""
+    return wanted == stored or any(
+        {wanted, stored} <= set(row) and row.index(stored) < row.index(wanted) for row in _WIDER
+    )
 
 
 def _escape(name: str) -> str:

@@ -80,6 +80,14 @@ def test_a_column_keeps_its_type(old, new):
     assert not allowed(after(pa.schema([("a", old)]), pa.schema([("b", LONG)])), pa.schema([("a", new)])), "for ever"
 
 
+def test_numbers_may_get_more_bits_and_never_less():
+    newest = after(pa.schema([("a", pa.int16()), ("f", pa.list_(pa.float32()))]))
+    wide = pa.schema([("a", LONG), ("f", pa.list_(pa.float64()))])
+    assert allowed(newest, wide)
+    assert not allowed(after(pa.schema([("a", pa.int16())]), wide), pa.schema([("a", pa.int16())]))
+    assert not allowed(newest, pa.schema([("a", pa.float64())]))
+
+
 def test_fields_of_structures_may_be_added():
     assert allowed(
         after(pa.schema([("a", pa.list_(pa.struct([("x", LONG)])))])),
