@@ -23,7 +23,7 @@ from __future__ import annotations
 import gzip
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 import pyarrow as pa
@@ -41,7 +41,9 @@ __all__ = [
     "Encoder",
     "Sink",
     "check_partition",
+    "check_rows",
     "check_schema",
+    "check_text",
     "make_encoder",
 ]
 
@@ -168,28 +170,13 @@ class _JsonLinesEncoder(_LineEncoder):
     _encoder: Final = msgspec.json.Encoder(decimal_format="string")
 
     def lines(self, rows: pa.Table) -> bytes:
-        try:
-            return self._encoder.encode_lines(rows.to_pylist(maps_as_pydicts="strict"))
-        except KeyError as error:
-            raise InvalidInputError(
-                f"a map holds a key twice ({error})",
-                operation="write_files",
-                subject=f"columns {rows.column_names}",
-                hint="Make its keys distinct, or use the format parquet",
-            ) from error
+        return self._encoder.encode_lines(_json_rows(rows))
 
 
 class _TextEncoder(_LineEncoder):
     def lines(self, rows: pa.Table) -> bytes:
-        values = rows.column(0)
-        if pc.any(pc.match_substring_regex(values, "[\r\n]")).as_py():
-            raise InvalidInputError(
-                "a value holds a line break",
-                operation="write_files",
-                subject=f"column {rows.column_names[0]!r}",
-                hint="Replace it, or use the format jsonl",
-            )
-        return "".join(f"{value or ''}\n" for value in values.to_pylist()).encode()
+        _check_lines(rows)
+        return "".join(f"{value or ''}\n" for value in rows.column(0).to_pylist()).encode()
 
 
 _ENCODERS: Final[Mapping[str, Callable[[Sink, pa.Schema, str | None, int], Encoder]]] = {
@@ -257,6 +244,61 @@ def check_schema(name: str, schema: pa.Schema) -> None:
         )
 
 
+def check_rows(name: str, rows: pa.Table) -> None:
+    """Checks what only the values tell, before they are durable: afterwards nobody could take them back.
+
+    Raises:
+        InvalidInputError: Names the column, and says what is wrong with a value.
+    """
+    check_text(rows)
+    if name == "text":
+        _check_lines(rows)
+    if name == "jsonl":
+        _json_rows(rows.select([field.name for field in rows.schema if _holds(field.type, pa.types.is_map)]))
+
+
+def check_text(rows: pa.Table) -> None:
+    """Checks that all text is UTF-8. Spark makes text of any bytes, but readers refuse a file that holds such.
+
+    Raises:
+        InvalidInputError: Names the column.
+    """
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if not _holds(field.type, _is_text):
+            continue
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise InvalidInputError(
+                f"a value is not UTF-8 ({error})",
+                operation="write_files",
+                subject=f"column {field.name!r}",
+                hint="Mend it with make_valid_utf8(), or keep the column as binary",
+            ) from error
+
+
+def _check_lines(rows: pa.Table) -> None:
+    if pc.any(pc.match_substring_regex(rows.column(0), "[\r\n]")).as_py():
+        raise InvalidInputError(
+            "a value holds a line break",
+            operation="write_files",
+            subject=f"column {rows.column_names[0]!r}",
+            hint="Replace it, or use the format jsonl",
+        )
+
+
+def _json_rows(rows: pa.Table) -> list[dict[str, Any]]:
+    try:
+        return cast("list[dict[str, Any]]", rows.to_pylist(maps_as_pydicts="strict"))
+    except KeyError as error:
+        raise InvalidInputError(
+            f"a map holds a key twice ({error})",
+            operation="write_files",
+            subject=f"columns {rows.column_names}",
+            hint="Make its keys distinct, or use the format parquet",
+        ) from error
+
+
 def check_partition(field: pa.Field) -> None:
     """Checks that the values of a column can be names of folders.
 
@@ -295,6 +337,10 @@ def _complaint(name: str, kind: pa.DataType) -> str | None:
 
 def _children(kind: pa.DataType) -> list[pa.DataType]:
     return [kind.field(index).type for index in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+
+
+def _holds(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
+    return test(kind) or any(_holds(child, test) for child in _children(kind))
 
 
 def _is_interval(kind: pa.DataType) -> bool:

@@ -24,7 +24,7 @@ from stateline.environment import Environment
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files.api import FileOutput, FilesResult
 from stateline.files.background import BackgroundSink
-from stateline.files.formats import make_encoder
+from stateline.files.formats import check_rows, check_text, make_encoder
 from stateline.files.partitions import is_abbreviated, partition_folder
 from stateline.files.pending import load_rows, store_rows
 from stateline.handles import CommitPoint, FinishedFile, OpenFile, RowsHandle
@@ -150,7 +150,7 @@ class FileWriter:
         )
 
     def _spill(self, files: Sequence[_Growing]) -> None:
-        handles = store_rows(self._root, self._environment.ids, [pa.concat_tables(file.buffered) for file in files])
+        handles = store_rows(self._root, self._environment.ids, [self._checked_values(file) for file in files])
         for file, handle in zip(files, handles, strict=True):
             self._buffered -= sum(part.nbytes for part in file.buffered)
             file.pending.append(handle)
@@ -162,11 +162,18 @@ class FileWriter:
 
         def tables() -> Iterator[pa.Table]:
             yield from load_rows(self._root, file.pending)
-            yield from file.buffered
+            if file.buffered:
+                yield self._checked_values(file)
 
         commit = encode_file(self._output, self._store, file.target, tables(), self._environment)
         self._buffered -= sum(part.nbytes for part in file.buffered)
         self._finished.append(FinishedFile(commit=commit, rows=file.rows))
+
+    def _checked_values(self, file: _Growing) -> pa.Table:
+        """The buffered rows of a file, whose values it can hold."""
+        rows = pa.concat_tables(file.buffered)
+        check_rows(self._output.encoding_of(file.target)[0], rows)
+        return rows
 
     def _closed(self, file: _Growing) -> OpenFile:
         return OpenFile(
@@ -200,6 +207,7 @@ class FileWriter:
         if not columns:
             yield "", rows
             return
+        check_text(rows.select(columns))
         codes, values = _partition_codes(rows, columns)
         order = np.argsort(codes, kind="stable")
         starts = np.searchsorted(codes[order], np.arange(len(values) + 1))

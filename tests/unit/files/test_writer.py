@@ -253,6 +253,39 @@ def test_text_files_hold_one_string_column(tmp_path, stores):
         broken.finish()
 
 
+NO_TEXT = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
+TWICE = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
+
+
+@pytest.mark.parametrize("every_checkpoint", [False, True])
+@pytest.mark.parametrize(
+    ("name", "column", "complaint"),
+    [
+        ("text", pa.array(["a\nb"]), "line break"),
+        ("jsonl", TWICE, "key twice"),
+        ("jsonl", NO_TEXT, "'x'.*not UTF-8"),
+        ("parquet", NO_TEXT, "'x'.*not UTF-8"),
+        ("parquet", pa.StructArray.from_arrays([NO_TEXT], ["inside"]), "'x'.*not UTF-8"),
+    ],
+)
+def test_a_value_that_no_file_holds_is_refused_before_it_is_durable(stores, name, column, complaint, every_checkpoint):
+    """Rows of an open file that could not be encoded later would block it for ever, and all rows beside them."""
+    rows = pa.table({"x": column})
+    rolling = RollingPolicy(every_checkpoint=every_checkpoint)
+    writer = make_writer(FileOutput(url="unused", format=name, rolling=rolling), stores, rows.schema)
+    writer.write(rows)
+    with pytest.raises(InvalidInputError, match=complaint):
+        writer.finish()
+    assert stores[0].calls["put_if_absent"] == 0
+
+
+def test_a_partition_value_that_is_no_text_is_refused(stores):
+    rows = pa.table({"p": NO_TEXT, "x": [1]})
+    writer = make_writer(FileOutput(url="unused", partition_by=("p",)), stores, rows.schema)
+    with pytest.raises(InvalidInputError, match=r"'p'.*not UTF-8"):
+        writer.write(rows)
+
+
 @pytest.mark.parametrize("names", [("id", "ID"), ("x", "x"), ("Ä", "ä")])
 def test_columns_that_readers_take_for_one_are_refused(names):
     schema = pa.schema([*((name, pa.int64()) for name in names), ("p", pa.int64())])
