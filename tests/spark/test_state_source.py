@@ -215,6 +215,18 @@ def test_a_schema_of_other_types_is_refused(session, root):
         session.read.format("stateline").schema("key string").load(root.url).collect()
 
 
+@pytest.mark.parametrize(("column", "is_ever_null"), [("key", False), ("n", True), ("items", True)])
+def test_a_null_where_the_schema_rules_it_out_is_an_error_and_never_another_value(session, root, column, is_ever_null):
+    kind = dict(session.read.format("stateline").load(root.url).dtypes)[column]
+    frame = session.read.format("stateline").schema(f"{column} {kind} NOT NULL").load(root.url)
+    assert frame.schema[column].nullable is False
+    if is_ever_null:
+        with pytest.raises(PySparkException, match=f"column '{column}': a row has null in it.*NOT NULL"):
+            frame.collect()
+    else:
+        assert sorted(item.key for item in frame.collect()) == sorted(key for key, _ in root.models[-1])
+
+
 # -- as a stream ------------------------------------------------------------------------------------------------------
 
 
