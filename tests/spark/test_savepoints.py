@@ -211,7 +211,7 @@ def test_aggregations_may_be_added_dropped_and_widened(spark, tmp_path):
         key: (largest, n, newest[key][2] if key in newest else None) for key, (n, _, largest) in whole.items()
     }
     root = CheckpointStore(f"file://{tmp_path}/q/root")
-    assert root.latest().properties == {"dropped.by_key": '["total"]'}
+    assert root.latest().properties["dropped.by_key"] == '["total"]'
 
     def start(**aggregations):
         keyed(wide, tmp_path, "q").aggregate(**aggregations).state_only().start(str(tmp_path / "q" / "spark"))

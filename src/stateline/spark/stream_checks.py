@@ -1,4 +1,4 @@
-"""Checks of the columns that a user names, before anything runs."""
+"""Checks of the columns and places that a user names, before anything runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.options import check_known
 
-__all__ = ["check_collation", "check_columns", "key_names"]
+__all__ = ["check_collation", "check_columns", "check_shared", "key_names"]
 
 
 def key_names(key: Any) -> list[str]:
@@ -54,3 +54,17 @@ def check_collation(df: DataFrame, columns: Sequence[str]) -> None:
                 hint="Cast it: F.col(...).cast('string collate UTF8_BINARY')",
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )
+
+
+def check_shared(url: str, what: str) -> None:
+    """Refuses a store that each process has for itself: what Spark's tasks wrote there would vanish with them.
+
+    Raises:
+        InvalidInputError: It is one.
+    """
+    if url.lower().startswith("memory:"):
+        raise InvalidInputError(
+            f"{url} is the memory of one process, and Spark has several",
+            subject=what,
+            hint="Give a local folder or an object store",
+        )
