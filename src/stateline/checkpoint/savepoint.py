@@ -34,7 +34,7 @@ from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
 from stateline.blob.urls import open_store
-from stateline.checkpoint.api import Checkpoint, OutputState
+from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint, OutputState
 from stateline.checkpoint.layout import CLAIMED, METADATA, SAVEPOINT_PREFIX, SHARED_PREFIX
 from stateline.checkpoint.metadata import decode_claim, decode_record, decode_savepoint, encode_claim, encode_savepoint
 from stateline.checkpoint.objects import check_piece, copy_object, extents_of, read_piece, renamed
@@ -342,6 +342,7 @@ def start_from_savepoint(
         check_piece(savepoint.store, part, data)
         return _output(targets, url, "start_from_savepoint").stage(target, data)
 
+    earlier = savepoint.checkpoint.earlier_checkpoints + savepoint.checkpoint.checkpoint_id + 1
     moved = renamed(savepoint.checkpoint, names.__getitem__, stage_again, run_checkpoint_id=0)
     return replace(
         moved,
@@ -352,7 +353,7 @@ def start_from_savepoint(
         nonce=environment.ids.new_id(),
         created_at=environment.clock.now(),
         outputs=tuple(_new_output(output, targets) for output in moved.outputs if output.open),
-        properties=moved.properties | {"savepoint.url": savepoint.url},
+        properties=moved.properties | {"savepoint.url": savepoint.url, EARLIER_CHECKPOINTS: str(earlier)},
     )
 
 

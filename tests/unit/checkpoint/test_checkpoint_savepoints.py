@@ -172,6 +172,7 @@ def test_a_savepoint_holds_all_it_needs(stores, elsewhere):
     fresh, out = stores("fresh"), stores("new-out")
     record = start(found, CheckpointStore(fresh), outputs={URL: out})
     assert_same_state(record, fresh, query.record)
+    assert record.earlier_checkpoints == query.record.checkpoint_id + 1
 
 
 def test_the_query_goes_on_and_the_savepoint_stays(stores):
