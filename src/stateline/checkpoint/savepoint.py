@@ -34,15 +34,16 @@ from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
 from stateline.blob.urls import open_store
-from stateline.checkpoint.api import Checkpoint, OutputState
+from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint, OutputState
 from stateline.checkpoint.layout import CLAIMED, METADATA, SAVEPOINT_PREFIX, SHARED_PREFIX
-from stateline.checkpoint.metadata import decode_claim, decode_savepoint, encode_claim, encode_savepoint
+from stateline.checkpoint.metadata import decode_claim, decode_record, decode_savepoint, encode_claim, encode_savepoint
 from stateline.checkpoint.objects import check_piece, copy_object, extents_of, read_piece, renamed
 from stateline.checkpoint.store import CheckpointStore
 from stateline.environment import Environment, system_environment
 from stateline.errors import (
     AlreadyExistsError,
     ConflictError,
+    CorruptDataError,
     DataLossError,
     ErrorKind,
     InvalidInputError,
@@ -223,6 +224,7 @@ def open_savepoint(where: BlobStore | str, folder: str = "", *, environment: Env
     Raises:
         NotFoundError: There is none, or it is incomplete.
         CorruptDataError: Its ``_metadata`` is not what was written.
+        InvalidInputError: It is a checkpoint of a root.
     """
     if isinstance(where, str):
         store = open_store(where.rstrip("/").removesuffix(f"/{METADATA}"), environment=environment)
@@ -237,9 +239,21 @@ def open_savepoint(where: BlobStore | str, folder: str = "", *, environment: Env
             "there is no savepoint, or it was never completed",
             operation="open_savepoint",
             subject=subject,
-            hint="Give the folder that holds _metadata",
+            hint="Give the folder of a savepoint: `stateline savepoint create` makes one",
         ) from error
-    return Savepoint(store=store, folder=folder, checkpoint=decode_savepoint(data, subject))
+    try:
+        return Savepoint(store=store, folder=folder, checkpoint=decode_savepoint(data, subject))
+    except CorruptDataError as error:
+        try:
+            decode_record(data, subject)
+        except CorruptDataError:
+            raise error from None
+        raise InvalidInputError(
+            "it is the record of a root, not a savepoint",
+            operation="open_savepoint",
+            subject=subject,
+            hint="Make a savepoint of it: `stateline savepoint create`",
+        ) from error
 
 
 def drop_savepoint(store: BlobStore, folder: str, *, dry_run: bool = False) -> list[str]:
@@ -328,6 +342,7 @@ def start_from_savepoint(
         check_piece(savepoint.store, part, data)
         return _output(targets, url, "start_from_savepoint").stage(target, data)
 
+    earlier = savepoint.checkpoint.earlier_checkpoints + savepoint.checkpoint.checkpoint_id + 1
     moved = renamed(savepoint.checkpoint, names.__getitem__, stage_again, run_checkpoint_id=0)
     return replace(
         moved,
@@ -338,7 +353,7 @@ def start_from_savepoint(
         nonce=environment.ids.new_id(),
         created_at=environment.clock.now(),
         outputs=tuple(_new_output(output, targets) for output in moved.outputs if output.open),
-        properties=moved.properties | {"savepoint.url": savepoint.url},
+        properties=moved.properties | {"savepoint.url": savepoint.url, EARLIER_CHECKPOINTS: str(earlier)},
     )
 
 

@@ -145,9 +145,12 @@ def _parse_range(text: str | None) -> KeyGroupRange | None:
         return None
     first, dash, last = text.partition("-")
     try:
-        return KeyGroupRange(int(first), int(last if dash else first))
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is neither 5 nor 0-63", param_hint="--key-groups") from error
+        wanted = KeyGroupRange(int(first), int(last if dash else first))
+    except ValueError:
+        wanted = KeyGroupRange.EMPTY
+    if not wanted:
+        raise click.BadParameter(f"{text!r} is neither 5 nor 0-63", param_hint="--key-groups")
+    return wanted
 
 
 def _object_facts(found: Inspection) -> dict[str, object]:

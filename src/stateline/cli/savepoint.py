@@ -21,7 +21,7 @@ from stateline.cli.output import (
     store_option,
     time_text,
 )
-from stateline.errors import CorruptDataError, NotFoundError
+from stateline.errors import CorruptDataError, InvalidInputError, NotFoundError
 
 __all__ = ["create", "drop", "ls", "savepoint"]
 
@@ -99,7 +99,7 @@ def ls(context: click.Context, url: str, options: tuple[str, ...], *, as_json: b
                     "source": source.get("savepoint.source", ""),
                     "label": source.get("savepoint.label", ""),
                 }
-            except CorruptDataError as error:
+            except (CorruptDataError, InvalidInputError) as error:
                 damaged = True
                 fact |= {"state": f"DAMAGED: {error.message}"}
         facts.append(fact)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateline.blob import BlobStore
+from stateline.blob import BlobStore, StoreDecorator, open_store
+from stateline.blob.api import Buffer
 from stateline.checkpoint import CheckpointStore, SubtaskState, resolve_pointer
 from stateline.cli.output import (
     CommandGroup,
@@ -31,7 +32,8 @@ from stateline.cli.output import (
 )
 from stateline.errors import AlreadyExistsError, DataLossError, InvalidInputError, NotFoundError, StatelineError
 from stateline.files.formats import FORMATS, check_schema, make_encoder
-from stateline.recoverable import RecoverableWriter
+from stateline.handles import Part
+from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.state.changes import changes_between
 from stateline.state.stored import StoredState
 
@@ -203,12 +205,16 @@ def export(
     reader = stored.reader()
     slices = stored.slices(max(stored.stored_rows // _ROWS_PER_SLICE, 1))
     folder, _, name = target.rpartition("/")
-    writer = RecoverableWriter.for_url(folder or ".", map_options(target_options))
-    _check_absent(writer.store, name, target)
+    given = map_options(target_options)
+    settings = {key: given.pop(key) for key in RecoverableWriterSettings.option_names() & given.keys()}
+    store = _Remembering(open_store(folder or ".", given))
+    writer = RecoverableWriter(store, RecoverableWriterSettings.from_options(settings))
+    _check_absent(store, name, target)
     rows = 0
     with (
         _naming_who_needs_it(stored),
         progress("exporting", hidden=as_json) as tell,
+        _leaving_nothing(store),
         writer.open(name) as stream,
     ):
         schema = reader.columns_schema(names)
@@ -238,6 +244,30 @@ def _check_absent(store: BlobStore, name: str, target: str) -> None:
     raise AlreadyExistsError(
         "it exists already", operation="export", subject=target, hint="Give another name: nothing is overwritten"
     )
+
+
+class _Remembering(StoreDecorator):
+    """Remembers the pieces of files that it was given."""
+
+    def __init__(self, inner: BlobStore) -> None:
+        super().__init__(inner)
+        self.pieces: list[Part] = []
+
+    def stage(self, target: str, data: Buffer) -> Part:
+        piece = self.inner.stage(target, data)
+        self.pieces.append(piece)
+        return piece
+
+
+@contextmanager
+def _leaving_nothing(store: _Remembering) -> Iterator[None]:
+    """Deletes the pieces of a file that will never be published: no root names them, so no sweep of a root would."""
+    try:
+        yield
+    except BaseException:
+        with suppress(StatelineError):  # What ended the work is what the user must hear of.
+            store.discard(store.pieces)
+        raise
 
 
 def _changes(old: StoredState, new: StoredState) -> Iterator[Mapping[str, Any]]:

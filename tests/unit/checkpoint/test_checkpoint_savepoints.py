@@ -172,6 +172,7 @@ def test_a_savepoint_holds_all_it_needs(stores, elsewhere):
     fresh, out = stores("fresh"), stores("new-out")
     record = start(found, CheckpointStore(fresh), outputs={URL: out})
     assert_same_state(record, fresh, query.record)
+    assert record.earlier_checkpoints == query.record.checkpoint_id + 1
 
 
 def test_the_query_goes_on_and_the_savepoint_stays(stores):
@@ -547,6 +548,13 @@ def test_pointers_name_checkpoints_and_savepoints(tmp_path):
         assert (found.checkpoint, found.is_savepoint) == (expected, is_savepoint), pointer
         for handle in found.checkpoint.operators[0].subtasks[0].runs:
             assert crc32c(found.store.get(handle.name)) == handle.crc32c
+
+
+def test_a_checkpoint_of_a_root_is_no_savepoint_and_not_called_damaged(tmp_path):
+    query = Query(lambda name: LocalStore(tmp_path / name))
+    for where in (f"{query.store.url}/chk-3", f"{query.store.url}/chk-3/_metadata"):
+        with pytest.raises(InvalidInputError, match="Make a savepoint of it"):
+            open_savepoint(where)
 
 
 def test_pointers_to_nothing_say_so(tmp_path):

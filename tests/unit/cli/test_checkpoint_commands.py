@@ -19,10 +19,13 @@ from stateline.checkpoint import (
     CheckpointStore,
     OperatorState,
     OutputState,
+    VerifyReport,
     open_savepoint,
     start_from_savepoint,
+    verify_root,
 )
 from stateline.checkpoint.layout import record_name
+from stateline.cli import checkpoint as checkpoint_commands
 from stateline.cli.commands import stateline
 from stateline.environment import SystemIds
 from stateline.files.pending import store_rows
@@ -173,6 +176,23 @@ def test_verify_names_the_damaged_bytes_and_the_checkpoints_that_need_them(root:
     [report] = facts(run("checkpoint", "verify", root.url, "--json"))
     start, end = report["findings"][0]["place"].split("bytes ")[1].split(" (")[0].split(" to ")
     assert int(start) <= size // 2 < int(end)
+
+
+def test_verify_tells_of_damage_though_the_query_retires_a_checkpoint_meanwhile(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verified(checkpoints: CheckpointStore, **more: Any) -> VerifyReport:
+        report = verify_root(checkpoints, **more)
+        root.checkpoints.retain(1)
+        return report
+
+    name = root.run_names(2)[-1]
+    root.damage(name, root.store.head(name).size // 2)
+    monkeypatch.setattr(checkpoint_commands, "verify_root", verified)
+    answer = run("checkpoint", "verify", root.url)
+    assert answer.exit_code == 1
+    assert f"CORRUPT    {name}" in answer.output
+    assert "record batch 0" in answer.output
 
 
 def test_verify_names_what_is_missing_in_the_root_and_in_the_output(root: Root) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from click.testing import CliRunner, Result
 
 from stateline.checkpoint import CheckpointStore
 from stateline.cli.commands import stateline
+from stateline.errors import UnavailableError
 from stateline.state import KeyedStateBackend, StateSchema
 from stateline.state.run_store import process_open_runs
+from stateline.state.stored import SliceReader
 
 SCHEMA = StateSchema(
     pa.schema([("tail", pa.string()), ("day", pa.date32())]),
@@ -127,6 +130,23 @@ def test_an_export_that_would_overwrite_is_refused_before_the_work(url: str, tmp
     answer = run("export", url, target, "--columns", "n")
     assert answer.exit_code == 1
     assert "it exists already. Give another name" in answer.output
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), UnavailableError("the network is gone")])
+def test_an_export_that_was_given_up_leaves_no_pieces(
+    url: str, tmp_path: Path, failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scan(reader: SliceReader, *arguments: Any) -> Iterator[pa.RecordBatch]:
+        yield from whole(reader, *arguments)
+        raise failure
+
+    whole = SliceReader.scan
+    monkeypatch.setattr(SliceReader, "scan", scan)
+    answer = run(
+        "export", url, f"file://{tmp_path}/exported/x.csv", "--columns", "n", "--target-option", "chunk_size=1"
+    )
+    assert answer.exit_code == (130 if isinstance(failure, KeyboardInterrupt) else 1)
+    assert [path for path in (tmp_path / "exported").rglob("*") if path.is_file()] == []
 
 
 def test_days_and_moments_that_python_has_not_are_shown(tmp_path: Path) -> None:
