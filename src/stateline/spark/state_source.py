@@ -15,9 +15,8 @@ Facts (Spark 4, Python data sources):
 - ``pushFilters`` gets comparisons with literals. Where equality or ``IN`` names a value for every key column, only the
   record batches that may hold those keys are fetched. Spark evaluates all filters again, so a superset is right.
 - It must be switched on: ``spark.sql.python.filterPushdown.enabled``, which ``register`` does.
-- Spark keeps the partitions that ``pushFilters`` left with the relation, and reads them in every later query on the
-  same DataFrame, filtered or not, and on both sides of a union or self-join. So a read is narrowed only where the user
-  said that the DataFrame has one use: ``option("point_reads", "true")``.
+- Spark keeps what ``pushFilters`` left to read with the DataFrame, for all its later queries and for both sides of a
+  union. So a read is narrowed only where the user said that it has one use: ``option("point_reads", "true")``.
 - Tasks get plain values: handles of runs, and a schema. They read no record, so all tasks of a read see one checkpoint.
 
 A stream is exactly once because an offset names a decision: the id of a checkpoint **and** the nonce of its record.
@@ -94,9 +93,8 @@ class StateSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads a snapshot, or the changes between two checkpoints; called by Spark."""
         options = StateSourceOptions.from_spark(self.options)
-        if _is_feed(options):
-            return _FeedReader(options, schema)
-        return (_PointReader if options.point_reads else _SnapshotReader)(options, schema)
+        snapshot = _PointReader if options.point_reads else _SnapshotReader
+        return _FeedReader(options, schema) if _is_feed(options) else snapshot(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Reads the changes as a stream; called by Spark.
