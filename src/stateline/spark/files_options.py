@@ -70,8 +70,8 @@ class FilesSinkOptions:
     checkpoint: str = setting("", _text, help="root URL of the sink's records; `.stateline` below the output if empty")
     retained_checkpoints: int = setting(3, _retained, help="newest records that are kept")
     checkpoint_location: str = setting("", _text, help="Spark's checkpointLocation")
-    root_options: Mapping[str, str] = field(default_factory=dict)
-    store_options: Mapping[str, str] = field(default_factory=dict)
+    root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         normalise_settings(self)

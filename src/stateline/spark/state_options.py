@@ -64,7 +64,7 @@ class StateSourceOptions:
     end_checkpoint: int | None = setting(None, _id, help="changes end with this checkpoint")
     columns: tuple[str, ...] = setting("", _names, help="only these columns, separated by commas")
     partitions: int | None = setting(None, _count, help="into how many tasks a read is cut")
-    root_options: Mapping[str, str] = field(default_factory=dict)
+    root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         normalise_settings(self)
