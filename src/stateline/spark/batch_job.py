@@ -71,9 +71,11 @@ class BatchJob:
         }
         first = any(task.checkpoint_id == 0 for task in tasks)
         frames = [
-            self._shuffled(
-                batch.data, self._operators[name], self._programs[name], self._initial.get(name) if first else None
-            ).mapInArrow(function, _result_type())
+            function.over(
+                self._shuffled(
+                    batch.data, self._operators[name], self._programs[name], self._initial.get(name) if first else None
+                )
+            )
             for name, function in functions.items()
         ]
         rows = reduce(lambda left, right: left.union(right), frames).collect()
@@ -125,7 +127,7 @@ def in_windows(rows: DataFrame, window: WindowPlan) -> DataFrame:
     from pyspark.sql import functions  # noqa: PLC0415
 
     size, slide, start = (f"{value} microseconds" for value in (window.size_us, window.slide_us, window.start_us))
-    windows = functions.window(functions.col(f"`{window.column}`"), size, slide, start)
+    windows = functions.window(functions.col(_quoted(window.column)), size, slide, start)
     return rows.withColumn("__window", windows).withColumn(WINDOW_START, functions.col("__window.start"))
 
 
@@ -153,6 +155,18 @@ class _TaskFunction:
         self._operator = operator
         self._program = program
         self._tasks = [_ENCODER.encode(task) for task in tasks]
+        self._columns: list[str] | None = None
+
+    def over(self, rows: DataFrame) -> DataFrame:
+        """One row for each partition: the encoded result of its subtask.
+
+        PySpark takes a dot in a column's name for a field of a struct here, so such columns cross by number.
+        """
+        columns = rows.columns
+        if any("." in column or "`" in column for column in columns):
+            self._columns = columns
+            rows = rows.toDF(*map(str, range(len(columns))))
+        return rows.mapInArrow(self, _result_type())
 
     def run(self, task: SubtaskTask, batches: Iterable[pa.RecordBatch]) -> SubtaskResult:
         """Runs a subtask with the stores of this process."""
@@ -169,8 +183,12 @@ class _TaskFunction:
         if context is None:
             raise InternalError("not inside a Spark task", operation="run_subtask")
         encoded = self._tasks[context.partitionId() % len(self._tasks)]
-        result = self.run(msgspec.json.decode(encoded, type=SubtaskTask), in_utc(batches))
+        result = self.run(msgspec.json.decode(encoded, type=SubtaskTask), in_utc(self._named(batches)))
         yield pa.RecordBatch.from_arrays([pa.array([_ENCODER.encode(result)], pa.binary())], schema=_RESULT)
+
+    def _named(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        names = self._columns
+        return batches if names is None else (batch.rename_columns(names) for batch in batches)
 
 
 def _result_type() -> StructType:

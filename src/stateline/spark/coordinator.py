@@ -96,6 +96,7 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
         now: The checkpoint's wall-clock time, seconds since the epoch: the same for all subtasks.
         watermark_us: The watermark that holds for this batch, microseconds since the epoch; ``None`` without one.
         late_watermark_us: The one that held for the batch before: what lies at or below it is closed, and late.
+        earlier_checkpoints: See :attr:`Checkpoint.earlier_checkpoints`.
         merges_sooner: Tables whose runs other subtasks are about to merge; see :attr:`MergeSettings.sooner`.
     """
 
@@ -107,6 +108,7 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     watermark_us: int | None = None
     late_watermark_us: int | None = None
+    earlier_checkpoints: int = 0
     merges_sooner: tuple[str, ...] = ()
 
 
@@ -310,12 +312,11 @@ class MicroBatchCoordinator(Generic[D]):
             replace(output, finished=tuple(finish_files(output.operator, output.open)), open=())
             for output in newest.outputs
         )
-        environment = self._environment
         record = replace(
             newest.without_deliveries(),
             checkpoint_id=_next_id(newest),
-            nonce=environment.ids.new_id(),
-            created_at=environment.clock.now(),
+            nonce=self._environment.ids.new_id(),
+            created_at=self._environment.clock.now(),
             outputs=outputs,
         )
         self._commit(record)
@@ -323,8 +324,7 @@ class MicroBatchCoordinator(Generic[D]):
 
     def _run(self, newest: Checkpoint | None, batch: Batch[D]) -> BatchReport:
         clock = self._environment.clock
-        began = clock.monotonic()
-        now = clock.now()
+        began, now = clock.monotonic(), clock.now()
         results = self._run_subtasks(batch, self._tasks(newest, now))
         computed = clock.monotonic()
         operators, outputs = self._gathered(results)
@@ -345,8 +345,7 @@ class MicroBatchCoordinator(Generic[D]):
             states={**watermark.states, **delivery_states(results)},
         )
         self._next_timer_ms = min((at for item in results if (at := item.next_timer_ms) is not None), default=None)
-        metrics = summed_metrics(results)
-        metrics["subtasks_seconds"] = computed - began
+        metrics = summed_metrics(results) | {"subtasks_seconds": computed - began}
         metrics.update(self._commit(record))
         return BatchReport(checkpoint=record, replayed=False, metrics=metrics)
 
@@ -399,6 +398,7 @@ class MicroBatchCoordinator(Generic[D]):
                     now=now,
                     watermark_us=watermark.current_us,
                     late_watermark_us=watermark.applied_us,
+                    earlier_checkpoints=0 if newest is None else newest.earlier_checkpoints,
                     merges_sooner=due,
                 )
                 for subtask in range(self._plan.parallelism)

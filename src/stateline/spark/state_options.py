@@ -75,8 +75,10 @@ class StateSourceOptions:
         is_feed = self.mode == "changes"
         if is_feed and self.checkpoint is not None:
             raise _wrong("checkpoint", "changes lie between two", "Give start_checkpoint and end_checkpoint")
-        if self.mode == "snapshot" and (self.start_checkpoint is not None or self.end_checkpoint is not None):
+        if not is_feed and (self.start_checkpoint is not None or self.end_checkpoint is not None):
             raise _wrong("mode", "a snapshot has neither start nor end", "Give checkpoint, or mode 'changes'")
+        if len(set(self.columns)) < len(self.columns):
+            raise _wrong("columns", f"{','.join(self.columns)} names a column twice", "Name each column once")
 
     @classmethod
     def from_spark(cls, options: Mapping[str, str]) -> Self:

@@ -34,7 +34,7 @@ from stateline.spark.output_columns import columns_of
 from stateline.spark.pipeline import Pipeline
 from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings, SavepointStart
 from stateline.spark.processor import ProcessorProgram
-from stateline.spark.stream_checks import check_collation, check_columns, check_shared
+from stateline.spark.stream_checks import check_collation, check_columns, check_shared, key_names
 from stateline.spark.stream_time import stream_watermark
 from stateline.spark.task import OperatorProgram
 from stateline.spark.windowed import WindowedStream
@@ -87,7 +87,7 @@ class KeyedStream:
         watermark: tuple[str, Duration] | None = None,
         late_data: str = "drop",
     ) -> None:
-        if not df.isStreaming:
+        if not getattr(df, "isStreaming", False):
             raise InvalidInputError(
                 "it is not a stream", operation="KeyedStream", subject="df", hint="Read it with spark.readStream"
             )
@@ -100,7 +100,7 @@ class KeyedStream:
             )
         self._df = df
         self._schema = arrow_schema(df.schema)
-        self._keys = [key] if isinstance(key, str) else list(key)
+        self._keys = key_names(key)
         check_columns(self._schema, self._keys, "key")
         for column in self._keys:
             check_key_type(self._schema.field(column).type, column)

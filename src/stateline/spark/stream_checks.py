@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -10,7 +11,22 @@ from pyspark.sql import DataFrame
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.options import check_known
 
-__all__ = ["check_collation", "check_columns", "check_shared"]
+__all__ = ["check_collation", "check_columns", "check_shared", "key_names"]
+
+
+def key_names(key: Any) -> list[str]:
+    """The key columns, given as one name or several.
+
+    Raises:
+        InvalidInputError: They are given as something else.
+    """
+    names = [key] if isinstance(key, str) else list(key) if isinstance(key, Iterable) else [key]
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidInputError(
+                f"{name!r:.100} is no name", subject="key", hint='Give names of columns, such as "id" or ["id", "day"]'
+            )
+    return names
 
 
 def check_columns(schema: pa.Schema, columns: Sequence[str], what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,14 @@ from click.testing import CliRunner, Result
 
 from stateline.blob import open_store
 from stateline.blob.checksum import crc32c
-from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, OutputState, open_savepoint
+from stateline.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    OperatorState,
+    OutputState,
+    open_savepoint,
+    start_from_savepoint,
+)
 from stateline.checkpoint.layout import record_name
 from stateline.cli.commands import stateline
 from stateline.environment import SystemIds
@@ -267,6 +275,23 @@ def test_a_savepoint_is_made_listed_verified_and_dropped(root: Root) -> None:
     assert run("savepoint", "drop", url, "--delete").exit_code == 0
     assert run("savepoint", "ls", f"file://{root.folder}/savepoints", "--json").output == ""
     assert run("savepoint", "drop", url, "--delete").exit_code == 1
+
+
+def test_a_dry_drop_refuses_what_a_real_one_refuses(root: Root) -> None:
+    url = made_savepoint(root)
+    store = CheckpointStore(f"file://{root.folder}/savepoints")
+    savepoint = open_savepoint(store.store, url.rpartition("/")[2])
+    outputs = {output.url: open_store(output.url) for output in savepoint.checkpoint.outputs}
+    start_from_savepoint(savepoint, store, query_id="new", mode="claim", outputs=outputs)
+    elsewhere = f"file://{root.folder}/kept-by-hand"
+    shutil.copytree(url.removeprefix("file://"), elsewhere.removeprefix("file://"))
+    for wrong, exit_code in ((url, 1), (elsewhere, 2), (root.url, 2), (f"{root.url}/chk-2", 2)):
+        for more in ((), ("--delete",)):
+            answer = run("savepoint", "drop", wrong, *more)
+            assert answer.exit_code == exit_code, answer.output
+            assert "delete " not in answer.output
+            assert "Error: drop_savepoint" in answer.output
+    assert open_savepoint(url).checkpoint.checkpoint_id == 2
 
 
 def test_a_damaged_savepoint_and_an_incomplete_one_are_told(root: Root) -> None:
