@@ -204,6 +204,18 @@ def test_bad_options_are_refused_by_name(spark, place, options, message):
     assert not (place / "out").exists() or visible_files(place) == []
 
 
+def test_a_query_may_have_a_name(spark, place):
+    """Spark hands it over as one more option."""
+    add_rows(place, 0, 0, 10)
+    events = spark.readStream.schema("id long, part string").parquet(str(place / "source"))
+    writer = events.writeStream.format("stateline_files").option("checkpointLocation", str(place / "spark"))
+    query = writer.queryName("named").trigger(availableNow=True).start(str(place / "out"))
+    assert query.name == "named"
+    query.awaitTermination()
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    assert ids(place) == list(range(10))
+
+
 def test_an_unknown_option_is_compared_with_the_names_that_users_know(spark, place, caplog):
     add_rows(place, 0, 0, 10)
     with pytest.raises(StreamingQueryException, match="Did you mean 'every_checkpoint'"):

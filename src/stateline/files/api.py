@@ -43,7 +43,7 @@ class FileOutput:
     compression: str | None = None
     rolling: RollingPolicy = field(default_factory=RollingPolicy)
     row_group_rows: int = 1_048_576
-    store_options: Mapping[str, str] = field(default_factory=dict)
+    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:

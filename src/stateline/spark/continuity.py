@@ -44,7 +44,8 @@ def next_step(newest: Checkpoint | None, batch: Batch[Any]) -> Step:
             f"the root belongs to query {newest.query_id}, this is query {batch.query_id}",
             operation="run_batch",
             subject=f"batch {batch.batch_id}",
-            hint="Use a new root with a new Spark checkpoint; start a new query over old state from a savepoint",
+            hint="Use a new root (stateline_files has the option checkpoint for it) with a new Spark checkpoint; start "
+            "a new query over old state from a savepoint",
             kind=ErrorKind.FOREIGN_ROOT,
         )
     decided = -1 if newest is None else newest.batch_id

@@ -53,6 +53,7 @@ class FilesSinkOptions:
         checkpoint: Root URL of the sink's records; by default ``<path>/.stateline``, which readers skip.
         retained_checkpoints: How many of the newest records are kept.
         checkpoint_location: Spark's ``checkpointLocation``, as Spark passes it on.
+        query_name: Spark's ``queryName``, in the same way; the sink has no use for it.
         root_options: Options of the records' store, given as ``root.<option>``; where the records lie below the output,
             those of the output's store hold, too.
         store_options: Options of the output's store, given as ``store.<option>``.
@@ -70,8 +71,9 @@ class FilesSinkOptions:
     checkpoint: str = setting("", _text, help="root URL of the sink's records; `.stateline` below the output if empty")
     retained_checkpoints: int = setting(3, _retained, help="newest records that are kept")
     checkpoint_location: str = setting("", _text, help="Spark's checkpointLocation")
-    root_options: Mapping[str, str] = field(default_factory=dict)
-    store_options: Mapping[str, str] = field(default_factory=dict)
+    query_name: str = setting("", _text, help="Spark's queryName")
+    root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         normalise_settings(self)

@@ -28,6 +28,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 from pyspark.sql.types import StructType
 
 from stateline.blob import BlobStore, open_store
+from stateline.blob.urls import same_service
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.errors import InvalidInputError, NotFoundError, NotInstalledError
@@ -222,8 +223,7 @@ class _Sink:
         location = self.options.checkpoint_location
         if not location:
             return None
-        same_service = location.partition("://")[0] == self.options.path.partition("://")[0]
-        options = self.options.store_options if same_service else {}
+        options = self.options.store_options if same_service(location, self.options.path) else {}
         try:
             return open_store(location, options, _ENVIRONMENT).get(name).decode()
         except (InvalidInputError, NotFoundError, NotInstalledError):

@@ -69,7 +69,7 @@ class SavepointStart:
 
     url: str
     mode: Literal["copy", "claim"] = "copy"
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class PipelinePlan:
     metrics_log: str = ""
     local_copies: str = ""
     local_copies_bytes: int = 0
-    root_options: Mapping[str, str] = field(default_factory=dict)
+    root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     watermark: WatermarkPlan | None = None
     start: SavepointStart | None = None
 

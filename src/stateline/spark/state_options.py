@@ -67,7 +67,7 @@ class StateSourceOptions:
     columns: tuple[str, ...] = setting("", _names, help="only these columns, separated by commas")
     partitions: int | None = setting(None, _count, help="into how many tasks a read is cut")
     point_reads: bool = setting(False, parse_bool, help="read only the keys that filters name; one query per load")
-    root_options: Mapping[str, str] = field(default_factory=dict)
+    root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         normalise_settings(self)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stateline.blob.urls import relative_name
+from stateline.blob.urls import relative_name, same_service
 from stateline.errors import InvalidInputError
 
 
@@ -44,3 +44,11 @@ def test_names_below_the_root(root, given, expected):
 def test_what_is_not_below_the_root(root, given):
     with pytest.raises(InvalidInputError):
         relative_name(root, given)
+
+
+def test_spellings_of_one_service():
+    assert same_service("s3a://bucket/x", "s3://other")
+    assert same_service("/folder", "file:///folder")
+    assert same_service("abfss://c@account.dfs.core.windows.net/x", "az://c")
+    assert not same_service("s3://bucket", "/bucket")
+    assert not same_service("hdfs://host/x", "gs://bucket")

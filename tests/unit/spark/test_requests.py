@@ -129,3 +129,32 @@ def test_the_sink_of_any_stream_neither_lists_nor_asks_for_heads(tmp_path, monke
         calls = {call for store in stores for call, times in store.calls.items() if times}
         assert "put_if_absent" in calls
         assert batch == 0 or not NOT_ON_THE_WAY & calls
+
+
+@pytest.mark.parametrize(
+    ("given", "records", "spark"),
+    [
+        ({}, {"fsync": "false"}, {"fsync": "false"}),
+        ({"root.permissions": "umask"}, {"fsync": "false", "permissions": "umask"}, {"fsync": "false"}),
+        ({"checkpoint": "CHECKPOINT"}, {}, {"fsync": "false"}),
+        ({"checkpoint": "CHECKPOINT", "root.permissions": "umask"}, {"permissions": "umask"}, {"fsync": "false"}),
+    ],
+)
+def test_records_below_the_output_use_the_options_of_its_store(tmp_path, monkeypatch, given, records, spark):
+    """A service that is told once must not be looked for in the cloud when the records are written."""
+    opened = {}
+
+    def noted(url, options, environment):
+        opened[url.removeprefix(str(tmp_path))] = dict(options)
+        return open_store(url, options, environment)
+
+    monkeypatch.setattr(files_sink, "open_store", noted)
+    monkeypatch.setattr(files_sink, "_KNOWN", {})
+    given = {key: value.replace("CHECKPOINT", str(tmp_path / "records")) for key, value in given.items()}
+    places = {"path": str(tmp_path / "out"), "checkpointLocation": str(tmp_path / "spark")}
+    writer = FilesSink({**places, "store.fsync": "false", **given}).streamWriter(
+        StructType([StructField("id", LongType())]), overwrite=False
+    )
+    writer.commit([writer.write(iter([]))], 0)
+    root = "/records/stream" if "checkpoint" in given else "/out/.stateline/stream"
+    assert opened == {"/out": {"fsync": "false"}, root: records, "/spark": spark}
