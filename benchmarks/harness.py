@@ -39,13 +39,15 @@ def write_results(name: str, figures: Mapping[str, Any]) -> Path:
     return path
 
 
-def leave_arrow_batches_to_spark(spark: Any) -> None:
-    """Takes our Arrow batches out of a session again: its own engines run as Spark comes.
+def spark_as_it_comes(spark: Any) -> Any:
+    """A session beside ours for Spark's own engines, without what ``get_or_create_session`` sets to be faster.
 
-    A keyed stream sets them for its own batches, in any session.
+    These are the Arrow batches, and the way in which streams write their logs, which a new session does not inherit.
     """
+    plain = spark.newSession()
     for name in ARROW_BATCH_SETTINGS:
-        spark.conf.unset(name)
+        plain.conf.unset(name)
+    return plain
 
 
 def median(values: Sequence[float]) -> float:

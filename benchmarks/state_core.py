@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from stateline.blob import open_store
 from stateline.key_groups import KeyGroupRange, hash_columns
-from stateline.state import aggregate, run_store, snapshot
+from stateline.state import aggregate, merge, run_store, snapshot
 from stateline.state.aggregate import plan as plan_module
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.run_store import RunReader, RunWriter
@@ -92,7 +92,7 @@ def instrumented(phases: Phases, store: Any) -> Iterator[None]:
             (StateTable, "probe", "probe"),
             (plan_module.KeyedAggregation, "_results", "output"),
             (run_store, "encode_run", "build run"),
-            (snapshot, "merge_once", "merge runs"),
+            (merge, "merge_runs", "merge runs"),
         ):
             wrapped = phases.wrap(name, getattr(target, attribute))
             stack.enter_context(mock.patch.object(target, attribute, wrapped))

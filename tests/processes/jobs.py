@@ -290,7 +290,7 @@ class PipelineJob(Job):
             parallelism=(2, 1, 3)[incarnation % 3],
             retained=self.retained,
             rolling=RollingPolicy(roll_bytes=400),
-            merging=MergeSettings(runs_max=1 + incarnation % 2),
+            merging=MergeSettings(runs_max=1 + incarnation % 2, piece_bytes=(1 << 20, 1)[incarnation % 2]),
         )
         newest = system.coordinator.start()
         for batch in range(0 if newest is None else newest.batch_id, self.batches):

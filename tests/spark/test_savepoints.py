@@ -140,7 +140,7 @@ def test_a_claimed_savepoint_becomes_the_query_s_own(spark, source, old, tmp_pat
     made = create_savepoint(old, f"file://{tmp_path}/new/root", checkpoint_id=2)
     events = source.events(spark, 3, 5, tmp_path)
     options = {"start_mode": "claim"}
-    run(plain(keyed(events, tmp_path, "new", start_from=made.url, options=options)), tmp_path, "new")
+    run(plain(keyed(events, tmp_path, "new", start_from=f"{made.url}/_metadata", options=options)), tmp_path, "new")
     assert state(tmp_path, "new") == source.model(0, 5)
     assert output(tmp_path, "new") == source.output(0, 5)
     assert made.owner() is not None
@@ -179,6 +179,11 @@ def test_what_cannot_start_is_refused_before_anything_runs(spark, source, old, t
 
     with pytest.raises(NotFoundError, match="no savepoint"):
         start(plain(keyed(events, tmp_path, "new", start_from=f"file://{tmp_path}/nothing")))
+    url = f"{made.url}/_metadata"
+    with pytest.raises(InvalidInputError, match="changed its meaning"):
+        start(keyed(events, tmp_path, "new", start_from=url).aggregate(n=count("value")))
+    with pytest.raises(InvalidInputError, match="not a savepoint"):
+        start(plain(keyed(events, tmp_path, "new", start_from=f"{old.store.url}/chk-2")))
     with pytest.raises(InvalidInputError, match="does not lie below"):
         start(plain(keyed(events, tmp_path, "new", start_from=made.url, options={"start_mode": "claim"})))
     with pytest.raises(InvalidInputError, match="max_parallelism"):
@@ -206,7 +211,7 @@ def test_aggregations_may_be_added_dropped_and_widened(spark, tmp_path):
         key: (largest, n, newest[key][2] if key in newest else None) for key, (n, _, largest) in whole.items()
     }
     root = CheckpointStore(f"file://{tmp_path}/q/root")
-    assert root.latest().properties == {"dropped.by_key": '["total"]'}
+    assert root.latest().properties["dropped.by_key"] == '["total"]'
 
     def start(**aggregations):
         keyed(wide, tmp_path, "q").aggregate(**aggregations).state_only().start(str(tmp_path / "q" / "spark"))

@@ -194,6 +194,43 @@ def test_a_keyed_stream_sets_them_for_its_batches_and_not_for_the_session_it_was
     assert [theirs.conf.get(name, None) for name in ARROW_BATCH_SETTINGS] == [None, None]
 
 
+@pytest.mark.spark
+def test_streams_write_their_logs_without_starting_processes(spark: SparkSession, tmp_path: Path) -> None:
+    def manager(of: SparkSession) -> str:
+        """Asked of Spark itself, as a stream does when it starts."""
+        jvm = of.sparkContext._jvm
+        managers = jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
+        hadoop = of._jsparkSession.sessionState().newHadoopConf()
+        return str(managers.create(jvm.org.apache.hadoop.fs.Path(f"file://{tmp_path}"), hadoop).getClass().getName())
+
+    theirs = spark.newSession()
+    assert manager(spark) == session._BY_FILE_SYSTEM != manager(theirs)
+    spark.range(10).write.parquet(str(tmp_path / "events"))
+    rows = []
+    for made_by in (theirs, spark, theirs):  # What one of them has written, the other one goes on with.
+        events = made_by.readStream.schema("id long").parquet(str(tmp_path / "events"))
+        writer = events.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "logs"))
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        rows.append(sum(item["numInputRows"] for item in query.recentProgress))
+        spark.range(10, 17).write.mode("append").parquet(str(tmp_path / "events"))
+    assert rows == [10, 7, 7]
+
+
+@pytest.mark.spark
+def test_how_streams_write_their_logs_is_left_to_who_has_chosen_and_to_what_there_is(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = spark.newSession()
+    monkeypatch.setattr(session, "_BY_FILE_SYSTEM", "no.such.Manager")
+    session._write_stream_logs_by_file_system(theirs)
+    assert theirs.conf.get(session._STREAM_LOGS, None) is None
+    monkeypatch.undo()
+    theirs.conf.set(session._STREAM_LOGS, "their.own.Manager")
+    session._write_stream_logs_by_file_system(theirs)
+    assert theirs.conf.get(session._STREAM_LOGS) == "their.own.Manager"
+
+
 def test_a_jvm_that_does_not_start_is_a_typed_error(tmp_path: Path) -> None:
     program = textwrap.dedent("""\
         from stateline.errors import UnavailableError

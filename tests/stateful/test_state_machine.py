@@ -66,6 +66,7 @@ class StateMachine(RuleBasedStateMachine):
         runs_max=st.integers(1, 6),
         tier_runs=st.integers(2, 4),
         small_rows=st.sampled_from([0, 20, 10_000]),
+        piece_bytes=st.sampled_from([1, 300, 1 << 28]),
         batch_rows=st.sampled_from([1, 3, 65_536]),
         whole_bytes=st.sampled_from([0, 1 << 20]),
     )
@@ -77,6 +78,7 @@ class StateMachine(RuleBasedStateMachine):
         runs_max: int,
         tier_runs: int,
         small_rows: int,
+        piece_bytes: int,
         batch_rows: int,
         whole_bytes: int,
     ) -> None:
@@ -87,7 +89,9 @@ class StateMachine(RuleBasedStateMachine):
         patch = self.stack.enter_context(pytest.MonkeyPatch.context())
         mask = np.uint64(((1 << bits) - 1) << (64 - bits))
         patch.setattr(keys_module, "hash_columns", lambda columns: hash_columns(columns) & mask)
-        self.merging = MergeSettings(runs_max=runs_max, tier_runs=tier_runs, small_rows=small_rows)
+        self.merging = MergeSettings(
+            runs_max=runs_max, tier_runs=tier_runs, small_rows=small_rows, piece_bytes=piece_bytes
+        )
         self.store = MemoryStore("state-machine")
         self.stack.callback(MemoryStore.forget, "state-machine")
         self.writer = RunWriter(self.store, self.schema, GROUPS, settings=RunSettings(batch_rows=batch_rows))

@@ -42,12 +42,11 @@ from stateline.errors import InternalError
 from stateline.handles import FinishedFile, OpenFile
 from stateline.key_groups import check_parallelism, range_for_subtask
 from stateline.recoverable import RecoverableWriter
-from stateline.spark.continuity import Step, check_plan, check_same_offsets, next_step
+from stateline.spark.continuity import Step, check_plan, check_same_offsets, next_properties, next_step
 from stateline.spark.delivery import Delivery, deliveries_of, delivery_states
 from stateline.spark.event_time import Watermark
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.starting import check_start, first_checkpoint
-from stateline.state.evolution import carried_properties
 from stateline.state.merge import is_merge_due
 from stateline.state.rescale import rescale
 
@@ -183,6 +182,7 @@ class MicroBatchCoordinator(Generic[D]):
         self._plan = plan
         self._checkpoints = checkpoints
         self._outputs = dict(outputs)
+        self._output_urls = {name: store.url for name, store in outputs.items()}
         self._run_subtasks = run_subtasks
         self._environment = environment
         self._deliver = deliver
@@ -209,7 +209,7 @@ class MicroBatchCoordinator(Generic[D]):
         if not self._started:
             newest = self._checkpoints.latest(at_least)
             if newest is not None:
-                check_plan(self._plan, newest, {name: store.url for name, store in self._outputs.items()})
+                check_plan(self._plan, newest, self._output_urls)
                 self._is_published = self._checkpoints.is_published(newest)
             else:
                 check_start(self._plan, self._checkpoints.store, self._outputs, self._environment)
@@ -341,7 +341,7 @@ class MicroBatchCoordinator(Generic[D]):
             operators=operators,
             outputs=outputs,
             watermark_us=watermark.current_us,
-            properties=carried_properties(newest, self._plan.state_schemas),
+            properties=next_properties(self._plan, newest, self._output_urls),
             states={**watermark.states, **delivery_states(results)},
         )
         self._next_timer_ms = min((at for item in results if (at := item.next_timer_ms) is not None), default=None)

@@ -10,7 +10,8 @@ What is set, and only where nobody else has set it:
 - for masters on this machine (``local...``, or ``spark://`` on a loopback address): all sockets on the loopback
   address, and this very Python for the workers;
 - for ``local`` masters also: no web interface, a quarter of the memory (1 to 4 GiB) for the JVM, one shuffle
-  partition for each core, and Unix domain sockets between the JVM and its Python workers.
+  partition for each core, Unix domain sockets between the JVM and its Python workers, and logs of streams that are
+  written without starting a process for each look at a file (decision 0014).
 
 The time zone of the session is never touched.
 """
@@ -47,6 +48,8 @@ _LOOPBACK_MASTER: Final = re.compile(r"spark://(127\.[0-9.]+|localhost|\[::1\])(
 _MEBIBYTE: Final = 1024 * 1024
 _CGROUP_MEMORY_LIMIT: Final = "/sys/fs/cgroup/memory.max"
 _QUIET_LOGGING: Final = "quiet_log4j2.properties"
+_STREAM_LOGS: Final = "spark.sql.streaming.checkpointFileManagerClass"
+_BY_FILE_SYSTEM: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 def get_or_create_session(
@@ -85,7 +88,7 @@ def get_or_create_session(
         _LOGGER.info("Spark runs on %s", java)
     with _environment(_launch_environment(configured, java, os.environ)):
         try:
-            return _registered(builder.config(map=settings).getOrCreate())
+            session = _registered(builder.config(map=settings).getOrCreate())
         except PySparkRuntimeError as error:
             if error.getCondition() != "JAVA_GATEWAY_EXITED":
                 raise
@@ -95,11 +98,27 @@ def get_or_create_session(
                 subject=str(java),
                 hint="Its own message stands above; check JAVA_HOME, the memory settings and PYSPARK_SUBMIT_ARGS",
             ) from error
+    if starts_jvm and _LOCAL_MASTER.fullmatch(_master(configured)):
+        _write_stream_logs_by_file_system(session)
+    return session
 
 
 def _registered(session: SparkSession) -> SparkSession:
     register(session)
     return session
+
+
+def _write_stream_logs_by_file_system(session: SparkSession) -> None:
+    """Lets streams write their logs through Hadoop's ``FileSystem``, unless somebody has chosen a way.
+
+    By default it is ``FileContext``, which starts the program ``readlink`` for each look at a file of the local disk:
+    thirty processes in a micro-batch, 0.1 s of it.
+    """
+    jvm = session.sparkContext._jvm  # noqa: SLF001 - PySpark has no public door to the classes of the JVM
+    if jvm is None or session.conf.get(_STREAM_LOGS, None) is not None:
+        return
+    if jvm.org.apache.spark.util.Utils.classIsLoadable(_BY_FILE_SYSTEM):
+        session.conf.set(_STREAM_LOGS, _BY_FILE_SYSTEM)
 
 
 def _text(value: object) -> str:

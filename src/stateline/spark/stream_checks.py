@@ -1,4 +1,4 @@
-"""Checks of the columns that a user names, before anything runs."""
+"""Checks of the columns and places that a user names, before anything runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN
 from stateline.spark.initial_state import INITIAL_COLUMN, INPUT_COLUMN, SUBTASK_COLUMN
 from stateline.spark.task import HASH_COLUMN
 
-__all__ = ["check_collation", "check_columns", "check_reserved", "key_names"]
+__all__ = ["check_collation", "check_columns", "check_reserved", "check_shared", "key_names"]
 
 _RESERVED: Final = (HASH_COLUMN, EVENT_TIME_COLUMN, WINDOW_COLUMN, INPUT_COLUMN, INITIAL_COLUMN, SUBTASK_COLUMN)
 
@@ -76,3 +76,17 @@ def check_collation(df: DataFrame, columns: Sequence[str]) -> None:
                 hint="Cast it: F.col(...).cast('string collate UTF8_BINARY')",
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )
+
+
+def check_shared(url: str, what: str) -> None:
+    """Refuses a store that each process has for itself: what Spark's tasks wrote there would vanish with them.
+
+    Raises:
+        InvalidInputError: It is one.
+    """
+    if url.lower().startswith("memory:"):
+        raise InvalidInputError(
+            f"{url} is the memory of one process, and Spark has several",
+            subject=what,
+            hint="Give a local folder or an object store",
+        )

@@ -6,13 +6,16 @@ result goes (``snapshot``).
 Invariants:
 - Only adjacent runs are merged, and the result takes their place, so "the newer run wins" stays true.
 - A tombstone is dropped only when no older run that could hold its key is left outside the merge.
+- Neighbours in a stack that share no key group are one *level*, and are merged only together: no key is in two of them.
 
-Bounds, for settings ``runs_max`` and ``space_factor``:
-- **Reads**: after a checkpoint a stack has at most ``runs_max`` runs.
+Bounds, for settings ``runs_max``, ``space_factor`` and ``piece_bytes``:
+- **Reads**: after a checkpoint a stack has at most ``runs_max`` levels, so a key is looked for in so many runs at most.
 - **Space**: rows stored are at most ``space_factor`` times the live ones (above a floor of ``small_rows``). Live rows
   are at least those of the oldest runs less all tombstones.
 - **Writes**: a row is rewritten when runs of about its run's size have gathered, so about log(state / changes) times:
   5 times in 1,000 checkpoints of equal size, 8 times in 5,000.
+- **Memory**: what is merged at a time, and becomes one run, is about ``piece_bytes``, however large the state is. A
+  level that is larger is several runs of neighbouring key groups.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import numpy as np
 from stateline.errors import InvalidInputError
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds
-from stateline.options import normalise_settings, parse_int, setting
+from stateline.options import normalise_settings, parse_int, parse_size, setting
 from stateline.state.columns import Mask, take
 from stateline.state.keys import group_sorted
 from stateline.state.rows import Run, StateRows
@@ -38,6 +41,7 @@ __all__ = [
     "drops_tombstones",
     "is_merge_due",
     "live_rows_min",
+    "merge_pieces",
     "merge_runs",
     "merge_windows",
     "plan_merge",
@@ -68,13 +72,15 @@ class MergeSettings:
     """When runs are merged.
 
     Attributes:
-        runs_max: Runs in a stack after a checkpoint, at most.
+        runs_max: Runs that a key may be in after a checkpoint, at most.
         tier_runs: How many runs of about one size are gathered before they are merged.
         space_factor: Rows stored for each live row, at most.
         small_rows: A stack of fewer rows is never merged for its space.
+        piece_bytes: How much is merged at a time, about. A merge needs memory for two to three times as much; its
+            result is one run for each piece, so a checkpoint that merges more than this writes more objects.
     """
 
-    runs_max: int = setting(8, lambda value, name: parse_int(value, name, minimum=1), help="runs in a stack, at most")
+    runs_max: int = setting(8, lambda value, name: parse_int(value, name, minimum=1), help="runs of a key, at most")
     tier_runs: int = setting(
         4, lambda value, name: parse_int(value, name, minimum=2), help="runs of one size before they are merged"
     )
@@ -82,9 +88,12 @@ class MergeSettings:
     small_rows: int = setting(
         10_000, lambda value, name: parse_int(value, name, minimum=0), help="smaller stacks are not merged for space"
     )
+    piece_bytes: int = setting("256MiB", parse_size, help="bytes that are merged at a time")
 
     def __post_init__(self) -> None:
         normalise_settings(self)
+        if self.piece_bytes < 1:
+            raise InvalidInputError("0 is not valid", subject="piece_bytes", hint="Give 1 byte or more, such as 256MiB")
 
     @property
     def sooner(self) -> Self:
@@ -124,11 +133,18 @@ def plan_merge(sizes: Sequence[RunSize], settings: MergeSettings | None = None) 
         settings: The bounds to keep.
     """
     settings = settings or MergeSettings()
-    count = len(sizes)
+    levels = _levels(sizes)
+    rows = [sum(sizes[number].rows for number in level) for level in levels]
+    planned = _plan_levels(rows, live_rows_min(sizes), settings)
+    return None if planned is None else range(levels[planned[0]].start, levels[planned[-1]].stop)
+
+
+def _plan_levels(rows: Sequence[int], live_rows: int, settings: MergeSettings) -> range | None:
+    """The adjacent levels to merge next; arguments are the rows of each, oldest first, and a bound of the live ones."""
+    count = len(rows)
     if count < 2:
         return None
-    rows = [size.rows for size in sizes]
-    if sum(rows) > settings.small_rows and sum(rows) > settings.space_factor * live_rows_min(sizes):
+    if sum(rows) > settings.small_rows and sum(rows) > settings.space_factor * live_rows:
         return range(count)
     start, gathered = count - 1, rows[-1]
     while start > 0 and rows[start - 1] <= _TIER_SLACK * gathered:
@@ -139,10 +155,22 @@ def plan_merge(sizes: Sequence[RunSize], settings: MergeSettings | None = None) 
     return _best_balanced(rows, count - settings.runs_max) if count > settings.runs_max else None
 
 
+def _levels(sizes: Sequence[RunSize]) -> list[range]:
+    """The stack as groups of neighbours that share no key group, each as large as can be, oldest first."""
+    levels: list[range] = []
+    for number, size in enumerate(sizes):
+        if levels and not any(len(sizes[other].key_groups.intersection(size.key_groups)) for other in levels[-1]):
+            levels[-1] = range(levels[-1].start, number + 1)
+        else:
+            levels.append(range(number, number + 1))
+    return levels
+
+
 def is_merge_due(stack: Sequence[RunHandle], settings: MergeSettings | None = None) -> bool:
     """Whether a stack will be merged at the next checkpoint, if that brings as many changes as the last one."""
     sizes = [RunSize(run.rows, KeyGroupRange(run.first_key_group, run.last_key_group), run.tombstones) for run in stack]
-    return plan_merge([*sizes, *sizes[-1:]], settings) is not None
+    newest = _levels(sizes)[-1:]
+    return plan_merge([*sizes, *(sizes[number] for level in newest for number in level)], settings) is not None
 
 
 def _best_balanced(rows: Sequence[int], fewer: int) -> range:
@@ -177,6 +205,34 @@ def live_rows_min(sizes: Sequence[RunSize]) -> int:
 def drops_tombstones(older: Sequence[KeyGroupRange], merged: Sequence[KeyGroupRange]) -> bool:
     """Whether a merge may forget what it deletes: no run below it covers any of its key groups."""
     return not any(len(below.intersection(part)) for below in older for part in merged)
+
+
+def merge_pieces(
+    below: Sequence[Run], runs: Sequence[Run], max_parallelism: int, piece_bytes: int, expired: Expired | None = None
+) -> Iterator[Run]:
+    """One level in memory with the newest row of each key, a piece at a time: none is made before it is asked for.
+
+    Args:
+        below: What is older in the stack. Tombstones are kept where it may hold their keys.
+        runs: Adjacent, oldest first; at least one.
+        max_parallelism: Number of key groups.
+        piece_bytes: Of ``runs``, about, that become one piece, unless one key group alone has more.
+        expired: As in :func:`merge_runs`.
+
+    Returns:
+        Runs of neighbouring, disjoint key groups, ascending; none is empty. Nothing here holds on to one it has given.
+    """
+    first = min(run.key_groups.start for run in runs)
+    count = max(run.key_groups.end for run in runs) + 1 - first
+    pieces = min(max(-(-sum(run.nbytes for run in runs) // piece_bytes), 1), count)
+    borders = [first + number * count // pieces for number in range(pieces + 1)]
+    parts = (KeyGroupRange(start, end - 1) for start, end in itertools.pairwise(borders))
+    older = [run.key_groups for run in below]
+    merged = (
+        merge_runs(runs, part, max_parallelism, drop_tombstones=drops_tombstones(older, [part]), expired=expired)
+        for part in parts
+    )
+    return filter(len, merged)
 
 
 def merge_runs(

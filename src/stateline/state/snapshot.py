@@ -4,25 +4,19 @@ Owns the order of work: plan, merge in memory where the plan says so, write. Doe
 until a record names the new runs they are garbage, and the old stack is as it was.
 
 A merge that takes the newest changes in is done before they are written, so that a checkpoint writes **one** object in
-the common case, be it the changes or the merged run.
+the common case, be it the changes or the merged run. A large merge is done piece by piece, each of which is written and
+forgotten before the next one is made.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from stateline.checkpoint.api import SubtaskState
 from stateline.handles import RunHandle
-from stateline.key_groups import KeyGroupRange
-from stateline.state.merge import (
-    Expired,
-    MergeSettings,
-    RunSize,
-    drops_tombstones,
-    merge_runs,
-    plan_merge,
-)
-from stateline.state.rows import StateRows
+from stateline.state.merge import Expired, MergeSettings, RunSize, merge_pieces, plan_merge
+from stateline.state.rows import Run, StateRows
 from stateline.state.run_store import RunWriter
 from stateline.state.table import StateTable
 
@@ -36,7 +30,7 @@ class Snapshot:
     Attributes:
         state: The new stack, for the record.
         written: The runs that are new in it.
-        merged: How many runs were merged into one; 0 if none.
+        merged: How many runs were merged; 0 if none.
     """
 
     state: SubtaskState
@@ -68,17 +62,19 @@ def snapshot(
         StatelineError: What the store raises. Nothing is changed; at most garbage is left.
     """
     changed = table if changes is None else table.with_changes(changes)
-    merged_table, merged = merge_once(changed, settings, expired)
-    handles, written = [], []
-    for run in merged_table.runs:
+    runs, merged = _merging(changed, settings or MergeSettings(), expired)
+    written = []
+
+    def durable(run: Run) -> RunHandle:
         handle = run.handle
         if handle is None:
             handle = writer.write(run, checkpoint_id)
             written.append(handle)
-        handles.append(handle)
-    state = SubtaskState(
-        first_key_group=table.key_groups.start, last_key_group=table.key_groups.end, runs=tuple(handles)
-    )
+        return handle
+
+    # By map, because a loop would hold on to a piece while the next one is made.
+    handles = tuple(map(durable, runs))
+    state = SubtaskState(first_key_group=table.key_groups.start, last_key_group=table.key_groups.end, runs=handles)
     return Snapshot(state, tuple(written), merged)
 
 
@@ -88,23 +84,23 @@ def merge_once(
     """Does what :func:`~stateline.state.merge.plan_merge` asks for, in memory.
 
     Returns:
-        The table with the same live rows, and how many runs were merged (0: it is the same table).
+        The table with the same live rows, and how many runs were merged (0: the runs are the same).
     """
+    runs, merged = _merging(table, settings or MergeSettings(), expired)
+    return StateTable(table.schema, table.key_groups, table.max_parallelism, tuple(runs)), merged
+
+
+def _merging(table: StateTable, settings: MergeSettings, expired: Expired | None) -> tuple[Iterator[Run], int]:
+    """The stack as it will be, each merged run made when it is asked for; and how many runs are merged."""
     runs = table.runs
     planned = plan_merge([RunSize.of(run) for run in runs], settings)
     if planned is None:
-        return table, 0
+        return iter(runs), 0
     below, chosen, above = runs[: planned.start], runs[planned.start : planned.stop], runs[planned.stop :]
-    merged = merge_runs(
-        chosen,
-        _hull([run.key_groups for run in chosen]),
-        table.max_parallelism,
-        drop_tombstones=drops_tombstones([run.key_groups for run in below], [run.key_groups for run in chosen]),
-        expired=expired,
-    )
-    kept = (merged,) if len(merged) else ()
-    return StateTable(table.schema, table.key_groups, table.max_parallelism, (*below, *kept, *above)), len(chosen)
 
+    def stack() -> Iterator[Run]:
+        yield from below
+        yield from merge_pieces(below, chosen, table.max_parallelism, settings.piece_bytes, expired)
+        yield from above
 
-def _hull(ranges: list[KeyGroupRange]) -> KeyGroupRange:
-    return KeyGroupRange(min(part.start for part in ranges), max(part.end for part in ranges))
+    return stack(), len(chosen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -166,7 +167,12 @@ def _oldest_wins(runs: Sequence[Any], *arguments: Any, **more: Any) -> Any:
     return _merge_runs(list(reversed(runs)), *arguments, **more)
 
 
+def _first_piece_only(*arguments: Any, **more: Any) -> Any:
+    return itertools.islice(_merge_pieces(*arguments, **more), 1)
+
+
 _merge_runs = merge_module.merge_runs
+_merge_pieces = merge_module.merge_pieces
 _tasks = MicroBatchCoordinator._tasks
 
 
@@ -324,9 +330,17 @@ _bug(
 _bug(
     "pipeline_oldest_wins",
     "a merge keeps the oldest version of a key",
-    snapshot_module,
+    merge_module,
     "merge_runs",
     _oldest_wins,
+    "sim",
+)
+_bug(
+    "pipeline_piece_forgotten",
+    "a merge in pieces forgets all but the first",
+    snapshot_module,
+    "merge_pieces",
+    _first_piece_only,
     "sim",
 )
 _bug(

@@ -17,6 +17,7 @@ from stateline.state.merge import (
     drops_tombstones,
     is_merge_due,
     live_rows_min,
+    merge_pieces,
     merge_runs,
     merge_windows,
     plan_merge,
@@ -58,10 +59,33 @@ def test_the_plan(stack: list[RunSize], planned: range | None) -> None:
 
 
 def test_settings_are_checked() -> None:
-    for wrong in ({"space_factor": 1.0}, {"space_factor": "x"}, {"runs_max": 0}, {"tier_runs": 1}):
+    wrongs = ({"space_factor": 1.0}, {"space_factor": "x"}, {"runs_max": 0}, {"tier_runs": 1}, {"piece_bytes": 0})
+    for wrong in wrongs:
         with pytest.raises(InvalidInputError):
             MergeSettings(**wrong)
     assert MergeSettings(space_factor="1.5").space_factor == 1.5  # type: ignore[arg-type]
+
+
+def pieces(rows: int, count: int = 4) -> list[RunSize]:
+    """One level of so many rows, in runs of neighbouring key groups."""
+    width = len(ALL) // count
+    return [RunSize(rows // count, KeyGroupRange(n * width, (n + 1) * width - 1)) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("stack", "planned"),
+    [
+        (pieces(1_000_000, 16), None),
+        ([*pieces(1_000_000, 16), *sizes(100_000)], None),
+        ([*pieces(1_000_000), *sizes(600_000, 500_000)], range(6)),
+        ([*pieces(10_000_000), *sizes(100_000, 100_000, 100_000, 100_000)], range(4, 8)),
+        ([*pieces(10_000_000), *pieces(100_000), *sizes(90_000, 100_000, 100_000)], range(4, 11)),
+        ([*pieces(10_000_000), *pieces(1_000_000, 16), *sizes(10_000, 9_000)], None),
+        (sizes(10_000_000) + pieces(256, 2) + sizes(128, 64, 32, 16, 8, 4, 2), range(1, 10)),
+    ],
+)
+def test_runs_that_share_no_key_group_are_one_level(stack: list[RunSize], planned: range | None) -> None:
+    assert plan_merge(stack) == planned
 
 
 def test_disjoint_stacks_do_not_count_as_waste() -> None:
@@ -207,6 +231,48 @@ def test_a_merge_that_leaves_an_older_run_out_keeps_tombstones() -> None:
     again, count = merge_once(merged, MergeSettings(runs_max=1))
     assert (count, len(again.runs), again.rows) == (2, 1, 18)
     assert contents(again) == expected
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 100, 300, 1 << 20])
+def test_a_large_merge_is_cut_at_key_groups(piece_bytes: int) -> None:
+    table = table_of(
+        LONGS,
+        changes(LONGS, {n: [n] for n in range(40)}),
+        changes(LONGS, {n: [-n] for n in range(0, 60, 3)}, deleted=range(1, 60, 6)),
+    )
+    merged, count = merge_once(table, MergeSettings(runs_max=1, piece_bytes=piece_bytes))
+    wanted = min(-(-table.nbytes // piece_bytes), len(ALL))
+    assert (count, contents(merged)) == (2, contents(table))
+    assert len(merged.runs) <= wanted
+    assert len(merged.runs) > wanted / 2, "most key groups have rows here"
+    covered = [group for run in merged.runs for group in run.key_groups]
+    assert covered == sorted(set(covered))
+    assert merge_once(merged, MergeSettings(runs_max=1, piece_bytes=1))[1] == 0, "pieces are no reason to merge"
+
+
+def test_a_piece_drops_tombstones_where_nothing_lies_below_it() -> None:
+    """An older run covers the left half only: a deletion on the right has nothing more to hide."""
+    numbers = range(100)
+    below = run_of(changes(LONGS, {n: [n] for n in numbers}), LEFT)
+    layers = [run_of(changes(LONGS, {n: [-n] for n in numbers})), run_of(changes(LONGS, deleted=numbers))]
+    made = list(merge_pieces([below], layers, MAX_PARALLELISM, 1))
+    assert [run.key_groups.start for run in made] == [*LEFT]
+    assert sum(run.tombstones for run in made) == len(below)
+
+
+def test_pieces_are_made_one_after_the_other() -> None:
+    table = table_of(LONGS, changes(LONGS, {n: [n] for n in range(100)}), changes(LONGS, {1: [2]}))
+    asked = []
+
+    def expired(rows: StateRows) -> np.ndarray:
+        asked.append(len(rows))
+        return np.zeros(len(rows), dtype=np.bool_)
+
+    made = merge_pieces((), table.runs, MAX_PARALLELISM, 1, expired)
+    assert asked == []
+    first = next(made)
+    assert len(first) == sum(asked) < 100
+    assert len(first) + sum(map(len, made)) == sum(asked) == 100
 
 
 def test_a_merge_of_nothing_but_deletions_leaves_no_run() -> None:

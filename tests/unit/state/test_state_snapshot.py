@@ -9,10 +9,11 @@ from state_kit import ALL, LONGS, MAX_PARALLELISM, changes, contents
 
 from stateline.blob import InstrumentedStore
 from stateline.blob.memory import MemoryStore
-from stateline.checkpoint.api import SubtaskState
+from stateline.checkpoint.api import OperatorState, SubtaskState
 from stateline.errors import UnavailableError
 from stateline.key_groups import KeyGroupRange
 from stateline.state.merge import MergeSettings
+from stateline.state.rescale import state_of_range
 from stateline.state.rows import StateRows
 from stateline.state.run_cache import OpenRuns
 from stateline.state.run_store import RunReader, RunWriter
@@ -61,6 +62,24 @@ def test_a_merge_with_the_changes_writes_one_object_too(store: InstrumentedStore
     assert merged.state.runs == merged.written
     assert contents(opened(store, merged.state)) == {2: (2,), 3: (3,)}
     store.get(made.state.runs[0].name)  # The old run is still there: the last checkpoint names it.
+
+
+def test_a_large_merge_is_written_piece_by_piece_and_read_as_one_level(store: InstrumentedStore) -> None:
+    writer = RunWriter(store, LONGS, MAX_PARALLELISM)
+    small = MergeSettings(runs_max=1, piece_bytes=400)
+    made = snapshot(empty(), changes(LONGS, {n: [n] for n in range(100)}), writer, 0, settings=small)
+    merged = snapshot(opened(store, made.state), changes(LONGS, {3: [30]}, deleted=[4]), writer, 1, settings=small)
+    assert merged.state.runs == merged.written
+    assert len(merged.written) == store.calls["put_if_absent"] - 1 > 3
+    expected = {n: (n,) for n in range(100) if n != 4} | {3: (30,)}
+    assert contents(opened(store, merged.state)) == expected
+    again = snapshot(opened(store, merged.state), None, writer, 2, settings=small)
+    assert again.state == merged.state, "pieces are no reason to merge"
+    half = KeyGroupRange(0, len(ALL) // 2 - 1)
+    operator = OperatorState(name="x", schema=LONGS.encode(), definition="", subtasks=(merged.state,))
+    sliced = state_of_range(operator, half, MAX_PARALLELISM)
+    assert len(sliced.runs) < len(merged.state.runs)
+    assert contents(opened(store, sliced)) == contents(opened(store, merged.state), half)
 
 
 def test_without_changes_nothing_is_written(store: InstrumentedStore) -> None:

@@ -232,7 +232,8 @@ class PipelineAdapter(MicroBatchAdapter):
     def open(self, process: Process, start: SavepointStart | None = None) -> PipelineSystem:
         """See :meth:`MicroBatchAdapter.open`."""
         parallelism = _PARALLELISMS[_incarnation(process) % len(_PARALLELISMS)]
-        merging = MergeSettings(runs_max=1 + _incarnation(process) % 2)
+        second = _incarnation(process) % 2
+        merging = MergeSettings(runs_max=1 + second, piece_bytes=1 if second else 1 << 20)
         return PipelineSystem(process, parallelism, self._retained, self._rolling, merging, self.places, start)
 
     def newest(self, world: World) -> Checkpoint | None:
