@@ -376,6 +376,10 @@ def test_a_root_without_permission_is_a_typed_error(place):
         (lambda place: KeyedStream(None, key="id", checkpoint="x"), "not a stream"),
         (lambda place: KeyedStream(place.events(), key=5, checkpoint="x"), "key: 5 is no name"),
         (lambda place: KeyedStream(place.events(), key=[F.col("key")], checkpoint="x"), "key: Column.* is no name"),
+        (
+            lambda place: place.keyed(place.events().withColumn("__HASH", F.col("id"))),
+            "column '__HASH': rows get .*Rename",
+        ),
         (lambda place: place.keyed(parallelism="4"), "parallelism: '4' is no whole number"),
         (lambda place: place.pipeline().start("x", trigger="10 seconds"), "trigger: '10 seconds' is not valid.*dict"),
         (lambda place: place.keyed().aggregate(), "no aggregation"),

@@ -25,7 +25,7 @@ from stateline.blob import BlobStore, open_store
 from stateline.environment import Environment, system_environment
 from stateline.errors import InternalError
 from stateline.spark.coordinator import Batch, SubtaskResult, SubtaskTask
-from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_START, EventTimeWatch, WindowPlan
+from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN, WINDOW_START, EventTimeWatch, WindowPlan
 from stateline.spark.initial_state import SUBTASK_COLUMN, with_initial_rows
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.task import HASH_COLUMN, OperatorProgram, TaskContext, run_subtask
@@ -128,7 +128,7 @@ def in_windows(rows: DataFrame, window: WindowPlan) -> DataFrame:
 
     size, slide, start = (f"{value} microseconds" for value in (window.size_us, window.slide_us, window.start_us))
     windows = functions.window(functions.col(_quoted(window.column)), size, slide, start)
-    return rows.withColumn("__window", windows).withColumn(WINDOW_START, functions.col("__window.start"))
+    return rows.withColumn(WINDOW_COLUMN, windows).withColumn(WINDOW_START, functions.col(f"{WINDOW_COLUMN}.start"))
 
 
 def subtask_expression(hashed: str, parallelism: int, max_parallelism: int) -> str:

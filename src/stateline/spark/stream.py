@@ -34,7 +34,7 @@ from stateline.spark.output_columns import columns_of
 from stateline.spark.pipeline import Pipeline
 from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings, SavepointStart
 from stateline.spark.processor import ProcessorProgram
-from stateline.spark.stream_checks import check_collation, check_columns, check_shared, key_names
+from stateline.spark.stream_checks import check_collation, check_columns, check_reserved, check_shared, key_names
 from stateline.spark.stream_time import stream_watermark
 from stateline.spark.task import OperatorProgram
 from stateline.spark.windowed import WindowedStream
@@ -100,6 +100,7 @@ class KeyedStream:
             )
         self._df = df
         self._schema = arrow_schema(df.schema)
+        check_reserved(self._schema)
         self._keys = key_names(key)
         check_columns(self._schema, self._keys, "key")
         for column in self._keys:

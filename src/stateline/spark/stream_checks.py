@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.options import check_known
+from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN
+from stateline.spark.initial_state import INITIAL_COLUMN, INPUT_COLUMN, SUBTASK_COLUMN
+from stateline.spark.task import HASH_COLUMN
 
-__all__ = ["check_collation", "check_columns", "check_shared", "key_names"]
+__all__ = ["check_collation", "check_columns", "check_reserved", "check_shared", "key_names"]
+
+_RESERVED: Final = (HASH_COLUMN, EVENT_TIME_COLUMN, WINDOW_COLUMN, INPUT_COLUMN, INITIAL_COLUMN, SUBTASK_COLUMN)
 
 
 def key_names(key: Any) -> list[str]:
@@ -27,6 +32,23 @@ def key_names(key: Any) -> list[str]:
                 f"{name!r:.100} is no name", subject="key", hint='Give names of columns, such as "id" or ["id", "day"]'
             )
     return names
+
+
+def check_reserved(schema: pa.Schema) -> None:
+    """Checks that no column has a name that rows get on their way to the tasks.
+
+    Raises:
+        InvalidInputError: One has.
+    """
+    for name in schema.names:
+        if name.lower() in _RESERVED:
+            raise InvalidInputError(
+                "rows get a column of that name on their way to the tasks",
+                operation="KeyedStream",
+                subject=f"column {name!r}",
+                hint="Rename it: df.withColumnRenamed(...)",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
 
 
 def check_columns(schema: pa.Schema, columns: Sequence[str], what: str) -> None:
