@@ -1,4 +1,4 @@
-"""How much memory an Arrow record batch would take, found out before it is taken.
+"""How much memory an Arrow record batch would take, found out before it is taken; and whether its values lie within it.
 
 Owns the reading of the few numbers that say so. Does not own the reading of batches (pyarrow), nor checksums.
 
@@ -17,9 +17,12 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+import numpy as np
+import pyarrow as pa
+
 from stateline.errors import CorruptDataError
 
-__all__ = ["MAX_INFLATED_BYTES", "check_file", "check_stream"]
+__all__ = ["MAX_INFLATED_BYTES", "check_file", "check_nested_values", "check_stream", "check_values"]
 
 MAX_INFLATED_BYTES: Final = 256 * 1024 * 1024
 """Bytes of the buffers of one record batch, after decompression. A writer does not compress a larger one."""
@@ -141,3 +144,29 @@ def _corrupt(message: str, subject: str) -> CorruptDataError:
     return CorruptDataError(
         message, operation="open", subject=subject, hint="Restore the object, or go back to an older checkpoint"
     )
+
+
+def check_values(batch: pa.RecordBatch) -> None:
+    """Checks that no value reaches outside its buffer. The full check of strings also reads every character of them.
+
+    Raises:
+        pa.ArrowInvalid: One does, or text inside of a nested column is not UTF-8.
+    """
+    batch.validate()
+    check_nested_values(batch)
+    for column in batch.columns:
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+            offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset :][: len(column) + 1]
+            if (offsets[1:] < offsets[:-1]).any():
+                raise pa.ArrowInvalid("offsets of a string column do not ascend")
+
+
+def check_nested_values(batch: pa.RecordBatch) -> None:
+    """The part of :func:`check_values` for lists, structures and maps, which have no cheaper check than the full one.
+
+    Raises:
+        pa.ArrowInvalid: A value reaches outside its buffer, or text is not UTF-8.
+    """
+    for column in batch.columns:
+        if pa.types.is_nested(column.type):
+            column.validate(full=True)

@@ -111,8 +111,11 @@ def check_parallelism(parallelism: int, max_parallelism: int) -> None:
     """Checks ``1 <= parallelism <= max_parallelism <= MAX_PARALLELISM_LIMIT``.
 
     Raises:
-        InvalidInputError: Names the bound that is broken.
+        InvalidInputError: Names the bound that is broken, or what is no whole number.
     """
+    for name, value in (("max_parallelism", max_parallelism), ("parallelism", parallelism)):
+        if not isinstance(value, int | np.integer):
+            raise InvalidInputError(f"{value!r} is no whole number", subject=name, hint="Give an int, such as 4")
     if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise InvalidInputError(
             f"{max_parallelism} is out of bounds",

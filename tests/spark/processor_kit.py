@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
 import os
 import shutil
 import sys
@@ -325,6 +327,70 @@ class Stock(StatefulProcessor):
 
     def close(self):
         pass
+
+
+class GivenBack(StatefulProcessor):
+    """What state gives back in the batch that wrote it, and entries of a map that are found by other objects."""
+
+    def init(self, handle):
+        self.value = handle.getValueState("value", GIVEN_BACK)
+        self.entries = handle.getMapState("entries", "at timestamp, de decimal(10,2), b binary, da date", "seen long")
+        self.floats = handle.getMapState("floats", "x double", "seen long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        seen = []
+        for row in rows:
+            entry = (row.at, decimal.Decimal("1.5"), bytearray(b"b"), dt.datetime(2024, 1, 1))
+            for state, name in ((self.entries, entry), (self.floats, (float("nan"),))):
+                before = state.getValue(name)
+                state.updateValue(name, (np.int64(before.seen if before else 0) + 1,))
+                seen.append(repr([state.containsKey(name), state.getValue(name), *state.iterator()]))
+            kept = ([(row.at, np.int64(row.v))], {"k": (1, None)}, np.float32(0.1), np.int32(2**31 - 1))
+            self.value.update((row.at, *kept, decimal.Decimal("1.005"), dt.datetime(2024, 1, 1), Row(x=row.at, y=1)))
+            (at, *others), (i, *_) = self.value.get(), self.value.get()[4:]
+            seen.append(f"{row.at.replace(tzinfo=None) - at} {others!r} {i + 1}")
+        yield Row(k=key[0], seen="\n".join(seen))
+
+    def close(self):
+        pass
+
+
+GIVEN_BACK = (
+    "at timestamp, ast array<struct<x:timestamp,y:long>>, m map<string,array<int>>, f float, i int, "
+    "de decimal(10,2), da date, st struct<x:timestamp,y:int>"
+)
+
+
+class Clock(StatefulProcessor):
+    """What the clock shows in rows and grouping keys; and rows put out as they came in."""
+
+    def init(self, handle):
+        pass
+
+    def handleInputRows(self, key, rows, timerValues):
+        for row in rows:
+            yield row
+            yield Row(k=f"{key!r} {row!r}", t=row.t, n=row.n, m=row.m, st=row.st)
+
+    def close(self):
+        pass
+
+
+class FrameClock(Clock):
+    """The same in pandas."""
+
+    def handleInputRows(self, key, rows: Iterator[pd.DataFrame], timerValues):
+        for frame in rows:
+            yield pd.DataFrame({"k": [f"{key!r} {frame['t'].tolist()!r}"], "t": frame["t"][:1]})
+
+
+class FrameInside(Clock):
+    """What is inside the values of data frames."""
+
+    def handleInputRows(self, key, rows: Iterator[pd.DataFrame], timerValues):
+        for frame in rows:
+            seen = [[repr(list(array)), repr(st), repr(m)] for array, st, m in frame[["a", "st", "m"]].to_numpy()]
+            yield pd.DataFrame({"k": [f"{key!r} {seen!r}"]})
 
 
 class Seen(StatefulProcessor):

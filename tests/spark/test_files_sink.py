@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import functions as F
 
 from stateline.spark import finish_files, register
@@ -65,6 +65,17 @@ def test_the_listener_finishes_files_when_an_available_now_stream_has_ended(spar
     start(spark, place).awaitTermination()
     spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
     assert ids(place) == list(range(10))
+
+
+def test_an_output_that_was_removed_is_begun_anew_in_the_same_session(spark, place):
+    """Whoever tries something out removes the output and Spark's checkpoint, and starts again."""
+    for attempt in range(2):
+        for batch in range(3):
+            add_rows(place, batch, attempt * 300 + batch * 100, 100)
+        run(spark, place)
+        assert ids(place) == list(range(attempt * 300, attempt * 300 + 300))
+        shutil.rmtree(place / "out")
+        shutil.rmtree(place / "spark")
 
 
 def test_a_query_that_keeps_its_files_open_goes_on_with_them(spark, place):
@@ -156,6 +167,18 @@ def test_a_changed_schema_begins_a_new_file(spark, place):
     ]
 
 
+def test_a_column_that_changes_its_type_is_refused_and_the_old_program_goes_on(spark, place):
+    add_rows(place, 0, 0, 10)
+    run(spark, place)
+    add_rows(place, 1, 10, 10)
+    with pytest.raises(
+        StreamingQueryException, match=r"column 'id' has the type int64 there, and decimal128\(20, 0\) now"
+    ):
+        start(spark, place, schema="id decimal(20,0), part string").awaitTermination()
+    run(spark, place)
+    assert ids(place) == list(range(20))
+
+
 def test_a_batch_write_appends_files_that_appear_together(spark, place):
     rows = spark.range(1000).withColumn("part", F.concat(F.lit("p"), (F.col("id") % 2).cast("string")))
     for _ in range(2):
@@ -179,6 +202,33 @@ def test_bad_options_are_refused_by_name(spark, place, options, message):
     with pytest.raises(Exception, match=message):
         run(spark, place, **options)
     assert not (place / "out").exists() or visible_files(place) == []
+
+
+def test_a_query_may_have_a_name(spark, place):
+    """Spark hands it over as one more option."""
+    add_rows(place, 0, 0, 10)
+    events = spark.readStream.schema("id long, part string").parquet(str(place / "source"))
+    writer = events.writeStream.format("stateline_files").option("checkpointLocation", str(place / "spark"))
+    query = writer.queryName("named").trigger(availableNow=True).start(str(place / "out"))
+    assert query.name == "named"
+    query.awaitTermination()
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    assert ids(place) == list(range(10))
+
+
+def test_an_unknown_option_is_compared_with_the_names_that_users_know(spark, place, caplog):
+    add_rows(place, 0, 0, 10)
+    with pytest.raises(StreamingQueryException, match="Did you mean 'every_checkpoint'"):
+        start(spark, place, every_checkpoints="true").awaitTermination()
+    assert "Python Proxy" not in caplog.text, "the query fails; its listener does not fail beside it"
+
+
+def test_the_memory_of_a_process_is_no_place_for_files(spark, place):
+    add_rows(place, 0, 0, 10)
+    with pytest.raises(StreamingQueryException, match="memory of one process"):
+        start(spark, place, checkpoint="memory://records").awaitTermination()
+    with pytest.raises(AnalysisException, match="memory of one process"):
+        spark.range(3).write.format("stateline_files").mode("append").save("memory://out")
 
 
 def test_only_append_is_accepted(spark, place):

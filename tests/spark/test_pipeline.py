@@ -7,14 +7,18 @@ import collections
 import datetime as dt
 import json
 import shutil
+import sys
 import threading
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import Row
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
 
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore
@@ -25,6 +29,8 @@ from stateline.spark import pipeline as pipeline_module
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot find this module.
 
 SCHEMA = "id long, key string, value long, at timestamp"
 START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -180,6 +186,68 @@ def test_two_operators_share_one_checkpoint(place):
     assert len(place.output()) == 24
 
 
+ODD = ["a.key", "two words", "tick`s", "ev.at", "Count"]
+
+
+class OddCounter(StatefulProcessor):
+    """A count that begins with an initial one, over columns whose names need quotes."""
+
+    def init(self, handle):
+        self.n = handle.getValueState("n.n", "`n.n` long")
+
+    def handleInitialState(self, key, initialState, timerValues):  # noqa: N802, N803 - Spark's
+        self.n.update((initialState["n.n"],))
+
+    def handleInputRows(self, key, rows, timerValues):  # noqa: N802, N803 - Spark's
+        seen = sorted(row["tick`s"] for row in rows)
+        self.n.update(((self.n.get() or (0,))[0] + len(seen),))
+        yield Row(**{"a.key": key[0], "n.n": self.n.get()[0], "seen": seen})
+
+    def close(self):
+        pass
+
+
+def odd_function(events, state):
+    return events.select(["a.key", "tick`s"]), state
+
+
+def test_columns_with_dots_blanks_and_backticks_in_their_names(spark, tmp_path):
+    made = {
+        "a.key": ["x", "y", "x"],
+        "two words": [1, 1, 2],
+        "tick`s": [5, 6, 7],
+        "ev.at": [START] * 3,
+        "Count": [1] * 3,
+    }
+    schema = pa.schema([*((name, pa.string() if name == "a.key" else pa.int64()) for name in ODD[:3])])
+    schema = schema.append(pa.field("ev.at", pa.timestamp("us", "UTC"))).append(pa.field("Count", pa.int64()))
+    (tmp_path / "source").mkdir()
+    pq.write_table(pa.table(made, schema), tmp_path / "source" / "0.parquet")
+    ddl = "`a.key` string, `two words` long, `tick``s` long, `ev.at` timestamp, Count long"
+    initial = spark.createDataFrame([("x", 40)], "`a.key` string, `n.n` long")
+
+    def keyed(name, key, **options):
+        events = spark.readStream.schema(ddl).parquet(str(tmp_path / "source"))
+        return KeyedStream(events, key, f"file://{tmp_path}/state-{name}", parallelism=2, **options)
+
+    def rows(name, stage):
+        found = []
+        pipeline = stage.for_each_batch(lambda frame, key: found.extend(tuple(row) for row in frame.collect()))
+        pipeline.start(f"{tmp_path}/spark-{name}", trigger={"availableNow": True}).awaitTermination()
+        return sorted(found)
+
+    stage = keyed("n", ["a.key", "two words"]).aggregate(**{"n.n": count(), "tick`s": sum("tick`s")})
+    assert rows("n", stage) == [("x", 1, 1, 5, 0), ("x", 2, 1, 7, 0), ("y", 1, 1, 6, 0)]
+    windows = keyed("w", "a.key", watermark=("ev.at", "1 minute")).window("ev.at", "1 hour")
+    assert [row[3:] for row in rows("w", windows.aggregate(n=count("Count")))] == [(2, 0), (1, 0)]
+    stage = keyed("p", "a.key", watermark=("ev.at", "1 minute")).process(
+        OddCounter(), "`a.key` string, `n.n` long, seen array<long>", time_mode="EventTime", initial_state=initial
+    )
+    assert rows("p", stage) == [("x", 42, [5, 7]), ("y", 1, [6])]
+    stage = keyed("f", "a.key").apply_arrow(odd_function, "n long", "`a.key` string, `tick``s` long")
+    assert rows("f", stage) == [("x", 5), ("x", 7), ("y", 6)]
+
+
 def test_a_batch_that_is_replayed_after_its_commit_changes_nothing(place):
     place.add(0, 50)
     place.add(1, 50)
@@ -305,6 +373,15 @@ def test_a_root_without_permission_is_a_typed_error(place):
         (lambda place: KeyedStream(place.events(), key=[], checkpoint="x"), "empty"),
         (lambda place: KeyedStream(place.events(), key=["key", "key"], checkpoint="x"), "twice"),
         (lambda place: KeyedStream(place.spark.range(1), key="id", checkpoint="x"), "not a stream"),
+        (lambda place: KeyedStream(None, key="id", checkpoint="x"), "not a stream"),
+        (lambda place: KeyedStream(place.events(), key=5, checkpoint="x"), "key: 5 is no name"),
+        (lambda place: KeyedStream(place.events(), key=[F.col("key")], checkpoint="x"), "key: Column.* is no name"),
+        (
+            lambda place: place.keyed(place.events().withColumn("__HASH", F.col("id"))),
+            "column '__HASH': rows get .*Rename",
+        ),
+        (lambda place: place.keyed(parallelism="4"), "parallelism: '4' is no whole number"),
+        (lambda place: place.pipeline().start("x", trigger="10 seconds"), "trigger: '10 seconds' is not valid.*dict"),
         (lambda place: place.keyed().aggregate(), "no aggregation"),
         (lambda place: place.keyed().aggregate(s=sum("valu")), "value"),
         (lambda place: place.keyed().aggregate(s=sum("key")), "key"),

@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 
 import processor_kit as kit
+import pytest
 from processor_kit import Bench, through_spark
 
 EVENTS = "k string, v long, at timestamp"
@@ -35,11 +36,11 @@ def as_plain(rows):
     return sorted(([plain(value) for value in row] for row in rows), key=repr)
 
 
-def check_same(spark, folder, processor, batches, schema, keys, output, *, pandas=False, initial=None):
+def check_same(spark, folder, processor, batches, schema, keys, output, *, pandas=False, initial=None, time_zone="UTC"):
     """Runs batches both ways, in Stateline at changing parallelism, and compares each batch's output."""
     frame = None if initial is None else spark.createDataFrame(initial[1], initial[0]).groupBy(keys)
     expected = through_spark(spark, folder, batches, schema, keys, processor, output, pandas=pandas, initial=frame)
-    bench = Bench(processor, schema, keys, output, initial=initial)
+    bench = Bench(processor, schema, keys, output, initial=initial, time_zone=time_zone)
     assert bench.program.form == ("pandas" if pandas else "row")
     for number, rows in enumerate(batches):
         got = bench.batch(rows, parallelism=(2, 3, 1)[number % 3])
@@ -155,6 +156,39 @@ def test_every_type_in_rows_state_and_output(spark, tmp_path):
     )
     batches = [[row, extreme], [row, extreme]]
     check_same(spark, tmp_path, kit.Types(), batches, kit.TYPES_INPUT, "k", kit.TYPES_OUTPUT)
+
+
+def test_state_gives_back_in_its_own_batch_what_it_gives_back_later(spark, tmp_path):
+    batches = [[("a", 1, at(0)), ("a", 2, at(0)), ("b", 3, at(1))], [("a", 4, at(0)), ("b", 5, at(2))]]
+    check_same(spark, tmp_path, kit.GivenBack(), batches, EVENTS, "k", "k string, seen string")
+
+
+@pytest.fixture
+def time_zone(spark):
+    """Another time zone of the session, and not of Python."""
+    name, before = "spark.sql.session.timeZone", spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set(name, "America/New_York")
+    yield "America/New_York"
+    spark.conf.set(name, before)
+
+
+def test_rows_and_keys_show_the_clock_of_the_session_and_may_be_put_out_as_they_came(spark, tmp_path, time_zone):
+    schema = (
+        "k string, t timestamp, n timestamp_ntz, m map<string,timestamp>, st struct<a:timestamp,b:array<timestamp>>"
+    )
+    row = ("a", START, START, {"x": START}, (START, [START, None]))
+    batches = [[row, row], [row, ("b", dt.datetime(2024, 7, 1), START, {"y": None}, None)]]
+    check_same(spark, tmp_path / "row", kit.Clock(), batches, schema, ["t", "n"], schema, time_zone=time_zone)
+    pandas = kit.FrameClock()
+    output = "k string, t timestamp"
+    check_same(spark, tmp_path / "pd", pandas, batches, schema, ["t", "n"], output, pandas=True, time_zone=time_zone)
+
+
+def test_integers_inside_the_values_of_a_frame_stay_integers_beside_missing_ones(spark, tmp_path):
+    schema = "k string, a array<long>, st struct<x:long>, m map<string,long>"
+    long = 2**60 + 1
+    batches = [[("a", [long], (long,), {"x": long}), ("a", [1, None], (None,), {"x": None}), ("a", [], (2,), {"x": 3})]]
+    check_same(spark, tmp_path, kit.FrameInside(), batches, schema, "k", "k string", pandas=True)
 
 
 def test_a_whole_pipeline_with_initial_state_over_restarts_at_another_parallelism(spark, tmp_path):

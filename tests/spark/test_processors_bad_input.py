@@ -174,6 +174,15 @@ def test_what_is_no_iterator_is_refused_with_the_key(form, returned):
         bench(Returns(), form=form).batch([("a", 1)])
 
 
+def test_a_handler_with_other_arguments_is_told_as_python_tells_it():
+    class Narrow(Does):
+        def handleInputRows(self, key, rows):
+            return iter([])
+
+    with pytest.raises(UserCodeError, match=r"handleInputRows Narrow, key \('a',\): TypeError: .*3 positional"):
+        bench(Narrow()).batch([("a", 1)])
+
+
 @pytest.mark.parametrize("time", [1.5, "soon", None, True, 2**63])
 def test_the_time_of_a_timer_is_whole_milliseconds(time):
     wrong = bench(Does(lambda self, key, rows: self.handle.registerTimer(time)), time_mode="EventTime")

@@ -6,18 +6,24 @@ import builtins
 import collections
 import os
 import shutil
+import sys
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
 
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore, create_savepoint, open_savepoint, verify_root
 from stateline.errors import InvalidInputError, NotFoundError, UnavailableError
 from stateline.spark import KeyedStream, count, max, sum
 from stateline.state.stored import StoredState
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot find this module.
 
 KEYS = 7
 
@@ -134,7 +140,7 @@ def test_a_claimed_savepoint_becomes_the_query_s_own(spark, source, old, tmp_pat
     made = create_savepoint(old, f"file://{tmp_path}/new/root", checkpoint_id=2)
     events = source.events(spark, 3, 5, tmp_path)
     options = {"start_mode": "claim"}
-    run(plain(keyed(events, tmp_path, "new", start_from=made.url, options=options)), tmp_path, "new")
+    run(plain(keyed(events, tmp_path, "new", start_from=f"{made.url}/_metadata", options=options)), tmp_path, "new")
     assert state(tmp_path, "new") == source.model(0, 5)
     assert output(tmp_path, "new") == source.output(0, 5)
     assert made.owner() is not None
@@ -173,6 +179,11 @@ def test_what_cannot_start_is_refused_before_anything_runs(spark, source, old, t
 
     with pytest.raises(NotFoundError, match="no savepoint"):
         start(plain(keyed(events, tmp_path, "new", start_from=f"file://{tmp_path}/nothing")))
+    url = f"{made.url}/_metadata"
+    with pytest.raises(InvalidInputError, match="changed its meaning"):
+        start(keyed(events, tmp_path, "new", start_from=url).aggregate(n=count("value")))
+    with pytest.raises(InvalidInputError, match="not a savepoint"):
+        start(plain(keyed(events, tmp_path, "new", start_from=f"{old.store.url}/chk-2")))
     with pytest.raises(InvalidInputError, match="does not lie below"):
         start(plain(keyed(events, tmp_path, "new", start_from=made.url, options={"start_mode": "claim"})))
     with pytest.raises(InvalidInputError, match="max_parallelism"):
@@ -200,7 +211,7 @@ def test_aggregations_may_be_added_dropped_and_widened(spark, tmp_path):
         key: (largest, n, newest[key][2] if key in newest else None) for key, (n, _, largest) in whole.items()
     }
     root = CheckpointStore(f"file://{tmp_path}/q/root")
-    assert root.latest().properties == {"dropped.by_key": '["total"]'}
+    assert root.latest().properties["dropped.by_key"] == '["total"]'
 
     def start(**aggregations):
         keyed(wide, tmp_path, "q").aggregate(**aggregations).state_only().start(str(tmp_path / "q" / "spark"))
@@ -211,3 +222,40 @@ def test_aggregations_may_be_added_dropped_and_widened(spark, tmp_path):
         start(n=count(), top=sum("value"))
     with pytest.raises(InvalidInputError, match=r"cannot change its type.*stored.*wanted"):
         keyed(narrow, tmp_path, "q").aggregate(n=count(), top=max("value")).state_only().start(str(tmp_path / "x"))
+
+
+class Arrivals(StatefulProcessor):
+    """All rows of a key, in order of arrival, in a list that is only appended to."""
+
+    def init(self, handle):
+        self.rows = handle.getListState("rows", "value long")
+
+    def handleInputRows(self, key, rows, timerValues):  # noqa: N802, N803 - Spark's
+        self.rows.appendList([(row.value,) for row in rows])
+        yield Row(key=key[0], seen=[value for (value,) in self.rows.get()])
+
+    def close(self):
+        pass
+
+
+def test_lists_go_on_at_their_end_after_a_start_from_a_savepoint(spark, tmp_path):
+    source = Source(tmp_path)
+    for _ in range(7):
+        source.add(rows=KEYS)
+    source.files = [[{"key": number, "value": 10 * batch} for number in range(3)] for batch in range(7)]
+    for number, rows in enumerate(source.files):
+        pq.write_table(pa.Table.from_pylist(rows), source.folder / f"{number:03}.parquet")
+
+    def lists(stream):
+        found = []
+        pipeline = stream.process(Arrivals(), "key long, seen array<long>").for_each_batch(
+            lambda rows, key: found.append(sorted(tuple(row) for row in rows.collect()))
+        )
+        pipeline.start(f"{stream._checkpoint}-spark", trigger={"availableNow": True}).awaitTermination()
+        return found
+
+    lists(keyed(source.events(spark, 0, 3, tmp_path), tmp_path, "old", parallelism=2))
+    saved = create_savepoint(CheckpointStore(f"file://{tmp_path}/old/root"), f"file://{tmp_path}/saved")
+    found = lists(keyed(source.events(spark, 3, 7, tmp_path), tmp_path, "new", start_from=saved.url, parallelism=3))
+    expected = [[(key, [10 * number for number in range(last)]) for key in range(3)] for last in range(4, 8)]
+    assert found == expected

@@ -365,6 +365,8 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
                 service = BlobServiceClient.from_connection_string(text, **patience)
             else:
                 service = BlobServiceClient(self._account_url(), credential=self._credential(), **patience)
+        except InvalidInputError:
+            raise
         except ValueError as error:
             raise InvalidInputError(
                 scrubbed(str(error)), operation="connect", subject=self.url, hint="Check account, endpoint and key"

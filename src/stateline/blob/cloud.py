@@ -258,8 +258,7 @@ class CloudStore(BlobStore, Generic[C, S]):
     def _connected(self) -> tuple[C, Executor]:
         with self._lock:
             if self._held is None or self._owner != os.getpid():
-                with self._asking():
-                    client = self._connect()
+                client = self._reading("connect", "", self._connect)
                 executor = self._environment.executors.executor("stateline-blob", self._settings.parallelism)
                 self._held, self._owner = (client, executor), os.getpid()
             return self._held

@@ -199,7 +199,7 @@ class S3Store(S3Uploads):
             return Answer.DENIED
         if isinstance(error, _CUT_ERRORS):
             return Answer.CUT
-        if isinstance(error, sdk.HTTPClientError):
+        if isinstance(error, sdk.HTTPClientError | sdk.ConnectionError):
             return Answer.SILENT
         return Answer.REFUSED if isinstance(error, sdk.BotoCoreError) else None
 

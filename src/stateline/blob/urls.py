@@ -22,7 +22,7 @@ from stateline.blob.names import check_name
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError, NotInstalledError
 
-__all__ = ["open_store", "refuse_credentials", "relative_name", "split_local_url"]
+__all__ = ["open_store", "refuse_credentials", "relative_name", "same_service", "split_local_url"]
 
 _CLOUDS: Final = {
     "s3": ("stateline.blob.s3", "S3Store", "s3"),
@@ -125,6 +125,11 @@ def refuse_credentials(url: str) -> None:
             subject=f"{scheme}://***",
             hint="Leave credentials to the SDK's own chain, or give them as options",
         )
+
+
+def same_service(url: str, other: str) -> bool:
+    """Whether two URLs lead to the same kind of store, however their schemes are spelled: ``s3a`` is ``s3``."""
+    return _scheme(url) == _scheme(other)
 
 
 def split_local_url(url: str) -> str:

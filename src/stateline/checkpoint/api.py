@@ -24,6 +24,7 @@ from stateline.key_groups import KeyGroupRange
 
 __all__ = [
     "DELIVERY_PREFIX",
+    "EARLIER_CHECKPOINTS",
     "MAX_FILE_STATE_THRESHOLD",
     "Checkpoint",
     "FileState",
@@ -38,6 +39,9 @@ MAX_FILE_STATE_THRESHOLD: Final = 1_048_576
 
 DELIVERY_PREFIX: Final = "delivery/"
 """Names in ``Checkpoint.states``: rows that are handed over after the checkpoint exists, and then never again."""
+
+EARLIER_CHECKPOINTS: Final = "savepoint.checkpoints"
+"""Name in ``Checkpoint.properties``, carried from record to record: :attr:`Checkpoint.earlier_checkpoints`."""
 
 
 class SubtaskState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,6 +174,14 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return any(output.finished for output in self.outputs) or any(
             name.startswith(DELIVERY_PREFIX) for name in self.states
         )
+
+    @property
+    def earlier_checkpoints(self) -> int:
+        """Checkpoints that the state has behind it from before the savepoint that the root began with; 0 without one.
+
+        With ``checkpoint_id`` it makes a number that never repeats in the life of a state, whatever root it is in.
+        """
+        return int(self.properties.get(EARLIER_CHECKPOINTS, "0"))
 
     def without_deliveries(self) -> Checkpoint:
         """The same state, with nothing left to hand over: for whatever goes on from this checkpoint."""

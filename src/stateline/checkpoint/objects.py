@@ -148,7 +148,7 @@ def check_piece(store: BlobStore, part: Part, data: bytes) -> None:
 def renamed(
     checkpoint: Checkpoint,
     name_of: Callable[[str], str],
-    part_of: Callable[[str, Part], Part],
+    part_of: Callable[[str, str, Part], Part],
     *,
     run_checkpoint_id: int | None = None,
 ) -> Checkpoint:
@@ -159,7 +159,7 @@ def renamed(
     Args:
         checkpoint: The original.
         name_of: From the name of an object of the root to its new name.
-        part_of: From the URL of an output and a piece staged in it to the new piece.
+        part_of: From the URL of an output, the name of a file that grows there and a piece of it to the new piece.
         run_checkpoint_id: What the runs say they were first named by; as they were if ``None``.
     """
 
@@ -176,7 +176,9 @@ def renamed(
     def new_file(url: str, file: OpenFile) -> OpenFile:
         resume = file.resume
         if resume is not None:
-            resume = replace(resume, parts=tuple(part_of(url, part) for part in resume.parts), superseded=())
+            resume = replace(
+                resume, parts=tuple(part_of(url, file.target, part) for part in resume.parts), superseded=()
+            )
         pending = tuple(replace(rows, name=name_of(rows.name)) for rows in file.pending)
         return replace(file, pending=pending, resume=resume)
 

@@ -34,15 +34,16 @@ from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
 from stateline.blob.urls import open_store
-from stateline.checkpoint.api import Checkpoint, OutputState
+from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint, OutputState
 from stateline.checkpoint.layout import CLAIMED, METADATA, SAVEPOINT_PREFIX, SHARED_PREFIX
-from stateline.checkpoint.metadata import decode_claim, decode_savepoint, encode_claim, encode_savepoint
+from stateline.checkpoint.metadata import decode_claim, decode_record, decode_savepoint, encode_claim, encode_savepoint
 from stateline.checkpoint.objects import check_piece, copy_object, extents_of, read_piece, renamed
 from stateline.checkpoint.store import CheckpointStore
 from stateline.environment import Environment, system_environment
 from stateline.errors import (
     AlreadyExistsError,
     ConflictError,
+    CorruptDataError,
     DataLossError,
     ErrorKind,
     InvalidInputError,
@@ -134,7 +135,12 @@ def create_savepoint(
     while True:
         checkpoint = source.latest() if checkpoint_id is None else source.get(checkpoint_id)
         if checkpoint is None:
-            raise NotFoundError("the root has no checkpoint", operation="create_savepoint", subject=source.store.url)
+            raise NotFoundError(
+                "the root has no checkpoint",
+                operation="create_savepoint",
+                subject=source.store.url,
+                hint="Give the URL of a checkpoint root",
+            )
         if not source.is_published(checkpoint):
             raise _not_visible(source, checkpoint)
         try:
@@ -180,7 +186,7 @@ class _Creation:
             copy_object(self._source.store, name, extents[name], self._target, target_name)
             if progress is not None:
                 progress(done, len(extents))
-        moved = renamed(self._checkpoint, names.__getitem__, self._keep_piece)
+        moved = renamed(self._checkpoint, names.__getitem__, lambda url, _, part: self._keep_piece(url, part))
         provenance = {"savepoint.source": self._source.store.url, "savepoint.label": label}
         record = replace(
             moved,
@@ -218,6 +224,7 @@ def open_savepoint(where: BlobStore | str, folder: str = "", *, environment: Env
     Raises:
         NotFoundError: There is none, or it is incomplete.
         CorruptDataError: Its ``_metadata`` is not what was written.
+        InvalidInputError: It is a checkpoint of a root.
     """
     if isinstance(where, str):
         store = open_store(where.rstrip("/").removesuffix(f"/{METADATA}"), environment=environment)
@@ -232,30 +239,56 @@ def open_savepoint(where: BlobStore | str, folder: str = "", *, environment: Env
             "there is no savepoint, or it was never completed",
             operation="open_savepoint",
             subject=subject,
-            hint="Give the folder that holds _metadata",
+            hint="Give the folder of a savepoint: `stateline savepoint create` makes one",
         ) from error
-    return Savepoint(store=store, folder=folder, checkpoint=decode_savepoint(data, subject))
+    try:
+        return Savepoint(store=store, folder=folder, checkpoint=decode_savepoint(data, subject))
+    except CorruptDataError as error:
+        try:
+            decode_record(data, subject)
+        except CorruptDataError:
+            raise error from None
+        raise InvalidInputError(
+            "it is the record of a root, not a savepoint",
+            operation="open_savepoint",
+            subject=subject,
+            hint="Make a savepoint of it: `stateline savepoint create`",
+        ) from error
 
 
-def drop_savepoint(store: BlobStore, folder: str) -> list[str]:
+def drop_savepoint(store: BlobStore, folder: str, *, dry_run: bool = False) -> list[str]:
     """Deletes a savepoint or what an interrupted :func:`create_savepoint` left; returns the names that it deleted.
 
     Idempotent. It is claimed first, so that no query starts from it meanwhile; then ``_metadata`` goes, then the rest.
+
+    Args:
+        store: The store below which the folder lies.
+        folder: Its name.
+        dry_run: Refuse what would be refused, and return what would be deleted, but delete nothing.
 
     Raises:
         ConflictError: A query owns it.
         InvalidInputError: ``folder`` is not the name of a savepoint.
     """
     if not folder.startswith(SAVEPOINT_PREFIX) or "/" in folder:
-        raise InvalidInputError("it is not the folder of a savepoint", operation="drop_savepoint", subject=folder)
+        raise InvalidInputError(
+            "it is not the folder of a savepoint",
+            operation="drop_savepoint",
+            subject=folder,
+            hint=f"Its name begins with {SAVEPOINT_PREFIX!r}; `stateline savepoint ls` names them",
+        )
     names = sorted(info.name for info in store.list(f"{folder}/"))
-    if not names:
-        return []
     claimed, metadata = f"{folder}/{CLAIMED}", f"{folder}/{METADATA}"
-    _claim(store, claimed, _DROPPED, "drop_savepoint")
-    store.delete([metadata])
-    store.delete([name for name in names if name not in (claimed, metadata)])
-    store.delete([claimed])
+    if dry_run and claimed in names:
+        subject = f"{store.url}/{claimed}"
+        owner = decode_claim(store.get(claimed), subject)
+        if owner != _DROPPED:
+            raise _owned(subject, owner, "drop_savepoint")
+    if names and not dry_run:
+        _claim(store, claimed, _DROPPED, "drop_savepoint")
+        store.delete([metadata])
+        store.delete([name for name in names if name not in (claimed, metadata)])
+        store.delete([claimed])
     return [name for name in names if name != claimed]
 
 
@@ -301,14 +334,15 @@ def start_from_savepoint(
     names = _claimed_names(savepoint, root.store, query_id) if mode == "claim" else _copied_names(savepoint, root.store)
     targets = outputs or {}
 
-    def stage_again(url: str, part: Part) -> Part:
+    def stage_again(url: str, target: str, part: Part) -> Part:
         try:
             data = savepoint.store.get(savepoint.name_in_store(part.name))
         except NotFoundError as error:
             raise _gone(savepoint.url, error) from error
         check_piece(savepoint.store, part, data)
-        return _output(targets, url, "start_from_savepoint").stage("savepoint", data)
+        return _output(targets, url, "start_from_savepoint").stage(target, data)
 
+    earlier = savepoint.checkpoint.earlier_checkpoints + savepoint.checkpoint.checkpoint_id + 1
     moved = renamed(savepoint.checkpoint, names.__getitem__, stage_again, run_checkpoint_id=0)
     return replace(
         moved,
@@ -319,7 +353,7 @@ def start_from_savepoint(
         nonce=environment.ids.new_id(),
         created_at=environment.clock.now(),
         outputs=tuple(_new_output(output, targets) for output in moved.outputs if output.open),
-        properties=moved.properties | {"savepoint.url": savepoint.url},
+        properties=moved.properties | {"savepoint.url": savepoint.url, EARLIER_CHECKPOINTS: str(earlier)},
     )
 
 

@@ -119,7 +119,9 @@ class CheckpointStore:
             f"checkpoint {checkpoint_id} was retired" if was_retired else f"there is no checkpoint {checkpoint_id}",
             operation="get",
             subject=self.store.url,
-            hint="Retain more checkpoints, or make a savepoint of those to keep" if was_retired else None,
+            hint="Retain more checkpoints, or make a savepoint of those to keep"
+            if was_retired
+            else "`stateline checkpoint ls` names those that are there",
         )
 
     def list(self) -> list[Checkpoint]:

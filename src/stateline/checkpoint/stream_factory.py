@@ -8,10 +8,11 @@ Facts:
   were written, flushed or synced. No bytes at all are ``None``.
 - No folder is created or checked, nothing is listed and nothing is headed: thousands of tasks do this at once, and an
   object store throttles whoever asks what is there.
-- A file gets its name, a fresh UUID in its folder, when it is complete. Before that its bytes wait in memory, and
-  beyond :data:`PIECE_BYTES` in staged pieces that no reader sees; a stream closed without its handle deletes those.
+- A file appears when it is complete, under a fresh UUID in its folder. Before that its bytes wait in memory, and beyond
+  :data:`PIECE_BYTES` in staged pieces that no reader sees; a stream closed without its handle deletes those.
 - Creation never overwrites. It is tried :data:`CREATION_ATTEMPTS` times, each time under a new name, because a name
-  whose creation failed may exist all the same.
+  whose creation failed may exist all the same. Where pieces fit no name but the one that they were staged for (Azure),
+  a failed creation of a file that was staged is final.
 
 Life of a stream::
 
@@ -39,6 +40,7 @@ from stateline.errors import (
     AlreadyExistsError,
     ClosedError,
     ConflictError,
+    DataLossError,
     InvalidInputError,
     OutcomeUnknownError,
     StatelineError,
@@ -175,6 +177,7 @@ class CheckpointStateOutputStream:
         self._piece_bytes = piece_bytes
         self._ids = environment.ids
         self._monitor = environment.executors.monitor()
+        self._name = self._new_name()
         self._buffer = bytearray()
         self._parts: list[Part] = []
         self._position = 0
@@ -257,19 +260,26 @@ class CheckpointStateOutputStream:
             self._stage()
         create = self._publish if self._parts else self._put
         attempts_left = CREATION_ATTEMPTS
+        failure: StatelineError | None = None
         while True:
-            name = f"{self._folder}/{self._ids.new_id()}"
             try:
-                create(name)
+                create(self._name)
+            except DataLossError as error:
+                raise failure or error from error  # After a failure: the pieces do not fit another name.
             except _ANOTHER_NAME_MAY_WORK as error:
                 if isinstance(error, OutcomeUnknownError):
-                    self._try_to_delete(name)
+                    self._try_to_delete(self._name)
                 attempts_left -= 1
                 if not attempts_left:
                     error.add_note(f"{CREATION_ATTEMPTS} names were tried below {self._store.url}/{self._folder}")
                     raise
+                failure = error
+                self._name = self._new_name()
             else:
-                return name
+                return self._name
+
+    def _new_name(self) -> str:
+        return f"{self._folder}/{self._ids.new_id()}"
 
     def _put(self, name: str) -> None:
         self._store.put_if_absent(name, self._buffer)
@@ -279,7 +289,7 @@ class CheckpointStateOutputStream:
 
     def _stage(self) -> None:
         if self._buffer:
-            self._parts.append(self._store.stage(f"{self._folder}/{self._ids.new_id()}", self._buffer))
+            self._parts.append(self._store.stage(self._name, self._buffer))
             self._buffer = bytearray()
 
     def _discard_parts(self) -> None:

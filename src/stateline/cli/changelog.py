@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import click
 
@@ -22,7 +22,7 @@ from stateline.changelog.inspection import (
     inspect_object,
     verify_frame,
 )
-from stateline.cli.output import CommandGroup
+from stateline.cli.output import CommandGroup, map_options, store_option
 from stateline.errors import CorruptDataError, InvalidInputError, NotFoundError
 from stateline.key_groups import KeyGroupRange
 
@@ -43,14 +43,15 @@ def changelog() -> None:
 @changelog.command("ls")
 @click.argument("url")
 @_JSON
+@store_option
 @click.pass_context
-def ls(context: click.Context, url: str, *, as_json: bool) -> None:
+def ls(context: click.Context, url: str, options: tuple[str, ...], *, as_json: bool) -> None:
     """List the frames of an object, or of every object in a folder.
 
     Reads indexes and heads only. Exits with 1 if one of them is damaged.
     """
     damaged = False
-    for store, name in _objects(url):
+    for store, name in _objects(url, map_options(options)):
         found = inspect_object(store, name)
         damaged = damaged or bool(found.problems)
         if as_json:
@@ -65,7 +66,8 @@ def ls(context: click.Context, url: str, *, as_json: bool) -> None:
 @click.option("--key-groups", help="Only these, inclusive: 5 or 0-63. Metadata always comes.")
 @click.option("--limit", type=click.IntRange(min=0), help="Stop after so many changes.")
 @_JSON
-def cat(url: str, key_groups: str | None, limit: int | None, *, as_json: bool) -> None:
+@store_option
+def cat(url: str, key_groups: str | None, limit: int | None, options: tuple[str, ...], *, as_json: bool) -> None:
     """Print the changes: key group (-1: metadata) and value, one per line.
 
     Bytes that are not printable ASCII are escaped as in Python; with --json, values are base64. Stops at the first
@@ -73,7 +75,7 @@ def cat(url: str, key_groups: str | None, limit: int | None, *, as_json: bool) -
     """
     wanted = _parse_range(key_groups)
     left = limit
-    for store, name in _objects(url):
+    for store, name in _objects(url, map_options(options)):
         found = inspect_object(store, name)
         for frame in found.frames:
             for change in changes_of(store, name, frame, wanted):
@@ -88,14 +90,15 @@ def cat(url: str, key_groups: str | None, limit: int | None, *, as_json: bool) -
 @changelog.command("verify")
 @click.argument("url")
 @_JSON
+@store_option
 @click.pass_context
-def verify(context: click.Context, url: str, *, as_json: bool) -> None:
+def verify(context: click.Context, url: str, options: tuple[str, ...], *, as_json: bool) -> None:
     """Read every byte of an object, or of every object in a folder, and recompute every checksum.
 
     Prints one line per object, and one per damaged place with its offset. Exits with 1 on any damage.
     """
     damaged = False
-    for store, name in _objects(url):
+    for store, name in _objects(url, map_options(options)):
         found = inspect_object(store, name)
         problems = [*found.problems, *_block_problems(store, found)]
         damaged = damaged or bool(problems)
@@ -110,11 +113,11 @@ def verify(context: click.Context, url: str, *, as_json: bool) -> None:
     context.exit(1 if damaged else 0)
 
 
-def _objects(url: str) -> Iterator[tuple[BlobStore, str]]:
+def _objects(url: str, options: Mapping[str, str]) -> Iterator[tuple[BlobStore, str]]:
     """The object that the URL names, or every object below it."""
     parent, _, leaf = url.rstrip("/").rpartition("/")
-    if leaf and parent and not parent.endswith("/"):
-        store = open_store(parent)
+    if leaf and not parent.endswith("/"):
+        store = open_store(parent or ".", options)
         try:
             store.head(leaf)
         except (NotFoundError, InvalidInputError):
@@ -122,7 +125,7 @@ def _objects(url: str) -> Iterator[tuple[BlobStore, str]]:
         else:
             yield store, leaf
             return
-    store = open_store(url)
+    store = open_store(url, options)
     names = sorted(info.name for info in store.list("") if not info.name.startswith(STAGING_PREFIX))
     if not names:
         raise NotFoundError("there is no object and no folder with objects", subject=url, hint="Check the URL")
@@ -142,9 +145,12 @@ def _parse_range(text: str | None) -> KeyGroupRange | None:
         return None
     first, dash, last = text.partition("-")
     try:
-        return KeyGroupRange(int(first), int(last if dash else first))
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is neither 5 nor 0-63", param_hint="--key-groups") from error
+        wanted = KeyGroupRange(int(first), int(last if dash else first))
+    except ValueError:
+        wanted = KeyGroupRange.EMPTY
+    if not wanted:
+        raise click.BadParameter(f"{text!r} is neither 5 nor 0-63", param_hint="--key-groups")
+    return wanted
 
 
 def _object_facts(found: Inspection) -> dict[str, object]:

@@ -6,6 +6,7 @@ Owns arguments and printing. Does not own reading, nor any verdict (``stateline.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import click
@@ -198,9 +199,10 @@ def _damaged_places(root: CheckpointStore, report: VerifyReport) -> dict[str, st
     corrupt = {finding.name for finding in report.findings if finding.problem is Problem.CORRUPT}
     places: dict[str, str] = {}
     for checkpoint_id in report.checkpoint_ids if corrupt else ():
-        for run in _runs(root.get(checkpoint_id).operators):
-            if run.name in corrupt - places.keys():
-                places[run.name] = damaged_place(pa.py_buffer(root.store.get(run.name)), run)
+        with suppress(NotFoundError):  # Retired by the query since it was looked at.
+            for run in _runs(root.get(checkpoint_id).operators):
+                if run.name in corrupt - places.keys():
+                    places[run.name] = damaged_place(pa.py_buffer(root.store.get(run.name)), run)
     return places
 
 

@@ -1,14 +1,17 @@
 """The entry point of the command ``stateline``.
 
-Owns the exit codes: 0 done, 1 the answer is bad news, 2 the call was wrong or a package is missing.
+Owns the exit codes: 0 done, 1 the answer is bad news, 2 the call was wrong or a package is missing, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from typing import Final
 
 __all__ = ["main"]
+
+_INTERRUPTED: Final = 130
 
 
 def main() -> None:
@@ -19,6 +22,8 @@ def main() -> None:
         if error.name not in {"click", "rich"}:
             raise
         sys.exit(_missing(error.name))
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
     commands.stateline(prog_name="stateline")
 
 

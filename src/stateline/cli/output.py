@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import decimal
+import errno
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -26,6 +28,7 @@ from stateline.errors import InvalidInputError, NotInstalledError, StatelineErro
 
 __all__ = [
     "EXIT_CODES",
+    "INTERRUPTED",
     "CommandGroup",
     "json_option",
     "map_options",
@@ -42,8 +45,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 EXIT_CODES: Final = (
     "Exit codes: 0 done, and all is well; 1 bad news: something is damaged, missing or not there, or the store failed; "
-    "2 the call was wrong, or a package is missing."
+    "2 the call was wrong, or a package is missing; 130 interrupted."
 )
+
+INTERRUPTED: Final = 130
+"""The exit code after Ctrl-C, as shells have it: no verdict."""
 
 
 class CommandGroup(click.Group):
@@ -55,12 +61,19 @@ class CommandGroup(click.Group):
         super().add_command(cmd, name)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click's; turns our errors into a message and an exit code."""
+        """As click's; turns our errors, a full disk and Ctrl-C into a message and an exit code."""
         try:
             return super().invoke(ctx)
         except StatelineError as error:
             wrong_call = isinstance(error, InvalidInputError | NotInstalledError)
             raise (_WrongCallError if wrong_call else click.ClickException)(plain(str(error))) from error
+        except KeyboardInterrupt:
+            click.echo("Interrupted", err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # click ends without a word: whoever read the answer has seen enough.
+            raise click.ClickException(plain(str(error))) from error
 
 
 class _WrongCallError(click.ClickException):
@@ -102,12 +115,10 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     given = [list(row) for row in rows]
     cells = [[f"{cell:,}" if isinstance(cell, int) else plain(str(cell)) for cell in row] for row in given]
     numeric = [bool(given) and all(isinstance(row[at], int) for row in given) for at in range(len(headers))]
-    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    widths = [max(map(cell_len, column)) for column in zip(headers, *cells, strict=True)]
     for row in [list(headers), *cells]:
-        padded = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        )
+        gaps = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
+        padded = (gap + cell if right else cell + gap for cell, gap, right in zip(row, gaps, numeric, strict=True))
         click.echo("  ".join(padded).rstrip())
 
 

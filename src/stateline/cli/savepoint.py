@@ -21,7 +21,7 @@ from stateline.cli.output import (
     store_option,
     time_text,
 )
-from stateline.errors import CorruptDataError, NotFoundError
+from stateline.errors import CorruptDataError, InvalidInputError, NotFoundError
 
 __all__ = ["create", "drop", "ls", "savepoint"]
 
@@ -99,7 +99,7 @@ def ls(context: click.Context, url: str, options: tuple[str, ...], *, as_json: b
                     "source": source.get("savepoint.source", ""),
                     "label": source.get("savepoint.label", ""),
                 }
-            except CorruptDataError as error:
+            except (CorruptDataError, InvalidInputError) as error:
                 damaged = True
                 fact |= {"state": f"DAMAGED: {error.message}"}
         facts.append(fact)
@@ -127,11 +127,9 @@ def drop(url: str, options: tuple[str, ...], *, delete: bool, as_json: bool) -> 
     """
     parent, _, folder = url.rstrip("/").removesuffix(f"/{METADATA}").rpartition("/")
     store = open_store(parent or ".", map_options(options))
-    names = sorted(info.name for info in store.list(f"{folder}/")) if folder else []
-    if not names:
+    if not folder or next(store.list(f"{folder}/"), None) is None:
         raise NotFoundError("there is no such folder", subject=url, hint="`stateline savepoint ls` names them")
-    if delete:
-        names = drop_savepoint(store, folder)
+    names = drop_savepoint(store, folder, dry_run=not delete)
     if as_json:
         print_json({"folder": folder, "deleted": delete, "objects": names})
         return

@@ -9,12 +9,15 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import click
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from stateline.blob import BlobStore, StoreDecorator, open_store
+from stateline.blob.api import Buffer
 from stateline.checkpoint import CheckpointStore, SubtaskState, resolve_pointer
 from stateline.cli.output import (
     CommandGroup,
@@ -27,9 +30,10 @@ from stateline.cli.output import (
     store_option,
     value_text,
 )
-from stateline.errors import DataLossError, InvalidInputError, StatelineError
+from stateline.errors import AlreadyExistsError, DataLossError, InvalidInputError, NotFoundError, StatelineError
 from stateline.files.formats import FORMATS, check_schema, make_encoder
-from stateline.recoverable import RecoverableWriter
+from stateline.handles import Part
+from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.state.changes import changes_between
 from stateline.state.stored import StoredState
 
@@ -111,14 +115,14 @@ def get(
 ) -> None:
     r"""Print the row of one KEY: one value per key column, in their order.
 
-    \N means null, binary is given as base64. Fetches only the parts of the state that may hold the key. Exits with 1
-    if the key is not there.
+    \N means null, binary is given as base64; -- goes before a value that begins with a dash. Fetches only the parts of
+    the state that may hold the key. Exits with 1 if the key is not there.
     """
     snapshot = resolve_pointer(pointer, options=map_options(options))
     stored = StoredState.of(snapshot.store, snapshot.checkpoint, operator)
     columns = _key_columns(stored, key)
     with _naming_who_needs_it(stored):
-        rows = stored.reader().get(stored.whole(), columns).to_pylist()
+        rows = _rows(stored.reader().get(stored.whole(), columns))
     if not rows:
         click.echo(f"There is no such key in checkpoint {stored.checkpoint_id}", err=True)
     for row in rows:
@@ -139,7 +143,7 @@ def get(
 def diff(
     before: str, after: str, operator: str | None, limit: int | None, options: tuple[str, ...], *, as_json: bool
 ) -> None:
-    """Print what happened to each key from BEFORE to AFTER, two pointers to checkpoints or savepoints.
+    """Print what happened to each key from BEFORE to AFTER, two checkpoints of one root.
 
     The first column is insert, update_before, update_after or delete. A key that has the same values in both is not
     printed, whatever happened to it in between.
@@ -196,14 +200,21 @@ def export(
     snapshot = resolve_pointer(pointer, options=map_options(options))
     stored = StoredState.of(snapshot.store, snapshot.checkpoint, operator)
     names = columns.split(",") if columns else stored.schema.row.names
+    if len(set(names)) < len(names):
+        raise click.BadParameter("a column is named twice", param_hint="--columns")
     reader = stored.reader()
     slices = stored.slices(max(stored.stored_rows // _ROWS_PER_SLICE, 1))
     folder, _, name = target.rpartition("/")
-    writer = RecoverableWriter.for_url(folder or ".", map_options(target_options))
+    given = map_options(target_options)
+    settings = {key: given.pop(key) for key in RecoverableWriterSettings.option_names() & given.keys()}
+    store = _Remembering(open_store(folder or ".", given))
+    writer = RecoverableWriter(store, RecoverableWriterSettings.from_options(settings))
+    _check_absent(store, name, target)
     rows = 0
     with (
         _naming_who_needs_it(stored),
         progress("exporting", hidden=as_json) as tell,
+        _leaving_nothing(store),
         writer.open(name) as stream,
     ):
         schema = reader.columns_schema(names)
@@ -224,6 +235,41 @@ def export(
         click.echo(f"{rows:,} rows of checkpoint {stored.checkpoint_id} written to {plain(target)}")
 
 
+def _check_absent(store: BlobStore, name: str, target: str) -> None:
+    """Finds out before the work what the publication would refuse after it."""
+    try:
+        store.head(name)
+    except NotFoundError:
+        return
+    raise AlreadyExistsError(
+        "it exists already", operation="export", subject=target, hint="Give another name: nothing is overwritten"
+    )
+
+
+class _Remembering(StoreDecorator):
+    """Remembers the pieces of files that it was given."""
+
+    def __init__(self, inner: BlobStore) -> None:
+        super().__init__(inner)
+        self.pieces: list[Part] = []
+
+    def stage(self, target: str, data: Buffer) -> Part:
+        piece = self.inner.stage(target, data)
+        self.pieces.append(piece)
+        return piece
+
+
+@contextmanager
+def _leaving_nothing(store: _Remembering) -> Iterator[None]:
+    """Deletes the pieces of a file that will never be published: no root names them, so no sweep of a root would."""
+    try:
+        yield
+    except BaseException:
+        with suppress(StatelineError):  # What ended the work is what the user must hear of.
+            store.discard(store.pieces)
+        raise
+
+
 def _changes(old: StoredState, new: StoredState) -> Iterator[Mapping[str, Any]]:
     parts = max(new.stored_rows // _ROWS_PER_SLICE, 1)
     reader = new.reader()
@@ -231,7 +277,32 @@ def _changes(old: StoredState, new: StoredState) -> Iterator[Mapping[str, Any]]:
     with _naming_who_needs_it(old), _naming_who_needs_it(new):
         for was, now in pairs:
             for batch in changes_between(reader, was, now):
-                yield from batch.to_pylist()
+                yield from _rows(batch)
+
+
+def _rows(given: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = given.to_pylist()
+    except (OverflowError, ValueError):  # Arrow and Spark have days and moments that Python has not.
+        columns = {name: [_value(scalar) for scalar in given.column(name)] for name in given.schema.names}
+        rows = [{name: values[at] for name, values in columns.items()} for at in range(given.num_rows)]
+    return rows
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    """The value in Python; as text where Python has no such day or moment."""
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.MapScalar):
+        return [(_value(entry["key"]), _value(entry["value"])) for entry in scalar.values]
+    if isinstance(scalar, pa.ListScalar):
+        return [_value(item) for item in scalar.values]
+    if isinstance(scalar, pa.StructScalar):
+        return {name: _value(item) for name, item in scalar.items()}
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        return str(pc.cast(scalar, pa.string()))
 
 
 def _field(value: object) -> str:
@@ -264,8 +335,21 @@ def _key_value(field: pa.Field, text: str) -> pa.Array:
         return pa.array([text]).cast(field.type)
     except (pa.ArrowException, binascii.Error, ValueError) as error:
         raise InvalidInputError(
-            f"{text!r} is no {field.type}", operation="get", subject=f"key column {field.name!r}"
+            f"{text!r} is no {field.type}",
+            operation="get",
+            subject=f"key column {field.name!r}",
+            hint=_how_to_write(field.type),
         ) from error
+
+
+def _how_to_write(type_: pa.DataType) -> str:
+    if pa.types.is_timestamp(type_):
+        return "Write it like 2024-01-31T12:00:00" + ("Z, with its offset" if type_.tz else "")
+    if pa.types.is_date(type_):
+        return "Write it like 2024-01-31"
+    if pa.types.is_binary(type_) or pa.types.is_fixed_size_binary(type_):
+        return "Give the bytes as base64"
+    return r"Give a value of that type, or \N for null"
 
 
 @contextmanager

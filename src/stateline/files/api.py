@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from stateline.errors import ErrorKind, InvalidInputError
-from stateline.files.formats import COMPRESSIONS, FORMATS, check_schema
+from stateline.files.formats import COMPRESSIONS, FORMATS, GZIP_ENDING, LINE_FORMATS, check_partition, check_schema
 from stateline.files.rolling import RollingPolicy
 from stateline.handles import FinishedFile, OpenFile
 
@@ -24,8 +24,8 @@ __all__ = ["FileOutput", "FilesResult"]
 class FileOutput:
     """One folder of output files.
 
-    Files are called ``<column>=<value>/.../part-<uuid>.<format>``: the UUID is random, so no two files ever share a
-    name, and a name says nothing about attempts.
+    Files are called ``<column>=<value>/.../part-<uuid>.<format>``, and ``.gz`` is added where lines are compressed: the
+    UUID is random, so no two files ever share a name, and a name says nothing about attempts.
 
     Attributes:
         url: Root of the output.
@@ -43,7 +43,7 @@ class FileOutput:
     compression: str | None = None
     rolling: RollingPolicy = field(default_factory=RollingPolicy)
     row_group_rows: int = 1_048_576
-    store_options: Mapping[str, str] = field(default_factory=dict)
+    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -59,8 +59,10 @@ class FileOutput:
         """The schema of the files for rows of this schema: without the columns that the folders tell.
 
         Raises:
-            InvalidInputError: A partition column is missing, none would be left, or the format cannot hold a column.
+            InvalidInputError: A partition column is missing or cannot be a folder, no column would be left for the
+                files, the format cannot hold one, or two differ only in upper and lower case.
         """
+        _check_distinct(rows.names)
         for column in self.partition_by:
             if column not in rows.names:
                 raise InvalidInputError(
@@ -70,6 +72,7 @@ class FileOutput:
                     hint=f"The output has {rows.names}",
                     kind=ErrorKind.SCHEMA_MISMATCH,
                 )
+            check_partition(rows.field(column))
         left = pa.schema([field for field in rows if field.name not in self.partition_by])
         if not left.names:
             raise InvalidInputError(
@@ -85,6 +88,19 @@ class FileOutput:
         digest = hashlib.sha256(repr((self.format, self.partition_by)).encode())
         digest.update(rows.remove_metadata().serialize().to_pybytes())
         return digest.hexdigest()[:16]
+
+    @property
+    def ending(self) -> str:
+        """How the names of the files end: what comes after ``part-<uuid>``."""
+        return f".{self.format}{GZIP_ENDING if self.format in LINE_FORMATS and self.codec == 'gzip' else ''}"
+
+    def encoding_of(self, target: str) -> tuple[str, str | None]:
+        """Format and codec of a file, by its name: it is finished as it was begun, also after a change of settings."""
+        plain = target.removesuffix(GZIP_ENDING)
+        name = plain.rpartition(".")[2]
+        if name in LINE_FORMATS:
+            return name, None if plain == target else "gzip"
+        return name, (self if name == self.format else FileOutput(url=self.url, format=name)).codec
 
     @property
     def codec(self) -> str | None:
@@ -104,6 +120,22 @@ class FilesResult:
 
     finished: tuple[FinishedFile, ...] = ()
     open: tuple[OpenFile, ...] = ()
+
+
+def _check_distinct(names: list[str]) -> None:
+    """Spark, Hive, Trino and DuckDB do not tell upper and lower case apart: they could not read the file."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.get(name.lower())
+        seen[name.lower()] = name
+        if other is not None:
+            raise InvalidInputError(
+                f"readers take {other!r} and {name!r} for one column",
+                operation="write_files",
+                subject="schema",
+                hint="Rename one of them",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
 
 
 def _unknown(what: str, value: str, known: tuple[str, ...]) -> InvalidInputError:

@@ -6,11 +6,16 @@ Owns the encoding. Does not own when a file is complete (``rolling``) nor where 
 |---|---|---|
 | ``parquet`` | one row group per :attr:`FileOutput.row_group_rows` | |
 | ``arrow`` | Arrow IPC file, one record batch per ``row_group_rows`` | |
-| ``csv`` | RFC 4180 with a header line | flat columns |
-| ``jsonl`` | one JSON object per line; binary as base64, decimals as text, times as ISO 8601 | |
-| ``text`` | one line per row | one string column; a value must not hold a line break |
+| ``csv`` | RFC 4180 with a header line; a null is nothing, an empty string is ``""`` | flat columns |
+| ``jsonl`` | one JSON object per line | keys of maps are no structures, fractions or booleans |
+| ``text`` | one line per row; a null is an empty line | one string column; a value must not hold a line break |
 
-Spark's intervals have no common form in files, so columns of these types are refused with that reason.
+Facts:
+- In JSON maps are objects, binary is base64, decimals are text, times are ISO 8601, NaN and infinities are null.
+- Spark's intervals have no common form in files, so columns of these types are refused with that reason.
+- Readers of lines know compressed ones by the ending of the file's name, so it says ``.gz``.
+- Readers of CSV skip empty lines, so in a file of one column a null is ``""``, too.
+- Readers of text end a line at a carriage return, too.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from __future__ import annotations
 import gzip
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 import pyarrow as pa
@@ -28,7 +33,19 @@ import pyarrow.parquet as pq
 
 from stateline.errors import ErrorKind, InvalidInputError
 
-__all__ = ["COMPRESSIONS", "FORMATS", "Encoder", "Sink", "check_schema", "make_encoder"]
+__all__ = [
+    "COMPRESSIONS",
+    "FORMATS",
+    "GZIP_ENDING",
+    "LINE_FORMATS",
+    "Encoder",
+    "Sink",
+    "check_partition",
+    "check_rows",
+    "check_schema",
+    "check_text",
+    "make_encoder",
+]
 
 
 _SAMPLE_ROWS: Final = 16_384
@@ -146,27 +163,20 @@ class _CsvEncoder(_LineEncoder):
         return _csv(schema.empty_table(), header=True)
 
     def lines(self, rows: pa.Table) -> bytes:
-        return _csv(rows, header=False)
+        return _csv(rows, header=False) if rows.num_columns > 1 else _csv_of_one_column(rows)
 
 
 class _JsonLinesEncoder(_LineEncoder):
     _encoder: Final = msgspec.json.Encoder(decimal_format="string")
 
     def lines(self, rows: pa.Table) -> bytes:
-        return self._encoder.encode_lines(rows.to_pylist())
+        return self._encoder.encode_lines(_json_rows(rows))
 
 
 class _TextEncoder(_LineEncoder):
     def lines(self, rows: pa.Table) -> bytes:
-        values = rows.column(0)
-        if pc.any(pc.match_substring(values, "\n")).as_py():
-            raise InvalidInputError(
-                "a value holds a line break",
-                operation="write_files",
-                subject=f"column {rows.column_names[0]!r}",
-                hint="Replace it, or use the format jsonl",
-            )
-        return "".join(f"{value or ''}\n" for value in values.to_pylist()).encode()
+        _check_lines(rows)
+        return "".join(f"{value or ''}\n" for value in rows.column(0).to_pylist()).encode()
 
 
 _ENCODERS: Final[Mapping[str, Callable[[Sink, pa.Schema, str | None, int], Encoder]]] = {
@@ -179,6 +189,12 @@ _ENCODERS: Final[Mapping[str, Callable[[Sink, pa.Schema, str | None, int], Encod
 
 FORMATS: Final = tuple(_ENCODERS)
 """Formats by name; it is also the ending of the files' names."""
+
+LINE_FORMATS: Final = ("csv", "jsonl", "text")
+"""Formats of lines, whose codec is told by the end of the name."""
+
+GZIP_ENDING: Final = ".gz"
+"""What comes after the format in the name of a compressed file of lines."""
 
 COMPRESSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "parquet": ("snappy", "zstd", "lz4", "gzip", "brotli", "none"),
@@ -228,12 +244,112 @@ def check_schema(name: str, schema: pa.Schema) -> None:
         )
 
 
+def check_rows(name: str, rows: pa.Table) -> None:
+    """Checks what only the values tell, before they are durable: afterwards nobody could take them back.
+
+    Raises:
+        InvalidInputError: Names the column, and says what is wrong with a value.
+    """
+    check_text(rows)
+    if name == "text":
+        _check_lines(rows)
+    if name == "jsonl":
+        _json_rows(rows.select([field.name for field in rows.schema if _holds(field.type, pa.types.is_map)]))
+
+
+def check_text(rows: pa.Table) -> None:
+    """Checks that all text is UTF-8. Spark makes text of any bytes, but readers refuse a file that holds such.
+
+    Raises:
+        InvalidInputError: Names the column.
+    """
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if not _holds(field.type, _is_text):
+            continue
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise InvalidInputError(
+                f"a value is not UTF-8 ({error})",
+                operation="write_files",
+                subject=f"column {field.name!r}",
+                hint="Mend it with make_valid_utf8(), or keep the column as binary",
+            ) from error
+
+
+def _check_lines(rows: pa.Table) -> None:
+    if pc.any(pc.match_substring_regex(rows.column(0), "[\r\n]")).as_py():
+        raise InvalidInputError(
+            "a value holds a line break",
+            operation="write_files",
+            subject=f"column {rows.column_names[0]!r}",
+            hint="Replace it, or use the format jsonl",
+        )
+
+
+def _json_rows(rows: pa.Table) -> list[dict[str, Any]]:
+    try:
+        return cast("list[dict[str, Any]]", rows.to_pylist(maps_as_pydicts="strict"))
+    except KeyError as error:
+        raise InvalidInputError(
+            f"a map holds a key twice ({error})",
+            operation="write_files",
+            subject=f"columns {rows.column_names}",
+            hint="Make its keys distinct, or use the format parquet",
+        ) from error
+
+
+def check_partition(field: pa.Field) -> None:
+    """Checks that the values of a column can be names of folders.
+
+    Raises:
+        InvalidInputError: Names the column, its type and the reason.
+    """
+    reason = None
+    if field.name.startswith((".", "_")):
+        reason = "readers skip folders whose names begin so"
+    elif pa.types.is_nested(field.type):
+        reason = f"{field.type} has no form as the name of a folder"
+    elif _is_interval(field.type):
+        reason = f"{field.type} cannot be the name of a folder: {_INTERVALS}"
+    if reason is not None:
+        raise InvalidInputError(
+            reason,
+            operation="write_files",
+            subject=f"partition_by {field.name!r}",
+            hint="Rename or convert the column, or partition by another one",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        )
+
+
+_INTERVALS: Final = "readers do not agree on the form of intervals"
+
+
 def _complaint(name: str, kind: pa.DataType) -> str | None:
-    if pa.types.is_interval(kind) or pa.types.is_duration(kind):
-        return "readers do not agree on the form of intervals"
+    if _is_interval(kind):
+        return _INTERVALS
     if name == "csv" and (pa.types.is_nested(kind) or _is_binary(kind)):
         return "a field of CSV is flat text"
-    return None
+    if name == "jsonl" and pa.types.is_map(kind) and not _is_json_name(kind.key_type):
+        return f"a name in JSON is text, and not {kind.key_type}"
+    return next(filter(None, (_complaint(name, child) for child in _children(kind))), None)
+
+
+def _children(kind: pa.DataType) -> list[pa.DataType]:
+    return [kind.field(index).type for index in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+
+
+def _holds(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
+    return test(kind) or any(_holds(child, test) for child in _children(kind))
+
+
+def _is_interval(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_interval(kind) or pa.types.is_duration(kind))
+
+
+def _is_json_name(kind: pa.DataType) -> bool:
+    has_no_text = pa.types.is_nested(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
+    return not (has_no_text or pa.types.is_floating(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -248,6 +364,17 @@ def _csv(rows: pa.Table, *, header: bool) -> bytes:
     sink = pa.BufferOutputStream()
     pyarrow.csv.write_csv(rows, sink, pyarrow.csv.WriteOptions(include_header=header))
     return bytes(sink.getvalue())
+
+
+def _csv_of_one_column(rows: pa.Table) -> bytes:
+    """Lines of which none is empty, because readers skip empty lines."""
+    (column,) = rows.columns
+    if column.null_count == 0:
+        return _csv(rows, header=False)
+    if _is_text(column.type):
+        return _csv(rows.set_column(0, rows.field(0), pc.fill_null(column, "")), header=False)
+    lines = _csv(rows, header=False).split(b"\n")[:-1]
+    return b"".join((line or b'""') + b"\n" for line in lines)
 
 
 class _Open:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -61,6 +62,8 @@ def partition_text(value: Any) -> str | None:
         return text.rstrip("0").rstrip(".") if "." in text else text
     if isinstance(value, decimal.Decimal):
         return format(value, "f")
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return str(value)
 
 

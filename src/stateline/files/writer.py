@@ -24,7 +24,7 @@ from stateline.environment import Environment
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files.api import FileOutput, FilesResult
 from stateline.files.background import BackgroundSink
-from stateline.files.formats import make_encoder
+from stateline.files.formats import check_rows, check_text, make_encoder
 from stateline.files.partitions import is_abbreviated, partition_folder
 from stateline.files.pending import load_rows, store_rows
 from stateline.handles import CommitPoint, FinishedFile, OpenFile, RowsHandle
@@ -105,7 +105,7 @@ class FileWriter:
         for folder, part in self._split(self._checked(rows)):
             file = self._growing.get((self._layout, folder))
             if file is None:
-                name = f"part-{self._environment.ids.new_id()}.{self._output.format}"
+                name = f"part-{self._environment.ids.new_id()}{self._output.ending}"
                 target = f"{folder}/{name}" if folder else name
                 file = _Growing(target, self._layout, opened_at=self._now, written_at=self._now)
                 self._growing[self._layout, folder] = file
@@ -150,7 +150,7 @@ class FileWriter:
         )
 
     def _spill(self, files: Sequence[_Growing]) -> None:
-        handles = store_rows(self._root, self._environment.ids, [pa.concat_tables(file.buffered) for file in files])
+        handles = store_rows(self._root, self._environment.ids, [self._checked_values(file) for file in files])
         for file, handle in zip(files, handles, strict=True):
             self._buffered -= sum(part.nbytes for part in file.buffered)
             file.pending.append(handle)
@@ -162,11 +162,18 @@ class FileWriter:
 
         def tables() -> Iterator[pa.Table]:
             yield from load_rows(self._root, file.pending)
-            yield from file.buffered
+            if file.buffered:
+                yield self._checked_values(file)
 
         commit = encode_file(self._output, self._store, file.target, tables(), self._environment)
         self._buffered -= sum(part.nbytes for part in file.buffered)
         self._finished.append(FinishedFile(commit=commit, rows=file.rows))
+
+    def _checked_values(self, file: _Growing) -> pa.Table:
+        """The buffered rows of a file, whose values it can hold."""
+        rows = pa.concat_tables(file.buffered)
+        check_rows(self._output.encoding_of(file.target)[0], rows)
+        return rows
 
     def _closed(self, file: _Growing) -> OpenFile:
         return OpenFile(
@@ -200,6 +207,7 @@ class FileWriter:
         if not columns:
             yield "", rows
             return
+        check_text(rows.select(columns))
         codes, values = _partition_codes(rows, columns)
         order = np.argsort(codes, kind="stable")
         starts = np.searchsorted(codes[order], np.arange(len(values) + 1))
@@ -216,7 +224,7 @@ def encode_file(
     """Encodes rows as one whole file and stages it; it becomes visible when the commit point is committed.
 
     Args:
-        output: Codec and row groups. The format is that of the target's ending: a file is finished as it was begun.
+        output: Codec and row groups. The format is that of the target's ending; see :meth:`FileOutput.encoding_of`.
         store: Store of the output.
         target: Relative name of the file.
         tables: The rows, at least one table; small ones are gathered into full row groups.
@@ -225,8 +233,7 @@ def encode_file(
     stream = RecoverableWriter(store, environment=environment).open(target)
     gathered = _row_groups(tables, output.row_group_rows)
     first = next(gathered)
-    name = target.rpartition(".")[2]
-    codec = output.codec if name == output.format else FileOutput(url=output.url, format=name).codec
+    name, codec = output.encoding_of(target)
     with BackgroundSink(stream, environment) as sink:
         encoder = make_encoder(name, sink, first.schema, codec, output.row_group_rows)
         encoder.write(first)
@@ -252,21 +259,14 @@ def _row_groups(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 def _partition_codes(rows: pa.Table, columns: Sequence[str]) -> tuple[np.ndarray, list[tuple[object, ...]]]:
     """A dense code per row and the partition values of each code."""
-    combined = np.zeros(rows.num_rows, dtype=np.int64)
-    dictionaries = []
+    codes = np.zeros(rows.num_rows, dtype=np.int64)
+    values: list[tuple[object, ...]] = [()]
     for column in columns:
         encoded = pc.dictionary_encode(rows[column].combine_chunks(), null_encoding="encode")
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.combine_chunks()
-        dictionaries.append(encoded.dictionary)
-        combined = combined * len(encoded.dictionary) + encoded.indices.to_numpy()
-    distinct, codes = np.unique(combined, return_inverse=True)
-    values = []
-    for code in distinct.tolist():
-        row: list[object] = []
-        remaining = code
-        for dictionary in reversed(dictionaries):
-            remaining, index = divmod(remaining, len(dictionary))
-            row.append(dictionary[index].as_py())
-        values.append(tuple(reversed(row)))
+        known = encoded.dictionary.to_pylist()
+        # Dense after each column, so that the product of many large columns cannot overflow.
+        combined, codes = np.unique(codes * len(known) + encoded.indices.to_numpy(), return_inverse=True)
+        values = [(*values[code // len(known)], known[code % len(known)]) for code in combined.tolist()]
     return codes, values

@@ -46,6 +46,7 @@ class CommitPointSerializer:
 
     def serialize(self, point: CommitPoint) -> bytes:
         """See :meth:`PointSerializer.serialize`."""
+        _check_type(point, CommitPoint)
         return _framed(_COMMIT_MAGIC, _commit_body(point))
 
     def deserialize(self, version: int, data: bytes) -> CommitPoint:
@@ -66,6 +67,7 @@ class ResumePointSerializer:
 
     def serialize(self, point: ResumePoint) -> bytes:
         """See :meth:`PointSerializer.serialize`."""
+        _check_type(point, ResumePoint)
         body = _commit_body(point) + struct.pack("<B", point.closed) + _parts(point.superseded)
         return _framed(_RESUME_MAGIC, body)
 
@@ -84,6 +86,13 @@ class ResumePointSerializer:
             parts=parts,
             closed=closed,
             superseded=superseded,
+        )
+
+
+def _check_type(point: object, expected: type[CommitPoint]) -> None:
+    if not isinstance(point, expected):
+        raise InvalidInputError(
+            f"{type(point).__name__} is not a {expected.__name__}", operation="serialize", subject="point"
         )
 
 

@@ -10,7 +10,8 @@ Invariants:
   them), which are kept to be merged without reading them back. After a recovery none are held, and they are read only
   when they are merged.
 - Tail and unstaged bytes together never exceed ``chunk_bytes``.
-- A call that fails changes nothing, so it may be repeated.
+- A call that fails changes nothing, so it may be repeated. It leaves a copy of the buffer, because its traceback may
+  hold views of the buffer itself, which then cannot change its size.
 """
 
 from __future__ import annotations
@@ -149,8 +150,7 @@ class RecoverableStream:
         try:
             self._accept(view)
         except BaseException:
-            del before.buffer[before_bytes:]
-            self._state = before
+            self._state = replace(before, buffer=before.buffer[:before_bytes])
             raise
         return len(view)
 
@@ -169,7 +169,11 @@ class RecoverableStream:
         """
         if self._state.unstaged:
             state = replace(self._state)
-            self._stage(state)
+            try:
+                self._stage(state)
+            except BaseException:
+                self._state = replace(self._state, buffer=self._state.buffer[:])
+                raise
             self._state = state
 
     def persist(self) -> ResumePoint:

@@ -25,6 +25,7 @@ from typing import Final
 from stateline.blob.ages import store_time
 from stateline.blob.api import BlobStore, ObjectInfo
 from stateline.environment import Environment, system_environment
+from stateline.errors import InvalidInputError
 from stateline.handles import CommitPoint, Part
 from stateline.options import parse_duration
 
@@ -82,13 +83,13 @@ def sweep(
         environment: Clock of a dry run, and ids.
 
     Raises:
-        InvalidInputError: ``min_age`` is not a duration.
+        InvalidInputError: ``min_age`` is not a duration, or ``reachable`` holds something else than names.
         OutcomeUnknownError: Some deletions got no answer. Repeat the sweep.
     """
     world = environment or system_environment()
-    now = store_time(store, world.ids) if delete else world.clock.now()
-    before = now - parse_duration(min_age, "min_age")
-    kept = reachable if isinstance(reachable, set | frozenset) else set(reachable)
+    kept = _names(reachable)
+    grace = parse_duration(min_age, "min_age")
+    before = (store_time(store, world.ids) if delete else world.clock.now()) - grace
     examined = reachable_count = young = leftovers = leftover_bytes = 0
 
     def chosen() -> Iterator[ObjectInfo]:
@@ -118,6 +119,18 @@ def sweep(
         leftover_bytes=leftover_bytes,
         deleted=delete,
     )
+
+
+def _names(reachable: Collection[str]) -> Collection[str]:
+    """Names in a set. Points would match nothing, and every piece that they name would be a leftover."""
+    if isinstance(reachable, str) or not all(isinstance(name, str) for name in reachable):
+        raise InvalidInputError(
+            "it holds something else than names",
+            operation="sweep",
+            subject="reachable",
+            hint="Give reachable_names(points). Nothing was deleted",
+        )
+    return reachable if isinstance(reachable, set | frozenset) else set(reachable)
 
 
 def _batches(leftovers: Iterator[ObjectInfo]) -> Iterator[list[ObjectInfo]]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from stateline.blob.api import BlobStore
+from stateline.blob.names import STAGING_PREFIX
 from stateline.blob.urls import open_store, relative_name
 from stateline.environment import Environment, system_environment
 from stateline.errors import InvalidInputError, NotFoundError
@@ -94,9 +95,16 @@ class RecoverableWriter:
             url: A URL (or local path) below the store's root, or a name relative to it.
 
         Raises:
-            InvalidInputError: It lies outside the root or is no name.
+            InvalidInputError: It lies outside the root, is no name, or lies among the pieces, where sweeps delete.
         """
         target = relative_name(self._store.url, url)
+        if target.startswith(STAGING_PREFIX):
+            raise InvalidInputError(
+                "pieces are kept there, and sweeps delete there",
+                operation="open",
+                subject=target,
+                hint=f"Choose a name that does not begin with {STAGING_PREFIX}",
+            )
         return RecoverableStream(self._store, self._settings, target, self._environment.ids.new_id())
 
     def recover(self, point: ResumePoint, *, verify: bool = True) -> RecoverableStream:

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
 
-__all__ = ["arrow_schema", "declared_schema", "in_utc"]
+__all__ = ["arrow_schema", "declared_schema", "in_utc", "in_zone", "known_zone"]
 
 _ZONE: Final[dict[str, Any]] = (
     {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
@@ -73,17 +73,37 @@ def in_utc(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     target: pa.Schema | None = None
     for batch in batches:
         if target is None:
-            target = pa.schema([field.with_type(_type_in_utc(field.type)) for field in batch.schema])
+            target = _schema_in_zone(batch.schema, "UTC")
         yield batch if batch.schema.equals(target) else batch.cast(target)
 
 
-def _type_in_utc(kind: pa.DataType) -> pa.DataType:
+def in_zone(rows: pa.Table, zone: str) -> pa.Table:
+    """The same rows, with every time stamp in a zone: the same instants, which Python shows by that zone's clock."""
+    target = _schema_in_zone(rows.schema, zone)
+    return rows if rows.schema.equals(target) else rows.cast(target)
+
+
+def known_zone(zone: str) -> str:
+    """The zone of a session, or UTC where Arrow does not know it: Spark has names of its own, such as ``GMT+5``."""
+    try:
+        pa.scalar(0, pa.timestamp("us", zone)).as_py()
+    except (LookupError, OSError, ValueError):
+        return "UTC"
+    return zone
+
+
+def _schema_in_zone(schema: pa.Schema, zone: str) -> pa.Schema:
+    return pa.schema([field.with_type(_type_in_zone(field.type, zone)) for field in schema])
+
+
+def _type_in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
     if pa.types.is_timestamp(kind):
-        return pa.timestamp(kind.unit, "UTC") if kind.tz is not None else kind
+        return pa.timestamp(kind.unit, zone) if kind.tz is not None else kind
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_type_in_utc(field.type)) for field in kind])
+        return pa.struct([field.with_type(_type_in_zone(field.type, zone)) for field in kind])
     if pa.types.is_map(kind):
-        return pa.map_(_type_in_utc(kind.key_type), kind.item_field.with_type(_type_in_utc(kind.item_type)))
+        item = kind.item_field
+        return pa.map_(_type_in_zone(kind.key_type, zone), item.with_type(_type_in_zone(item.type, zone)))
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_type_in_utc(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(_type_in_zone(kind.value_type, zone)))
     return kind

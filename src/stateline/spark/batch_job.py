@@ -25,7 +25,7 @@ from stateline.blob import BlobStore, open_store
 from stateline.environment import Environment, system_environment
 from stateline.errors import InternalError
 from stateline.spark.coordinator import Batch, SubtaskResult, SubtaskTask
-from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_START, EventTimeWatch, WindowPlan
+from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN, WINDOW_START, EventTimeWatch, WindowPlan
 from stateline.spark.initial_state import SUBTASK_COLUMN, with_initial_rows
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.task import HASH_COLUMN, OperatorProgram, TaskContext, run_subtask
@@ -71,9 +71,11 @@ class BatchJob:
         }
         first = any(task.checkpoint_id == 0 for task in tasks)
         frames = [
-            self._shuffled(
-                batch.data, self._operators[name], self._programs[name], self._initial.get(name) if first else None
-            ).mapInArrow(function, _result_type())
+            function.over(
+                self._shuffled(
+                    batch.data, self._operators[name], self._programs[name], self._initial.get(name) if first else None
+                )
+            )
             for name, function in functions.items()
         ]
         rows = reduce(lambda left, right: left.union(right), frames).collect()
@@ -125,8 +127,8 @@ def in_windows(rows: DataFrame, window: WindowPlan) -> DataFrame:
     from pyspark.sql import functions  # noqa: PLC0415
 
     size, slide, start = (f"{value} microseconds" for value in (window.size_us, window.slide_us, window.start_us))
-    windows = functions.window(functions.col(f"`{window.column}`"), size, slide, start)
-    return rows.withColumn("__window", windows).withColumn(WINDOW_START, functions.col("__window.start"))
+    windows = functions.window(functions.col(_quoted(window.column)), size, slide, start)
+    return rows.withColumn(WINDOW_COLUMN, windows).withColumn(WINDOW_START, functions.col(f"{WINDOW_COLUMN}.start"))
 
 
 def subtask_expression(hashed: str, parallelism: int, max_parallelism: int) -> str:
@@ -153,6 +155,18 @@ class _TaskFunction:
         self._operator = operator
         self._program = program
         self._tasks = [_ENCODER.encode(task) for task in tasks]
+        self._columns: list[str] | None = None
+
+    def over(self, rows: DataFrame) -> DataFrame:
+        """One row for each partition: the encoded result of its subtask.
+
+        PySpark takes a dot in a column's name for a field of a struct here, so such columns cross by number.
+        """
+        columns = rows.columns
+        if any("." in column or "`" in column for column in columns):
+            self._columns = columns
+            rows = rows.toDF(*map(str, range(len(columns))))
+        return rows.mapInArrow(self, _result_type())
 
     def run(self, task: SubtaskTask, batches: Iterable[pa.RecordBatch]) -> SubtaskResult:
         """Runs a subtask with the stores of this process."""
@@ -169,8 +183,12 @@ class _TaskFunction:
         if context is None:
             raise InternalError("not inside a Spark task", operation="run_subtask")
         encoded = self._tasks[context.partitionId() % len(self._tasks)]
-        result = self.run(msgspec.json.decode(encoded, type=SubtaskTask), in_utc(batches))
+        result = self.run(msgspec.json.decode(encoded, type=SubtaskTask), in_utc(self._named(batches)))
         yield pa.RecordBatch.from_arrays([pa.array([_ENCODER.encode(result)], pa.binary())], schema=_RESULT)
+
+    def _named(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        names = self._columns
+        return batches if names is None else (batch.rename_columns(names) for batch in batches)
 
 
 def _result_type() -> StructType:

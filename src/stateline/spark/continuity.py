@@ -13,14 +13,15 @@ from stateline.checkpoint import Checkpoint
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.spark.event_time import Watermark
 from stateline.spark.evolution import check_definition
+from stateline.spark.output_columns import check_columns, columns_properties
 from stateline.spark.plan import PipelinePlan
-from stateline.state.evolution import check_evolution
+from stateline.state.evolution import carried_properties, check_evolution
 from stateline.state.schema import StateSchema
 
 if TYPE_CHECKING:
     from stateline.spark.coordinator import Batch
 
-__all__ = ["Step", "check_plan", "check_same_offsets", "next_step"]
+__all__ = ["Step", "check_plan", "check_same_offsets", "next_properties", "next_step"]
 
 
 class Step(enum.Enum):
@@ -43,7 +44,8 @@ def next_step(newest: Checkpoint | None, batch: Batch[Any]) -> Step:
             f"the root belongs to query {newest.query_id}, this is query {batch.query_id}",
             operation="run_batch",
             subject=f"batch {batch.batch_id}",
-            hint="Use a new root with a new Spark checkpoint; start a new query over old state from a savepoint",
+            hint="Use a new root (stateline_files has the option checkpoint for it) with a new Spark checkpoint; start "
+            "a new query over old state from a savepoint",
             kind=ErrorKind.FOREIGN_ROOT,
         )
     decided = -1 if newest is None else newest.batch_id
@@ -86,8 +88,8 @@ def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str,
     """Checks that a record can be continued by a plan.
 
     Raises:
-        InvalidInputError: Other key groups, operators or output folders, or state that cannot evolve into what is asked
-            for; says what is stored and what is asked for.
+        InvalidInputError: Other key groups, operators or output folders, or state or output columns that cannot become
+            what is asked for; says what is stored and what is asked for.
     """
     if plan.max_parallelism != newest.max_parallelism:
         raise _mismatch("max_parallelism", newest.max_parallelism, plan.max_parallelism)
@@ -106,6 +108,12 @@ def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str,
         url = output_urls.get(output.operator)
         if url != output.url and (output.open or output.finished):
             raise _mismatch(f"output of operator {output.operator}", output.url, url)
+    check_columns(plan, newest, output_urls)
+
+
+def next_properties(plan: PipelinePlan, newest: Checkpoint | None, output_urls: Mapping[str, str]) -> dict[str, str]:
+    """What the next record remembers so that later programs can be compared with it: of its state and of its files."""
+    return carried_properties(newest, plan.state_schemas) | columns_properties(plan, newest, output_urls)
 
 
 def _mismatch(what: str, stored: object, asked: object) -> InvalidInputError:

@@ -42,12 +42,11 @@ from stateline.errors import InternalError
 from stateline.handles import FinishedFile, OpenFile
 from stateline.key_groups import check_parallelism, range_for_subtask
 from stateline.recoverable import RecoverableWriter
-from stateline.spark.continuity import Step, check_plan, check_same_offsets, next_step
+from stateline.spark.continuity import Step, check_plan, check_same_offsets, next_properties, next_step
 from stateline.spark.delivery import Delivery, deliveries_of, delivery_states
 from stateline.spark.event_time import Watermark
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.starting import check_start, first_checkpoint
-from stateline.state.evolution import carried_properties
 from stateline.state.merge import is_merge_due
 from stateline.state.rescale import rescale
 
@@ -97,6 +96,7 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
         now: The checkpoint's wall-clock time, seconds since the epoch: the same for all subtasks.
         watermark_us: The watermark that holds for this batch, microseconds since the epoch; ``None`` without one.
         late_watermark_us: The one that held for the batch before: what lies at or below it is closed, and late.
+        earlier_checkpoints: See :attr:`Checkpoint.earlier_checkpoints`.
         merges_sooner: Tables whose runs other subtasks are about to merge; see :attr:`MergeSettings.sooner`.
     """
 
@@ -108,6 +108,7 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     watermark_us: int | None = None
     late_watermark_us: int | None = None
+    earlier_checkpoints: int = 0
     merges_sooner: tuple[str, ...] = ()
 
 
@@ -181,6 +182,7 @@ class MicroBatchCoordinator(Generic[D]):
         self._plan = plan
         self._checkpoints = checkpoints
         self._outputs = dict(outputs)
+        self._output_urls = {name: store.url for name, store in outputs.items()}
         self._run_subtasks = run_subtasks
         self._environment = environment
         self._deliver = deliver
@@ -207,7 +209,7 @@ class MicroBatchCoordinator(Generic[D]):
         if not self._started:
             newest = self._checkpoints.latest(at_least)
             if newest is not None:
-                check_plan(self._plan, newest, {name: store.url for name, store in self._outputs.items()})
+                check_plan(self._plan, newest, self._output_urls)
                 self._is_published = self._checkpoints.is_published(newest)
             else:
                 check_start(self._plan, self._checkpoints.store, self._outputs, self._environment)
@@ -310,12 +312,11 @@ class MicroBatchCoordinator(Generic[D]):
             replace(output, finished=tuple(finish_files(output.operator, output.open)), open=())
             for output in newest.outputs
         )
-        environment = self._environment
         record = replace(
             newest.without_deliveries(),
             checkpoint_id=_next_id(newest),
-            nonce=environment.ids.new_id(),
-            created_at=environment.clock.now(),
+            nonce=self._environment.ids.new_id(),
+            created_at=self._environment.clock.now(),
             outputs=outputs,
         )
         self._commit(record)
@@ -323,8 +324,7 @@ class MicroBatchCoordinator(Generic[D]):
 
     def _run(self, newest: Checkpoint | None, batch: Batch[D]) -> BatchReport:
         clock = self._environment.clock
-        began = clock.monotonic()
-        now = clock.now()
+        began, now = clock.monotonic(), clock.now()
         results = self._run_subtasks(batch, self._tasks(newest, now))
         computed = clock.monotonic()
         operators, outputs = self._gathered(results)
@@ -341,12 +341,11 @@ class MicroBatchCoordinator(Generic[D]):
             operators=operators,
             outputs=outputs,
             watermark_us=watermark.current_us,
-            properties=carried_properties(newest, self._plan.state_schemas),
+            properties=next_properties(self._plan, newest, self._output_urls),
             states={**watermark.states, **delivery_states(results)},
         )
         self._next_timer_ms = min((at for item in results if (at := item.next_timer_ms) is not None), default=None)
-        metrics = summed_metrics(results)
-        metrics["subtasks_seconds"] = computed - began
+        metrics = summed_metrics(results) | {"subtasks_seconds": computed - began}
         metrics.update(self._commit(record))
         return BatchReport(checkpoint=record, replayed=False, metrics=metrics)
 
@@ -399,6 +398,7 @@ class MicroBatchCoordinator(Generic[D]):
                     now=now,
                     watermark_us=watermark.current_us,
                     late_watermark_us=watermark.applied_us,
+                    earlier_checkpoints=0 if newest is None else newest.earlier_checkpoints,
                     merges_sooner=due,
                 )
                 for subtask in range(self._plan.parallelism)

@@ -32,6 +32,7 @@ from stateline.options import check_known, parse_choice, parse_duration
 __all__ = [
     "EVENT_TIME_COLUMN",
     "LATE_DATA",
+    "WINDOW_COLUMN",
     "WINDOW_END",
     "WINDOW_START",
     "Duration",
@@ -43,6 +44,8 @@ __all__ = [
 
 EVENT_TIME_COLUMN: Final = "__event_time"
 """The event time of a row, where the operator itself does not read that column."""
+WINDOW_COLUMN: Final = "__window"
+"""Spark's window of a row, as a struct, on its way to :data:`WINDOW_START`."""
 WINDOW_START: Final = "window_start"
 """Key column of a windowed operator: where the row's window begins (inclusive)."""
 WINDOW_END: Final = "window_end"

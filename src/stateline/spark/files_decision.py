@@ -3,8 +3,8 @@
 Owns both halves of ``format("stateline_files")`` between Spark's calls. Does not own those calls (``files_sink``), nor
 the protocol: the coordinator of keyed pipelines decides here too, with one operator that has files and no state.
 
-Nothing is kept in memory from one batch to the next: each commit is made of what the tasks handed over and of what is
-in the store, so it may come twice, from any process, also from one that is believed dead.
+Nothing that counts is kept in memory from one batch to the next: each commit is made of what the tasks handed over and
+of what is in the store, so it may come twice, from any process, also from one that is believed dead.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from stateline.errors import InternalError
 from stateline.files import FileOutput, FileWriter
 from stateline.handles import FinishedFile, OpenFile
 from stateline.spark.coordinator import Batch, BatchReport, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.spark.output_columns import columns_of
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 
 __all__ = ["FilesDecision", "TaskFiles", "files_plan"]
@@ -45,11 +46,19 @@ class FilesDecision:
         out: Store of the output.
         schema: Schema of the rows.
         environment: Clock, ids and threads.
+        records: The records in ``root``, where a process goes on with them: it remembers what it would have to list.
     """
 
     def __init__(
-        self, plan: PipelinePlan, root: BlobStore, out: BlobStore, schema: pa.Schema, environment: Environment
+        self,
+        plan: PipelinePlan,
+        root: BlobStore,
+        out: BlobStore,
+        schema: pa.Schema,
+        environment: Environment,
+        records: CheckpointStore | None = None,
     ) -> None:
+        self._records = records or CheckpointStore(root, environment=environment)
         self._plan = plan
         self._root = root
         self._out = out
@@ -107,8 +116,7 @@ class FilesDecision:
             finished = (*(file for made in batch.data for file in made.finished), *result.finished)
             return [SubtaskResult(operator=_OPERATOR, subtask=0, states={}, finished=finished, open=result.open)]
 
-        checkpoints = CheckpointStore(self._root, environment=self._environment)
-        return MicroBatchCoordinator(self._plan, checkpoints, {_OPERATOR: self._out}, join, self._environment)
+        return MicroBatchCoordinator(self._plan, self._records, {_OPERATOR: self._out}, join, self._environment)
 
     def _writer(self, open_files: Iterable[OpenFile], now: float) -> FileWriter:
         (operator,) = self._plan.operators
@@ -127,14 +135,19 @@ class FilesDecision:
 
 
 def files_plan(
-    root_url: str, output: FileOutput, retained_checkpoints: int, root_options: Mapping[str, str] | None = None
+    root_url: str,
+    output: FileOutput,
+    retained_checkpoints: int,
+    root_options: Mapping[str, str] | None = None,
+    schema: pa.Schema | None = None,
 ) -> PipelinePlan:
     """The plan of a sink: one operator that has files and no state."""
+    columns = {} if schema is None else columns_of(schema)
     return PipelinePlan(
         root_url=root_url,
         parallelism=1,
         max_parallelism=1,
-        operators=(OperatorPlan(name=_OPERATOR, tables={}, definition="", output=output),),
+        operators=(OperatorPlan(name=_OPERATOR, tables={}, definition="", output=output, output_columns=columns),),
         retained_checkpoints=retained_checkpoints,
         root_options=dict(root_options or {}),
     )

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from stateline.errors import StatelineError
+from stateline.errors import InvalidInputError, StatelineError
 from stateline.spark.files_options import FilesSinkOptions
 from stateline.spark.files_sink import FilesSink, finish_sink
 
@@ -70,7 +70,11 @@ class EndOfStreamListener(StreamingQueryListener):
         execution = None if query is None else query._jsq.streamingQuery()  # noqa: SLF001 - PySpark does not show the sink
         if execution is None or not _is_ours(execution.sink()):
             return
-        options = FilesSinkOptions.from_spark(_options_of(execution))
+        try:
+            options = FilesSinkOptions.from_spark(_options_of(execution))
+        except InvalidInputError as error:
+            _LOGGER.debug("the first batch of the query will fail: %s", error)
+            return
         ends = any(name in str(execution.trigger().toString()) for name in _TRIGGERS_THAT_END)
         with self._lock:
             self._ending[str(event.id)] = options, ends

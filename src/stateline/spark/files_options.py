@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.options import check_known, normalise_settings, parse_bool, parse_int, setting
+from stateline.spark.stream_checks import check_shared
 
 __all__ = ["FilesSinkOptions"]
 
@@ -52,11 +53,13 @@ class FilesSinkOptions:
         checkpoint: Root URL of the sink's records; by default ``<path>/.stateline``, which readers skip.
         retained_checkpoints: How many of the newest records are kept.
         checkpoint_location: Spark's ``checkpointLocation``, as Spark passes it on.
-        root_options: Options of the records' store, given as ``root.<option>``.
+        query_name: Spark's ``queryName``, in the same way; the sink has no use for it.
+        root_options: Options of the records' store, given as ``root.<option>``; where the records lie below the output,
+            those of the output's store hold, too.
         store_options: Options of the output's store, given as ``store.<option>``.
     """
 
-    path: str = setting("", _text, help="root URL of the output")
+    path: str = setting("", _text, help="root URL of the output; start(path) and save(path) say it")
     format: str = setting("parquet", _text, help="parquet, arrow, csv, jsonl or text")
     partition_by: tuple[str, ...] = setting("", _names, help="columns that become folders, separated by commas")
     compression: str | None = setting(None, _text, help="a codec of the format")
@@ -64,12 +67,13 @@ class FilesSinkOptions:
     roll_seconds: str | None = setting(None, _text, help="age at which a file is finished")
     idle_seconds: str | None = setting(None, _text, help="time without rows after which a file is finished")
     every_checkpoint: bool = setting(False, parse_bool, help="finish every file with its micro-batch")
-    finish: str = setting("available_now", _text, help="available_now, stop or never")
-    checkpoint: str = setting("", _text, help="root URL of the sink's records")
+    finish: str = setting("available_now", _text, help="when open files are finished: available_now, stop or never")
+    checkpoint: str = setting("", _text, help="root URL of the sink's records; `.stateline` below the output if empty")
     retained_checkpoints: int = setting(3, _retained, help="newest records that are kept")
     checkpoint_location: str = setting("", _text, help="Spark's checkpointLocation")
-    root_options: Mapping[str, str] = field(default_factory=dict)
-    store_options: Mapping[str, str] = field(default_factory=dict)
+    query_name: str = setting("", _text, help="Spark's queryName")
+    root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         normalise_settings(self)
@@ -77,6 +81,8 @@ class FilesSinkOptions:
             raise InvalidInputError(
                 "it is missing", operation="stateline_files", subject="path", hint='Call start("file:///folder")'
             )
+        check_shared(self.path, "path")
+        check_shared(self.checkpoint, "checkpoint")
         check_known([self.finish], ("available_now", "stop", "never"), "value of finish")
 
     @classmethod
@@ -94,7 +100,8 @@ class FilesSinkOptions:
             elif key.lower().startswith(_STORE_PREFIX):
                 given["store_options"][key[len(_STORE_PREFIX) :]] = value
             else:
-                check_known([_plain(key)], known)
+                if _plain(key) not in known:
+                    check_known([key], known.values())
                 given[known[_plain(key)]] = value
         return cls(**given)
 
@@ -102,6 +109,11 @@ class FilesSinkOptions:
     def root_url(self) -> str:
         """Root of the records of streams into this output."""
         return f"{self.checkpoint or self.path.rstrip('/') + '/.stateline'}/stream"
+
+    @property
+    def options_of_records(self) -> dict[str, str]:
+        """Options of the store of the records."""
+        return {**({} if self.checkpoint else self.store_options), **self.root_options}
 
     def output(self) -> FileOutput:
         """The output that these options describe.

@@ -7,7 +7,7 @@ Facts (Spark 4, Python data sources):
 
 - ``write`` runs in tasks. Each attempt of a task calls it; the message of one attempt that ended reaches ``commit``.
 - ``commit`` runs in a Python process of its own beside the driver. The writer object is made anew for each batch, so
-  all that ``commit`` knows is in the messages and in the store. It is called again for a batch that is replayed.
+  all that ``commit`` must know is in the messages and in the store. It is called again for a batch that is replayed.
 - ``abort`` is also called after a commit that took effect, so it does nothing.
 - A task learns its query from ``TaskContext``'s local properties; ``commit`` learns it from the messages.
 
@@ -28,6 +28,8 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 from pyspark.sql.types import StructType
 
 from stateline.blob import BlobStore, open_store
+from stateline.blob.urls import same_service
+from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.errors import InvalidInputError, NotFoundError, NotInstalledError
 from stateline.files import FileOutput, RollingPolicy
@@ -41,8 +43,27 @@ from stateline.spark.plan import PipelinePlan
 __all__ = ["FilesSink", "finish_sink"]
 
 _ENVIRONMENT: Final = system_environment()
-_NEWEST_IDS: Final[dict[str, int]] = {}
-"""The newest checkpoint seen by this process, by root: where the next commit looks first, so that it needs no LIST."""
+
+
+@dataclass
+class _Known:
+    """What a process remembers of a root between two commits, so that the second one needs no LIST.
+
+    Attributes:
+        query_id: The query. Another one may begin in the same place, after a user has removed an output.
+        options: Options of the root's store.
+        records: The root.
+        newest_id: A checkpoint that is known to exist.
+    """
+
+    query_id: str
+    options: Mapping[str, str]
+    records: CheckpointStore
+    newest_id: int | None = None
+
+
+_KNOWN: Final[dict[str, _Known]] = {}
+"""By root. Only of commits that succeeded: after a failure everything is read again."""
 
 
 @dataclass(frozen=True)
@@ -134,19 +155,22 @@ class _Sink:
         staged = [message for message in messages if isinstance(message, _Staged)]
         made = [msgspec.json.decode(message.files, type=TaskFiles) for message in staged]
         named = [message.query_id for message in staged if message.query_id]
-        report = self._decision().commit(
+        query_id = named[0] if named else self._query_id()
+        known = self._known(query_id)
+        report = self._decision(known.records).commit(
             made,
             batch_id=batch_id,
             offsets_digest=self._digest(batch_id),
-            query_id=named[0] if named else self._query_id(),
-            at_least=_NEWEST_IDS.get(self.root_url),
+            query_id=query_id,
+            at_least=known.newest_id,
         )
-        _NEWEST_IDS[self.root_url] = report.checkpoint.checkpoint_id
+        if not self.job:
+            known.newest_id = report.checkpoint.checkpoint_id
+            _KNOWN[self.root_url] = known
 
     def finish(self) -> None:
         """Finishes the files that are open, in one more record."""
         finish_open_files(self._plan(), self._decision().coordinator(), _ENVIRONMENT)
-        _NEWEST_IDS.pop(self.root_url, None)
 
     def remove_job(self) -> None:
         """Removes what only the decision of a batch job needed, after its files are visible."""
@@ -161,17 +185,27 @@ class _Sink:
         output = self.options.output()
         return replace(output, rolling=RollingPolicy(every_checkpoint=True)) if self.job else output
 
-    def _decision(self) -> FilesDecision:
+    def _known(self, query_id: str) -> _Known:
+        known, options = _KNOWN.pop(self.root_url, None), self.options.options_of_records
+        if known is None or (known.query_id, known.options) != (query_id, options):
+            return _Known(query_id, options, CheckpointStore(self._root(), environment=_ENVIRONMENT))
+        return known
+
+    def _decision(self, records: CheckpointStore | None = None) -> FilesDecision:
+        root = self._root() if records is None else records.store
         out = open_store(self.output.url, self.output.store_options, _ENVIRONMENT)
-        schema = pa.ipc.read_schema(pa.py_buffer(self.schema)) if self.schema else pa.schema([])
-        return FilesDecision(self._plan(), self._root(), out, schema, _ENVIRONMENT)
+        return FilesDecision(self._plan(), root, out, self._schema(), _ENVIRONMENT, records)
+
+    def _schema(self) -> pa.Schema:
+        return pa.ipc.read_schema(pa.py_buffer(self.schema)) if self.schema else pa.schema([])
 
     def _plan(self) -> PipelinePlan:
         options = self.options
-        return files_plan(self.root_url, self.output, options.retained_checkpoints, options.root_options)
+        retained, records = options.retained_checkpoints, options.options_of_records
+        return files_plan(self.root_url, self.output, retained, records, self._schema())
 
     def _root(self) -> BlobStore:
-        return open_store(self.root_url, self.options.root_options, _ENVIRONMENT)
+        return open_store(self.root_url, self.options.options_of_records, _ENVIRONMENT)
 
     # -- what Spark keeps beside the query --------------------------------------------------------------------------
 
@@ -186,10 +220,12 @@ class _Sink:
         return "" if entry is None else str(msgspec.json.decode(entry)["id"])
 
     def _spark_file(self, name: str) -> str | None:
-        if not self.options.checkpoint_location:
+        location = self.options.checkpoint_location
+        if not location:
             return None
+        options = self.options.store_options if same_service(location, self.options.path) else {}
         try:
-            return open_store(self.options.checkpoint_location, {}, _ENVIRONMENT).get(name).decode()
+            return open_store(location, options, _ENVIRONMENT).get(name).decode()
         except (InvalidInputError, NotFoundError, NotInstalledError):
             return None  # HDFS and the like: rows are safe all the same, only a rolled-back Spark goes unnoticed.
 

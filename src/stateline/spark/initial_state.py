@@ -65,11 +65,14 @@ def with_initial_rows(
     """
     from pyspark.sql import functions  # noqa: PLC0415 - this module must load without pyspark
 
-    def packed(frame: DataFrame, name: str, beside: Sequence[str]) -> DataFrame:
-        row = functions.struct(*[functions.col(f"`{column}`") for column in frame.columns])
+    def packed(frame: DataFrame, name: str, beside: Sequence[Column]) -> DataFrame:
+        row = functions.struct(*map(quoted, frame.columns))
         return frame.select(row.alias(name), hashed, subtask.alias(SUBTASK_COLUMN), *beside)
 
-    beside = [] if event_time is None else [event_time]
+    def quoted(column: str) -> Column:
+        return functions.col(f"`{column.replace('`', '``')}`")
+
+    beside = [] if event_time is None else [quoted(event_time)]
     mine, first = packed(rows, INPUT_COLUMN, beside), packed(initial, INITIAL_COLUMN, [])
     return mine.unionByName(first, allowMissingColumns=True)
 

@@ -99,6 +99,10 @@ class Pipeline:
             InvalidInputError: The root belongs to another pipeline, or the trigger is not a micro-batch trigger.
             CorruptDataError: The newest checkpoint cannot be read.
         """
+        if not isinstance(trigger, Mapping | None):
+            raise InvalidInputError(
+                f"{trigger!r} is not valid", subject="trigger", hint='Give a dict: {"processingTime": "10 seconds"}'
+            )
         chosen = dict(trigger or {})
         check_known(chosen, _TRIGGERS, "trigger")
         environment = system_environment()

@@ -69,7 +69,7 @@ class SavepointStart:
 
     url: str
     mode: Literal["copy", "claim"] = "copy"
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,7 @@ class OperatorPlan:
             empty for an operator without state.
         definition: What computes the state, as text; must be the same on restart.
         output: Its files, if it writes any.
+        output_columns: The columns of their rows; see :mod:`stateline.spark.output_columns`. Empty if unknown.
         delivers: Whether its output is handed to a function after the checkpoint.
         window: Windows of event time, whose start is the last key column.
         acts_on_watermark: Whether a watermark that advances changes its state or output, even without rows.
@@ -92,6 +93,7 @@ class OperatorPlan:
     tables: Mapping[str, str]
     definition: str
     output: FileOutput | None = None
+    output_columns: Mapping[str, str] = field(default_factory=dict)
     delivers: bool = False
     window: WindowPlan | None = None
     acts_on_watermark: bool = False
@@ -128,7 +130,7 @@ class PipelinePlan:
     metrics_log: str = ""
     local_copies: str = ""
     local_copies_bytes: int = 0
-    root_options: Mapping[str, str] = field(default_factory=dict)
+    root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     watermark: WatermarkPlan | None = None
     start: SavepointStart | None = None
 

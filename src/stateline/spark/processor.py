@@ -70,7 +70,7 @@ class ProcessorProgram:
         output: Spark's schema of the output.
         time_mode: In lower case.
         variables: What ``init`` declares, by name.
-        time_zone: The session's, for data frames.
+        time_zone: The session's, for rows and data frames.
         initial: Schema of the initial state, if there is any.
         event_time: The column of the watermark, by which late rows are dropped; ``None`` to keep them.
     """
@@ -222,11 +222,11 @@ class ProcessorProgram:
             keyed.keys,
             time_mode=self.time_mode,
             now_ms=now_ms,
-            checkpoint_id=moment.checkpoint_id,
+            sequence=moment.sequence,
         )
         timer_values = TimerValues(now_ms, watermark_ms) if self._has_timers else TimerValues()
         form = self._make_form()
-        run = ProcessorRun(self._copy(), handle, _key_tuples(keyed.keys), timer_values, form.take)
+        run = ProcessorRun(self._copy(), handle, form.keys(keyed.keys.columns), timer_values, form.take)
         output = self._run(run, form, keyed, rows, initial, timers, until_ms)
         changes: dict[str, StateRows] = {_VARIABLE + name: made for name, made in handle.changes().items()}
         timer_changes = None if timers is None else timers.changes()
@@ -277,7 +277,7 @@ class ProcessorProgram:
 
     def _make_form(self) -> ProcessorForm:
         if self.form == "row":
-            return RowForm(self.output)
+            return RowForm(self.output, self.time_zone)
         from stateline.spark.processor_frames import FrameForm  # noqa: PLC0415 - pandas takes a second to load
 
         return FrameForm(self.output, self.time_zone)
@@ -324,11 +324,6 @@ class ProcessorProgram:
         fields = StructType([self.input[name] for name in self.keys])
         make = row_class(fields.names)
         return [tuple.__new__(make, key) for key in StructCodec(fields, "key").decode(keys.columns)]
-
-
-def _key_tuples(keys: KeyRows) -> list[tuple[Any, ...]]:
-    """Grouping keys as Spark gives them to ``handleInputRows``: tuples."""
-    return list(zip(*(column.to_pylist() for column in keys.columns), strict=True))
 
 
 def _hashes(table: pa.Table) -> Any:

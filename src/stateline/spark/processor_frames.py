@@ -39,8 +39,12 @@ class FrameForm:
         self._struct = output
         self._names = output.names
         self._time_zone = time_zone
-        self._codec = StructCodec(output, "output frame", naive_is_utc=True)
+        self._codec = StructCodec(output, "output frame", is_output=True)
         self._taken = FrameColumns(by_block=blocks_are_known())
+
+    def keys(self, columns: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
+        """See :class:`ProcessorForm`."""
+        return list(zip(*(_key_items(column, self._time_zone) for column in columns), strict=True))
 
     def inputs(self, rows: pa.Table, schema: StructType) -> Slices:
         """See :class:`ProcessorForm`."""
@@ -91,6 +95,17 @@ class FrameForm:
         return self._codec.column(number, _without_missing(values))
 
 
+def _key_items(column: pa.Array, time_zone: str) -> list[Any]:
+    """Values of one grouping column: times as those of pandas, by the session's clock; the others as Python's."""
+    if not pa.types.is_timestamp(column.type):
+        items: list[Any] = column.to_pylist()
+        return items
+    times = column.to_pandas()
+    if column.type.tz is not None:
+        times = times.dt.tz_convert(time_zone).dt.tz_localize(None)
+    return [None if time is pd.NaT else time for time in times.tolist()]
+
+
 def _is_by_place(names: Sequence[Any]) -> bool:
     return not any(isinstance(name, str) for name in names)
 
@@ -103,7 +118,8 @@ def _frame(rows: pa.Table, schema: StructType, time_zone: str) -> pd.DataFrame:
     columns: dict[str, Any] = {}
     for column, field in zip(rows.columns, schema, strict=True):
         nested = isinstance(field.dataType, spark_types.ArrayType | spark_types.MapType | StructType)
-        series = column.to_pandas(date_as_object=True, timestamp_as_object=nested)
+        # A missing integer inside a value would make floats of those of all other rows, and cut long ones off.
+        series = column.to_pandas(date_as_object=True, timestamp_as_object=nested, integer_object_nulls=nested)
         if nested or pa.types.is_temporal(column.type):
             convert = _create_converter_to_pandas(
                 field.dataType,

@@ -18,7 +18,7 @@ from typing import Any
 from pyspark.sql.streaming import stateful_processor as spark_api
 
 from stateline.errors import InternalError, InvalidInputError
-from stateline.spark.processor_values import StructCodec
+from stateline.spark.processor_values import StructCodec, row_class
 from stateline.spark.processor_variables import EVENT_TIME, PROCESSING_TIME, Variable
 from stateline.state.keys import KeyRows
 from stateline.state.list_state import ListState
@@ -92,13 +92,18 @@ class _MapVariable(spark_api.MapState):
     def __init__(self, cursor: Cursor, key_codec: StructCodec, codec: StructCodec, state: MapState) -> None:
         self._cursor, self._key_codec, self._codec, self._state = cursor, key_codec, codec, state
         self._copies = codec.has_mutable
+        self._row: Any = row_class(codec.schema.names)
 
     def exists(self) -> bool:
         return bool(self._state.items(self._cursor.key))
 
     def getValue(self, key: Any) -> Values | None:
+        """A row, and no tuple: only this one of Spark's methods gives names to the fields."""
         value = self._state.get(self._cursor.key, self._key_codec.checked(key))
-        return copy.deepcopy(value) if self._copies else value
+        if value is None:
+            return None
+        row: Values = tuple.__new__(self._row, copy.deepcopy(value) if self._copies else value)
+        return row
 
     def containsKey(self, key: Any) -> bool:
         return self._state.get(self._cursor.key, self._key_codec.checked(key)) is not None
@@ -136,7 +141,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         keys: The keys of the batch.
         time_mode: In lower case.
         now_ms: Processing time of the batch.
-        checkpoint_id: The checkpoint that is being made.
+        sequence: Number of the batch in the life of the state.
     """
 
     def __init__(
@@ -148,7 +153,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         *,
         time_mode: str,
         now_ms: int,
-        checkpoint_id: int,
+        sequence: int,
     ) -> None:
         self.cursor = Cursor()
         self._variables = variables
@@ -157,7 +162,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         self._keys = keys
         self._time_mode = time_mode
         self._now_ms = now_ms
-        self._checkpoint_id = checkpoint_id
+        self._sequence = sequence
         self._states: dict[str, ValueState | ListState | MapState] = {}
 
     def changes(self) -> dict[str, StateRows]:
@@ -190,7 +195,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         """The list state that ``init`` declares."""
         variable, table, lifetime = self._declared("list", stateName)
         codec = StructCodec(variable.value, variable.subject)
-        state = self._states[stateName] = ListState(table, self._keys, codec, lifetime, self._checkpoint_id)
+        state = self._states[stateName] = ListState(table, self._keys, codec, lifetime, self._sequence)
         return _ListVariable(self.cursor, codec, state)
 
     def getMapState(
@@ -204,7 +209,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         variable, table, lifetime = self._declared("map", stateName)
         if variable.key is None:
             raise InternalError("a map has no key", operation="init", subject=variable.subject)
-        key_codec = StructCodec(variable.key, f"key of {variable.subject}")
+        key_codec = StructCodec(variable.key, f"key of {variable.subject}", is_key=True)
         codec = StructCodec(variable.value, variable.subject)
         state = self._states[stateName] = MapState(table, self._keys, key_codec, codec, lifetime)
         return _MapVariable(self.cursor, key_codec, codec, state)

@@ -5,7 +5,8 @@ Does not own the order of calls (``processor_run``).
 
 Facts:
 - All rows of a batch are converted at once, in the order of their keys; a key gets a slice.
-- Rows hold what Arrow gives, as in Spark: structs are dicts, maps are lists of pairs, time stamps have a zone.
+- Rows hold what Arrow gives, as in Spark: structs are dicts, maps are lists of pairs, time stamps have the zone of the
+  session. So do grouping keys.
 - Output is collected for the whole batch and converted once per column.
 """
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql.types import Row, StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.spark.arrow_types import in_zone, known_zone
 from stateline.spark.processor_values import StructCodec, row_class
 from stateline.state.variables import first_refused
 
@@ -29,6 +31,10 @@ Slices = Callable[[int, int], Any]
 
 class ProcessorForm(Protocol):
     """How rows go in and come out."""
+
+    def keys(self, columns: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
+        """Grouping keys as ``handleInputRows`` gets them."""
+        ...
 
     def inputs(self, rows: pa.Table, schema: StructType) -> Slices:
         """The rows of a batch as a function of a half-open range of them: an iterator for ``handleInputRows``."""
@@ -61,18 +67,26 @@ class RowForm:
 
     Args:
         output: Schema of the output.
+        time_zone: The session's.
     """
 
-    def __init__(self, output: StructType) -> None:
+    def __init__(self, output: StructType, time_zone: str) -> None:
         self._names = output.names
-        self._codec = StructCodec(output, "output row", naive_is_utc=True)
+        self._zone = known_zone(time_zone)
+        self._codec = StructCodec(output, "output row", is_output=True)
         self._yielded: list[Any] = []
         self.take = self._yielded.extend
+
+    def keys(self, columns: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
+        """See :class:`ProcessorForm`."""
+        table = in_zone(pa.table(list(columns), names=list(map(str, range(len(columns))))), self._zone)
+        return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
     def inputs(self, rows: pa.Table, schema: StructType) -> Slices:
         """See :class:`ProcessorForm`."""
         make = partial(tuple.__new__, row_class(schema.names))
-        made = list(map(make, zip(*(column.to_pylist() for column in rows.columns), strict=True)))
+        columns = in_zone(rows, self._zone).columns
+        made = list(map(make, zip(*(column.to_pylist() for column in columns), strict=True)))
         return lambda start, end: iter(made[start:end])
 
     initial = inputs

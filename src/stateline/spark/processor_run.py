@@ -200,7 +200,7 @@ class ProcessorRun:
                 raise
             frames = traceback.extract_tb(error.__traceback__)[1:]
             theirs = [frame for frame in frames if frame.filename not in _OUR_FILES]
-            if not theirs and isinstance(error, TypeError):
+            if not theirs and isinstance(error, TypeError) and "iterable" in str(error):
                 raise InvalidInputError(
                     f"expected an iterator of what it puts out, and it returned something else ({error})",
                     operation=operation,

@@ -4,6 +4,8 @@ Owns the conversion, both ways, a column at a time. Does not own rows of a data 
 
 Facts (tried in Spark 4.3, ``tests/spark/test_processors.py`` repeats them):
 - In state, Spark gives time stamps as naive local times, structs as rows, maps as dicts, binary as ``bytes``.
+- State gives back what was stored, also in the batch that wrote it: numpy's numbers as Python's, structs as rows.
+- State rounds decimals to the scale of their field, half up.
 - A value of the wrong type becomes null in Spark without a word. Here it is an error, unless it can be kept as it is:
   a whole float in an integer column, an integer in a float column, a number in a string column.
 - Most types need no work per value beside Arrow's own. The work per value of the others is one function per column.
@@ -11,10 +13,11 @@ Facts (tried in Spark 4.3, ``tests/spark/test_processors.py`` repeats them):
 
 from __future__ import annotations
 
-import copy
 import datetime as dt
 import decimal
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -40,31 +43,37 @@ class StructCodec:
     Args:
         struct: Spark's schema of a row.
         subject: What errors call it, such as ``"value state 'count'"``.
-        naive_is_utc: Whether a naive time stamp is UTC, as in the output of ``transformWithState``, and not local, as
-            in its state.
+        is_output: Whether rows are output, and not state. There a naive time stamp is UTC, in state local; and a
+            decimal with too many digits is refused, in state rounded. Both as in Spark.
+        is_key: Whether rows are looked up by: then all NaN are one, and -0.0 is 0.0, as in every key.
     """
 
-    def __init__(self, struct: StructType, subject: str, *, naive_is_utc: bool = False) -> None:
+    def __init__(self, struct: StructType, subject: str, *, is_output: bool = False, is_key: bool = False) -> None:
         self._subject = subject
         self._expected = struct.simpleString().removeprefix("struct")
         types = [stored_type(field.type, field.name) for field in arrow_schema(struct)]
         self.schema = pa.schema([pa.field(name, kind) for name, kind in zip(struct.names, types, strict=True)])
         self.has_mutable = any(isinstance(field.dataType, _NESTED) for field in struct)
-        self._readers = [_reader(field.dataType) for field in struct]
-        self._writers = [_writer(field.dataType) for field in struct]
-        self._plain = [_is_plain(field.dataType, naive_is_utc=naive_is_utc) for field in struct]
+        self._readers = [_reader(field.dataType, is_key=is_key) for field in struct]
+        self._writers = [_writer(field.dataType, is_output=is_output) for field in struct]
+        self._kept_types = [_kept_types(field.dataType, is_key=is_key) for field in struct]
+        self._quick = [_quick(field.dataType) for field in struct]
+        self._plain = [_is_plain(field.dataType, is_output=is_output) for field in struct]
 
     def checked(self, row: Any) -> Values:
-        """A row as the state keeps it.
+        """A row as the state keeps it, and gives it back.
 
         Raises:
-            InvalidInputError: It is no tuple, or one of another length.
+            InvalidInputError: It is no tuple, one of another length, or a value does not fit its field.
         """
         if not isinstance(row, tuple | list):
             raise self._refused(f"a {type(row).__name__} came: {row!r:.100}")
         if len(row) != len(self._plain):
             raise self._refused(f"{len(row)} values came: {tuple(row)!r:.100}")
-        return copy.deepcopy(tuple(row)) if self.has_mutable else tuple(row)
+        for value, kept in zip(row, self._kept_types, strict=True):
+            if type(value) not in kept:
+                return tuple(map(self._kept, range(len(row)), row))
+        return tuple(row)
 
     def decode(self, columns: Sequence[pa.Array]) -> list[Values]:
         """One tuple per row."""
@@ -99,6 +108,20 @@ class StructCodec:
         write = self._writers[number]
         made = [None if value is None else self._written(number, write, value) for value in values]
         return pa.array(made, kind)
+
+    def _kept(self, number: int, value: Any) -> Any:
+        """A value of a field as :meth:`decode` will give it."""
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is None or type(value) in self._kept_types[number]:
+            return value
+        quick = self._quick[number].get(type(value))
+        if quick is not None:
+            with suppress(ArithmeticError, ValueError):  # Arrow says what is wrong with it.
+                return quick(value)
+        made = pa.array([self._written(number, self._writers[number], value)], self.schema.field(number).type)
+        (kept,), read = made.to_pylist(), self._readers[number]
+        return kept if read is None else read(kept)
 
     def _written(self, number: int, write: Convert, value: Any) -> Any:
         kind = self.schema.field(number).type
@@ -157,10 +180,10 @@ def _direct(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
         return None
 
 
-def _is_plain(kind: DataType, *, naive_is_utc: bool) -> bool:
+def _is_plain(kind: DataType, *, is_output: bool) -> bool:
     """Whether Arrow converts it as Spark does."""
     if isinstance(kind, spark_types.TimestampType):
-        return naive_is_utc
+        return is_output
     return not isinstance(kind, _NESTED)
 
 
@@ -168,8 +191,51 @@ def _local(value: dt.datetime) -> dt.datetime:
     return value.astimezone().replace(tzinfo=None)
 
 
-def _reader(kind: DataType) -> Convert | None:
+_FLOATS: Final = (spark_types.DoubleType, spark_types.FloatType)
+
+_KEPT_TYPES: Final[dict[type[DataType], type]] = {
+    spark_types.BinaryType: bytes,
+    spark_types.BooleanType: bool,
+    spark_types.DateType: dt.date,
+    spark_types.DoubleType: float,
+    spark_types.LongType: int,
+    spark_types.IntegerType: int,
+    spark_types.ShortType: int,
+    spark_types.ByteType: int,
+    spark_types.StringType: str,
+}
+"""Types of Python that state gives back as they are."""
+
+
+def _kept_types(kind: DataType, *, is_key: bool) -> frozenset[type]:
+    kept = None if is_key and isinstance(kind, _FLOATS) else _KEPT_TYPES.get(type(kind))
+    return frozenset((type(None),) if kept is None else (type(None), kept))
+
+
+def _quick(kind: DataType) -> Mapping[type, Convert]:
+    """By type of Python, what state gives back for a value: the same as Arrow would say, at a tenth of the time."""
+    if isinstance(kind, spark_types.TimestampType):
+        return {dt.datetime: lambda value: value if value.tzinfo is None else _local(value)}
+    if isinstance(kind, spark_types.TimestampNTZType):
+        return {dt.datetime: lambda value: value if value.tzinfo is None else _in_utc(value).replace(tzinfo=None)}
+    if isinstance(kind, spark_types.DoubleType):
+        return {int: float}
+    return {decimal.Decimal: _decimal_writer(kind.scale)} if isinstance(kind, spark_types.DecimalType) else {}
+
+
+def _in_utc(value: dt.datetime) -> dt.datetime:
+    return value.astimezone(dt.UTC)
+
+
+def _canonical_float(value: float) -> float:
+    """One object for every NaN, so that a dict finds it; 0.0 for -0.0."""
+    return value + 0.0 if value == value else math.nan
+
+
+def _reader(kind: DataType, *, is_key: bool = False) -> Convert | None:
     """From what Arrow gives to what Spark gives; ``None`` where that is the same."""
+    if is_key and isinstance(kind, _FLOATS):
+        return _canonical_float
     if isinstance(kind, spark_types.TimestampType):
         return _local
     if isinstance(kind, spark_types.ArrayType):
@@ -195,27 +261,51 @@ def _nullable(convert: Convert) -> Convert:
     return lambda item: None if item is None else convert(item)
 
 
-def _writer(kind: DataType) -> Convert:
+def _writer(kind: DataType, *, is_output: bool) -> Convert:
     """From what a processor gives to what Arrow takes."""
     if isinstance(kind, spark_types.TimestampType):
-        return lambda value: _plain(value).astimezone(dt.UTC)
+        return _plain if is_output else lambda value: _plain(value).astimezone(dt.UTC)
     if isinstance(kind, spark_types.ArrayType):
-        element = _nullable(_writer(kind.elementType))
+        element = _nullable(_writer(kind.elementType, is_output=is_output))
         return lambda items: [element(item) for item in items]
     if isinstance(kind, spark_types.MapType):
-        key, value = _writer(kind.keyType), _nullable(_writer(kind.valueType))
-        return lambda items: [(key(name), value(item)) for name, item in items.items()]
+        key = _writer(kind.keyType, is_output=is_output)
+        value = _nullable(_writer(kind.valueType, is_output=is_output))
+        return lambda items: [(key(name), value(item)) for name, item in _pairs(items)]
     if isinstance(kind, StructType):
-        return _struct_writer(kind)
+        return _struct_writer(kind, is_output=is_output)
     if isinstance(kind, spark_types.StringType):
         return _text
     if isinstance(kind, spark_types.IntegralType):
         return _whole
+    if isinstance(kind, spark_types.DecimalType) and not is_output:
+        return _decimal_writer(kind.scale)
     return _plain
 
 
-def _struct_writer(kind: StructType) -> Convert:
-    names, fields = kind.names, [_nullable(_writer(field.dataType)) for field in kind]
+def _pairs(items: Any) -> Any:
+    """The entries of a map: of a dict, or of a list of pairs, as rows of the input have them."""
+    return items.items() if hasattr(items, "items") else items
+
+
+def _decimal_writer(scale: int) -> Convert:
+    unit = decimal.Decimal(1).scaleb(-scale)
+
+    def write(value: Any) -> Any:
+        value = _plain(value)
+        if isinstance(value, decimal.Decimal) and value.is_finite():
+            return value.quantize(unit, decimal.ROUND_HALF_UP, _DIGITS)
+        return value
+
+    return write
+
+
+_DIGITS: Final = decimal.Context(prec=80)
+
+
+def _struct_writer(kind: StructType, *, is_output: bool) -> Convert:
+    names = kind.names
+    fields = [_nullable(_writer(field.dataType, is_output=is_output)) for field in kind]
 
     def write(value: Any) -> dict[str, Any]:
         if isinstance(value, dict):

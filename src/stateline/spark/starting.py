@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from stateline.blob import BlobStore, open_store
 from stateline.blob.urls import relative_name
 from stateline.checkpoint import Checkpoint, CheckpointStore, Savepoint, open_savepoint, start_from_savepoint
+from stateline.checkpoint.layout import METADATA
 from stateline.environment import Environment
 from stateline.errors import InternalError
 from stateline.spark.continuity import check_plan
@@ -81,6 +82,7 @@ def first_checkpoint(
 
 
 def _open(start: SavepointStart, root: BlobStore, environment: Environment) -> Savepoint:
+    url = start.url.rstrip("/").removesuffix(f"/{METADATA}")
     if start.mode == "claim":
-        return open_savepoint(root, relative_name(root.url, start.url))
-    return open_savepoint(open_store(start.url, start.options, environment))
+        return open_savepoint(root, relative_name(root.url, url))
+    return open_savepoint(open_store(url, start.options, environment))

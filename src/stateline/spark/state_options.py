@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
 from stateline.errors import InvalidInputError
-from stateline.options import check_known, normalise_settings, parse_int, setting
+from stateline.options import check_known, normalise_settings, parse_bool, parse_int, setting
 
 __all__ = ["LATEST", "StateSourceOptions"]
 
@@ -53,6 +53,8 @@ class StateSourceOptions:
         end_checkpoint: Changes end with this checkpoint; by default with the newest. Not for a stream.
         columns: Only these, separated by commas.
         partitions: Into how many tasks a read is cut; by default one for every 2,500,000 rows.
+        point_reads: Whether filters that name whole keys narrow what is read. Spark then reuses the narrowed read in
+            every other query on the same DataFrame: use it in one query only, and load it anew for the next.
         root_options: Options of the store, given as ``root.<option>``.
     """
 
@@ -64,7 +66,8 @@ class StateSourceOptions:
     end_checkpoint: int | None = setting(None, _id, help="changes end with this checkpoint")
     columns: tuple[str, ...] = setting("", _names, help="only these columns, separated by commas")
     partitions: int | None = setting(None, _count, help="into how many tasks a read is cut")
-    root_options: Mapping[str, str] = field(default_factory=dict)
+    point_reads: bool = setting(False, parse_bool, help="read only the keys that filters name; one query per load")
+    root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         normalise_settings(self)
@@ -75,8 +78,10 @@ class StateSourceOptions:
         is_feed = self.mode == "changes"
         if is_feed and self.checkpoint is not None:
             raise _wrong("checkpoint", "changes lie between two", "Give start_checkpoint and end_checkpoint")
-        if self.mode == "snapshot" and (self.start_checkpoint is not None or self.end_checkpoint is not None):
+        if not is_feed and (self.start_checkpoint is not None or self.end_checkpoint is not None):
             raise _wrong("mode", "a snapshot has neither start nor end", "Give checkpoint, or mode 'changes'")
+        if len(set(self.columns)) < len(self.columns):
+            raise _wrong("columns", f"{','.join(self.columns)} names a column twice", "Name each column once")
 
     @classmethod
     def from_spark(cls, options: Mapping[str, str]) -> Self:

@@ -15,6 +15,8 @@ Facts (Spark 4, Python data sources):
 - ``pushFilters`` gets comparisons with literals. Where equality or ``IN`` names a value for every key column, only the
   record batches that may hold those keys are fetched. Spark evaluates all filters again, so a superset is right.
 - It must be switched on: ``spark.sql.python.filterPushdown.enabled``, which ``register`` does.
+- Spark keeps what ``pushFilters`` left to read with the DataFrame, for all its later queries and for both sides of a
+  union. So a read is narrowed only where the user said that it has one use: ``option("point_reads", "true")``.
 - Tasks get plain values: handles of runs, and a schema. They read no record, so all tasks of a read see one checkpoint.
 
 A stream is exactly once because an offset names a decision: the id of a checkpoint **and** the nonce of its record.
@@ -91,7 +93,8 @@ class StateSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads a snapshot, or the changes between two checkpoints; called by Spark."""
         options = StateSourceOptions.from_spark(self.options)
-        return _FeedReader(options, schema) if _is_feed(options) else _SnapshotReader(options, schema)
+        snapshot = _PointReader if options.point_reads else _SnapshotReader
+        return _FeedReader(options, schema) if _is_feed(options) else snapshot(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Reads the changes as a stream; called by Spark.
@@ -307,7 +310,24 @@ class _SnapshotReader(DataSourceReader):
         self._options = options
         self._stored = _Root(options).newest_of_interest()
         self._rows = _Rows.of(self._stored, options, schema)
-        self._keys: bytes | None = None
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Slices of key groups."""
+        return [_partition(_Task(state=state)) for state in _slices(self._stored, self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in a task."""
+        return self._rows.read(partition)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Only what tasks need: they read no record."""
+        return {"_rows": self._rows}
+
+
+class _PointReader(_SnapshotReader):
+    """The rows that the filters of one query name; all of them where filters do not name whole keys."""
+
+    _keys: bytes | None = None
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Looks for the keys that filters name. Spark evaluates all filters again."""
@@ -318,15 +338,7 @@ class _SnapshotReader(DataSourceReader):
         """One task for a point read, else slices of key groups."""
         if self._keys is not None:
             return [_partition(_Task(state=self._stored.whole(), keys=self._keys))]
-        return [_partition(_Task(state=state)) for state in _slices(self._stored, self._options)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task."""
-        return self._rows.read(partition)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Only what tasks need: they read no record."""
-        return {"_rows": self._rows}
+        return super().partitions()
 
 
 class _FeedReader(DataSourceReader):

@@ -30,10 +30,11 @@ from stateline.spark.arrow_types import arrow_schema, declared_schema
 from stateline.spark.event_time import Duration, WindowPlan
 from stateline.spark.for_each_batch import BatchFunction
 from stateline.spark.initial_state import initial_rows
+from stateline.spark.output_columns import columns_of
 from stateline.spark.pipeline import Pipeline
 from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings, SavepointStart
 from stateline.spark.processor import ProcessorProgram
-from stateline.spark.stream_checks import check_collation, check_columns
+from stateline.spark.stream_checks import check_collation, check_columns, check_reserved, check_shared, key_names
 from stateline.spark.stream_time import stream_watermark
 from stateline.spark.task import OperatorProgram
 from stateline.spark.windowed import WindowedStream
@@ -86,7 +87,7 @@ class KeyedStream:
         watermark: tuple[str, Duration] | None = None,
         late_data: str = "drop",
     ) -> None:
-        if not df.isStreaming:
+        if not getattr(df, "isStreaming", False):
             raise InvalidInputError(
                 "it is not a stream", operation="KeyedStream", subject="df", hint="Read it with spark.readStream"
             )
@@ -99,11 +100,13 @@ class KeyedStream:
             )
         self._df = df
         self._schema = arrow_schema(df.schema)
-        self._keys = [key] if isinstance(key, str) else list(key)
+        check_reserved(self._schema)
+        self._keys = key_names(key)
         check_columns(self._schema, self._keys, "key")
         for column in self._keys:
             check_key_type(self._schema.field(column).type, column)
         check_collation(df, self._keys)
+        check_shared(checkpoint, "checkpoint")
         cores = df.sparkSession.sparkContext.defaultParallelism
         self._parallelism = min(cores, max_parallelism) if parallelism is None else parallelism
         check_parallelism(self._parallelism, max_parallelism)
@@ -334,6 +337,7 @@ class PipelineStage:
         Raises:
             InvalidInputError: An unknown format, codec or column.
         """
+        check_shared(path, "path")
         columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         output = FileOutput(
             url=path,
@@ -348,8 +352,9 @@ class PipelineStage:
             ),
             store_options=dict(options or {}),
         )
-        output.file_schema(self._program.output_schema)
-        return self._pipeline(replace(self._operator, output=output))
+        rows = self._program.output_schema
+        output.file_schema(rows)
+        return self._pipeline(replace(self._operator, output=output, output_columns=columns_of(rows)))
 
     def for_each_batch(self, fn: BatchFunction) -> Pipeline:
         """Hands the output of each checkpoint to a function, for sinks that are not files.

@@ -1,16 +1,54 @@
-"""Checks of the columns that a user names, before anything runs."""
+"""Checks of the columns and places that a user names, before anything runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.options import check_known
+from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN
+from stateline.spark.initial_state import INITIAL_COLUMN, INPUT_COLUMN, SUBTASK_COLUMN
+from stateline.spark.task import HASH_COLUMN
 
-__all__ = ["check_collation", "check_columns"]
+__all__ = ["check_collation", "check_columns", "check_reserved", "check_shared", "key_names"]
+
+_RESERVED: Final = (HASH_COLUMN, EVENT_TIME_COLUMN, WINDOW_COLUMN, INPUT_COLUMN, INITIAL_COLUMN, SUBTASK_COLUMN)
+
+
+def key_names(key: Any) -> list[str]:
+    """The key columns, given as one name or several.
+
+    Raises:
+        InvalidInputError: They are given as something else.
+    """
+    names = [key] if isinstance(key, str) else list(key) if isinstance(key, Iterable) else [key]
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidInputError(
+                f"{name!r:.100} is no name", subject="key", hint='Give names of columns, such as "id" or ["id", "day"]'
+            )
+    return names
+
+
+def check_reserved(schema: pa.Schema) -> None:
+    """Checks that no column has a name that rows get on their way to the tasks.
+
+    Raises:
+        InvalidInputError: One has.
+    """
+    for name in schema.names:
+        if name.lower() in _RESERVED:
+            raise InvalidInputError(
+                "rows get a column of that name on their way to the tasks",
+                operation="KeyedStream",
+                subject=f"column {name!r}",
+                hint="Rename it: df.withColumnRenamed(...)",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
 
 
 def check_columns(schema: pa.Schema, columns: Sequence[str], what: str) -> None:
@@ -38,3 +76,17 @@ def check_collation(df: DataFrame, columns: Sequence[str]) -> None:
                 hint="Cast it: F.col(...).cast('string collate UTF8_BINARY')",
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )
+
+
+def check_shared(url: str, what: str) -> None:
+    """Refuses a store that each process has for itself: what Spark's tasks wrote there would vanish with them.
+
+    Raises:
+        InvalidInputError: It is one.
+    """
+    if url.lower().startswith("memory:"):
+        raise InvalidInputError(
+            f"{url} is the memory of one process, and Spark has several",
+            subject=what,
+            hint="Give a local folder or an object store",
+        )

@@ -50,17 +50,24 @@ class BatchMoment:
         watermark_us: The watermark that holds for the batch, microseconds since the epoch; ``None`` without one. What
             it has passed is closed at the end of the batch.
         late_watermark_us: The one that held for the batch before: what lies at or below it is closed, and late.
+        earlier_checkpoints: See :attr:`stateline.checkpoint.Checkpoint.earlier_checkpoints`.
     """
 
     checkpoint_id: int
     now: float
     watermark_us: int | None = None
     late_watermark_us: int | None = None
+    earlier_checkpoints: int = 0
+
+    @property
+    def sequence(self) -> int:
+        """A number of the batch that never repeats in the life of its state, and ascends: also over savepoints."""
+        return self.earlier_checkpoints + self.checkpoint_id
 
     @classmethod
     def of(cls, task: SubtaskTask) -> Self:
         """The moment of a task's batch."""
-        return cls(task.checkpoint_id, task.now, task.watermark_us, task.late_watermark_us)
+        return cls(task.checkpoint_id, task.now, task.watermark_us, task.late_watermark_us, task.earlier_checkpoints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

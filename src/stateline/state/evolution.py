@@ -20,7 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from stateline.checkpoint import Checkpoint
+from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint
 from stateline.state.schema import StateSchema, schema_mismatch
 
 __all__ = ["ColumnStep", "apply_evolution", "carried_properties", "check_evolution", "plan_evolution"]
@@ -56,7 +56,7 @@ def check_evolution(record: Checkpoint, name: str, wanted: StateSchema) -> None:
 
 
 def carried_properties(newest: Checkpoint | None, wanted: Mapping[str, str]) -> dict[str, str]:
-    """The properties of the next record: which columns were ever dropped, by state.
+    """The properties of the next record: which columns were ever dropped, by state; checkpoints before a savepoint.
 
     Args:
         newest: The record before it.
@@ -64,7 +64,7 @@ def carried_properties(newest: Checkpoint | None, wanted: Mapping[str, str]) -> 
     """
     if newest is None:
         return {}
-    carried = {}
+    carried = {name: newest.properties[name] for name in (EARLIER_CHECKPOINTS,) if name in newest.properties}
     for name, schema in wanted.items():
         dropped = set(_dropped(newest, name))
         operator = newest.operator(name)

@@ -1,8 +1,9 @@
 """List state: rows of values per key, in order, for the keys of one batch.
 
 Owns what a batch reads and changes. An element is one row of the table, with a ``position`` as sub-key. Positions
-ascend, with gaps: those of checkpoint ``c`` begin at ``c * 2**32``. So an append needs to know nothing of the elements
-before it, reads nothing, and logs only what it appends.
+ascend, with gaps: those of the batch with number ``c`` begin at ``c * 2**32``. So an append needs to know nothing of
+the elements before it, reads nothing, and logs only what it appends. The numbers of batches ascend over the whole life
+of the state, also where it moves to another root and checkpoints count from 0 again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["POSITION", "ListState"]
 POSITION: Final = pa.schema([pa.field("position", pa.int64())])
 """The sub-key of list state."""
 
-_POSITIONS_PER_CHECKPOINT: Final = 1 << 32
+_POSITIONS_PER_BATCH: Final = 1 << 32
 
 _Item = TypeVar("_Item")
 
@@ -52,19 +53,17 @@ class ListState:
         keys: Distinct keys, ascending by hash; methods take the number of one.
         codec: Python values as columns.
         lifetime: The time of the batch, and the time to live of each element.
-        checkpoint_id: The checkpoint that is being made.
+        sequence: Number of the batch in the life of the state: greater than those of all batches before.
     """
 
     __slots__ = ("_codec", "_edits", "_first_position", "_keys", "_lifetime", "_stored", "_table")
 
-    def __init__(
-        self, table: StateTable, keys: KeyRows, codec: RowCodec, lifetime: Lifetime, checkpoint_id: int
-    ) -> None:
+    def __init__(self, table: StateTable, keys: KeyRows, codec: RowCodec, lifetime: Lifetime, sequence: int) -> None:
         self._table = table
         self._keys = keys
         self._codec = codec
         self._lifetime = lifetime
-        self._first_position = checkpoint_id * _POSITIONS_PER_CHECKPOINT
+        self._first_position = sequence * _POSITIONS_PER_BATCH
         self._stored: _Stored | None = None
         self._edits: dict[int, _Edit] = {}
 

@@ -8,6 +8,7 @@ import worlds
 from test_azure_conformance import CONTAINER, make_container
 
 from stateline.blob.azure import AzureStore
+from stateline.checkpoint import CheckpointedStateScope, CheckpointStreamFactory, stream_factory
 from stateline.errors import ConflictError, CorruptDataError, DataLossError, InvalidInputError
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.testing.blob_conformance import bytes_of
@@ -58,6 +59,16 @@ def test_only_short_pieces_are_sent_again(world, store):
     assert len(blocks) == 2
     assert store.get("target") == b"".join(bytes_of(length, seed) for seed, length in enumerate(lengths))
     assert store.head("target").nonce == "nonce"
+
+
+def test_large_state_is_published_from_blocks_of_its_own_blob(store, monkeypatch):
+    monkeypatch.setattr(stream_factory, "PIECE_BYTES", 3000)
+    factory = CheckpointStreamFactory(store, "chk-1", "shared", 100)
+    stream = factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED)
+    for seed in range(10):
+        stream.write(bytes_of(2000, seed))
+    with stream.close_and_get_handle().open() as file:
+        assert file.read() == b"".join(bytes_of(2000, seed) for seed in range(10))
 
 
 def test_a_file_of_many_lives_keeps_its_short_end_mergeable(store):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stateline.blob.urls import open_store, relative_name
+from stateline.blob.urls import open_store, relative_name, same_service
 from stateline.errors import InvalidInputError
 
 
@@ -64,3 +64,11 @@ def test_paths_are_places_on_the_local_disk(tmp_path):
     for given in (tmp_path, str(tmp_path), f"file:{tmp_path}", f"file://{tmp_path}"):
         assert open_store(given).url == f"file://{tmp_path}"
     assert open_store("./s3:/bucket").url.startswith("file:///")
+
+
+def test_spellings_of_one_service():
+    assert same_service("s3a://bucket/x", "s3://other")
+    assert same_service("/folder", "file:///folder")
+    assert same_service("abfss://c@account.dfs.core.windows.net/x", "az://c")
+    assert not same_service("s3://bucket", "/bucket")
+    assert not same_service("hdfs://host/x", "gs://bucket")

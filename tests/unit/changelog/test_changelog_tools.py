@@ -204,6 +204,7 @@ def test_ls_as_json(folder: Folder) -> None:
 def test_cat_prints_changes_and_lets_nothing_steer_the_terminal(folder: Folder) -> None:
     answer = run("cat", f"{folder.url}/{folder.first}")
     assert answer.output.splitlines() == ["-1\tschema", "5\tapple\\n\\x1b[31m", "90\tpear"]
+    assert run("cat", f"{folder.url}/{folder.first}", "--key-groups", "63-0").exit_code == 2
     some = run("cat", f"{folder.url}/{folder.first}", "--key-groups", "0-63")
     assert some.output.splitlines() == ["-1\tschema", "5\tapple\\n\\x1b[31m"]
     assert len(run("cat", folder.url).output.splitlines()) == 4
@@ -252,7 +253,14 @@ def test_a_damaged_block_stops_cat_with_its_offset(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["ls"], ["ls", "nowhere://x/y"], ["cat", "x", "--key-groups", "a-b"], ["verify", "{}"]]
+    "arguments",
+    [
+        ["ls"],
+        ["ls", "nowhere://x/y"],
+        ["cat", "x", "--key-groups", "a-b"],
+        ["cat", "{}", "--key-groups", "6-5"],
+        ["verify", "{}"],
+    ],
 )
 def test_wrong_calls_are_explained(arguments: list[str], tmp_path: Path) -> None:
     answer = run(*[argument.replace("{}", f"file://{tmp_path}/nothing") for argument in arguments])

@@ -1,6 +1,11 @@
 """Checkpoints to test with: small ones by number, and one that uses every field of the format."""
 
+from collections.abc import Sequence
+
+from stateline.blob import BlobStore, StoreDecorator
+from stateline.blob.api import Buffer, ObjectInfo
 from stateline.checkpoint import Checkpoint, FileState, InlineState, OperatorState, OutputState, SubtaskState
+from stateline.errors import DataLossError
 from stateline.handles import CommitPoint, FinishedFile, OpenFile, Part, ResumePoint, RowsHandle, RunHandle
 from stateline.key_groups import range_for_subtask
 
@@ -154,3 +159,21 @@ def full_checkpoint() -> Checkpoint:
             "tables": FileState(name="shared/tables", relative=False, size=2**63 - 1, crc32c=2**32 - 1),
         },
     )
+
+
+class PiecesOfOneTarget(StoreDecorator):
+    """As Azure: a piece can be published under the name alone that it was staged for."""
+
+    def __init__(self, inner: BlobStore) -> None:
+        super().__init__(inner)
+        self.target_of: dict[str, str] = {}
+
+    def stage(self, target: str, data: Buffer) -> Part:
+        piece = self.inner.stage(target, data)
+        self.target_of[piece.name] = target
+        return piece
+
+    def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
+        if any(self.target_of[piece.name] != target for piece in parts):
+            raise DataLossError("a piece of another target")
+        return self.inner.publish(target, parts, nonce)

@@ -4,7 +4,7 @@ import itertools
 import shutil
 
 import pytest
-from checkpoint_kit import checkpoint, finished_file
+from checkpoint_kit import PiecesOfOneTarget, checkpoint, finished_file
 from msgspec.structs import replace
 
 from stateline.blob import InstrumentedStore, StoreDecorator
@@ -172,6 +172,7 @@ def test_a_savepoint_holds_all_it_needs(stores, elsewhere):
     fresh, out = stores("fresh"), stores("new-out")
     record = start(found, CheckpointStore(fresh), outputs={URL: out})
     assert_same_state(record, fresh, query.record)
+    assert record.earlier_checkpoints == query.record.checkpoint_id + 1
 
 
 def test_the_query_goes_on_and_the_savepoint_stays(stores):
@@ -364,6 +365,15 @@ def test_a_new_query_starts_from_a_copy_and_owns_it(stores):
     assert verify_savepoint(savepoint).is_sound
 
 
+def test_an_open_file_can_be_published_where_pieces_fit_their_file_alone(stores):
+    query = Query(stores)
+    out = PiecesOfOneTarget(stores("new-out"))
+    record = start(query.savepoint(), CheckpointStore(stores("fresh")), outputs={URL: out})
+    [point] = [file.resume for file in record.outputs[0].open if file.resume is not None]
+    out.publish(point.target, point.parts, point.nonce)
+    assert out.get("f") == b"open bytes"
+
+
 def test_starting_may_be_repeated_until_it_is_published(stores):
     query = Query(stores)
     savepoint = query.savepoint()
@@ -538,6 +548,13 @@ def test_pointers_name_checkpoints_and_savepoints(tmp_path):
         assert (found.checkpoint, found.is_savepoint) == (expected, is_savepoint), pointer
         for handle in found.checkpoint.operators[0].subtasks[0].runs:
             assert crc32c(found.store.get(handle.name)) == handle.crc32c
+
+
+def test_a_checkpoint_of_a_root_is_no_savepoint_and_not_called_damaged(tmp_path):
+    query = Query(lambda name: LocalStore(tmp_path / name))
+    for where in (f"{query.store.url}/chk-3", f"{query.store.url}/chk-3/_metadata"):
+        with pytest.raises(InvalidInputError, match="Make a savepoint of it"):
+            open_savepoint(where)
 
 
 def test_pointers_to_nothing_say_so(tmp_path):

@@ -370,7 +370,7 @@ def test_what_was_never_created_is_told_from_what_was_retired(store):
     with pytest.raises(NotFoundError, match=r"checkpoint 0 was retired\. Retain more checkpoints"):
         store.get(0)
     for checkpoint_id in (2, -1):
-        with pytest.raises(NotFoundError, match=f"there is no checkpoint {checkpoint_id}$"):
+        with pytest.raises(NotFoundError, match=rf"there is no checkpoint {checkpoint_id}\. `stateline checkpoint ls`"):
             store.get(checkpoint_id)
 
 

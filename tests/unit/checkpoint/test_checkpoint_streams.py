@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from checkpoint_kit import PiecesOfOneTarget
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -352,6 +353,27 @@ def test_creation_is_tried_ten_times_each_under_a_new_name(store, size, error, m
     assert names(store) == [handle.name]
     with pytest.raises(ClosedError):
         out.close_and_get_handle()
+
+
+def test_pieces_are_staged_for_the_name_that_the_file_gets(store, monkeypatch):
+    monkeypatch.setattr(module, "PIECE_BYTES", 1000)
+    bound = PiecesOfOneTarget(store)
+    out = stream(bound)
+    for _ in range(5):
+        out.write(b"x" * 700)
+    out.flush()
+    handle = out.close_and_get_handle()
+    assert read(handle) == b"x" * 3500
+    assert set(bound.target_of.values()) == {handle.name}
+
+
+def test_a_failure_is_told_as_it_was_where_pieces_fit_no_other_name(store, monkeypatch):
+    monkeypatch.setattr(module, "PIECE_BYTES", 1000)
+    out = stream(Faulty(PiecesOfOneTarget(store), [UnavailableError("the first failure")]))
+    out.write(b"x" * 5000)
+    with pytest.raises(UnavailableError, match="the first failure"):
+        out.close_and_get_handle()
+    assert names(store) == []
 
 
 def test_a_file_whose_answer_was_lost_is_deleted_and_another_one_made(store):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,18 @@ from click.testing import CliRunner, Result
 
 from stateline.blob import open_store
 from stateline.blob.checksum import crc32c
-from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, OutputState, open_savepoint
+from stateline.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    OperatorState,
+    OutputState,
+    VerifyReport,
+    open_savepoint,
+    start_from_savepoint,
+    verify_root,
+)
 from stateline.checkpoint.layout import record_name
+from stateline.cli import checkpoint as checkpoint_commands
 from stateline.cli.commands import stateline
 from stateline.environment import SystemIds
 from stateline.files.pending import store_rows
@@ -167,6 +178,23 @@ def test_verify_names_the_damaged_bytes_and_the_checkpoints_that_need_them(root:
     assert int(start) <= size // 2 < int(end)
 
 
+def test_verify_tells_of_damage_though_the_query_retires_a_checkpoint_meanwhile(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verified(checkpoints: CheckpointStore, **more: Any) -> VerifyReport:
+        report = verify_root(checkpoints, **more)
+        root.checkpoints.retain(1)
+        return report
+
+    name = root.run_names(2)[-1]
+    root.damage(name, root.store.head(name).size // 2)
+    monkeypatch.setattr(checkpoint_commands, "verify_root", verified)
+    answer = run("checkpoint", "verify", root.url)
+    assert answer.exit_code == 1
+    assert f"CORRUPT    {name}" in answer.output
+    assert "record batch 0" in answer.output
+
+
 def test_verify_names_what_is_missing_in_the_root_and_in_the_output(root: Root) -> None:
     name = root.run_names(1)[-1]
     root.path(name).unlink()
@@ -267,6 +295,23 @@ def test_a_savepoint_is_made_listed_verified_and_dropped(root: Root) -> None:
     assert run("savepoint", "drop", url, "--delete").exit_code == 0
     assert run("savepoint", "ls", f"file://{root.folder}/savepoints", "--json").output == ""
     assert run("savepoint", "drop", url, "--delete").exit_code == 1
+
+
+def test_a_dry_drop_refuses_what_a_real_one_refuses(root: Root) -> None:
+    url = made_savepoint(root)
+    store = CheckpointStore(f"file://{root.folder}/savepoints")
+    savepoint = open_savepoint(store.store, url.rpartition("/")[2])
+    outputs = {output.url: open_store(output.url) for output in savepoint.checkpoint.outputs}
+    start_from_savepoint(savepoint, store, query_id="new", mode="claim", outputs=outputs)
+    elsewhere = f"file://{root.folder}/kept-by-hand"
+    shutil.copytree(url.removeprefix("file://"), elsewhere.removeprefix("file://"))
+    for wrong, exit_code in ((url, 1), (elsewhere, 2), (root.url, 2), (f"{root.url}/chk-2", 2)):
+        for more in ((), ("--delete",)):
+            answer = run("savepoint", "drop", wrong, *more)
+            assert answer.exit_code == exit_code, answer.output
+            assert "delete " not in answer.output
+            assert "Error: drop_savepoint" in answer.output
+    assert open_savepoint(url).checkpoint.checkpoint_id == 2
 
 
 def test_a_damaged_savepoint_and_an_incomplete_one_are_told(root: Root) -> None:

@@ -97,6 +97,43 @@ def test_every_command_is_in_the_documentation() -> None:
     assert [path for path in paths if f"stateline {' '.join(path)}" not in page] == []
 
 
+def test_every_command_that_takes_a_url_takes_settings_of_its_store() -> None:
+    for path, command in all_commands(commands.stateline):
+        if any(isinstance(parameter, click.Argument) for parameter in command.params):
+            assert "--option" in {name for parameter in command.params for name in parameter.opts}, path
+
+
+@pytest.mark.parametrize(
+    ("raised", "exit_code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "Interrupted\n"),
+        (OSError(28, "No space left"), 1, "Error: [Errno 28] No space left\n"),
+    ],
+)
+def test_ctrl_c_and_a_full_disk_are_told_in_one_line(
+    raised: BaseException, exit_code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise raised
+
+    monkeypatch.setattr(commands, "find_java", fail)
+    answer = CliRunner().invoke(commands.stateline, ["doctor"])
+    assert (answer.exit_code, answer.stderr) == (exit_code, said)
+
+
+def test_ctrl_c_while_modules_are_imported_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main.importlib, "import_module", interrupted)
+    with pytest.raises(SystemExit) as raised:
+        main.main()
+    assert raised.value.code == 130
+    assert capsys.readouterr().err == ""
+
+
 def test_the_entry_point_runs() -> None:
     program = "import sys; from stateline.cli.main import main; sys.argv = ['stateline', '--version']; main()"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

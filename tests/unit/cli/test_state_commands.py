@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from click.testing import CliRunner, Result
 
 from stateline.checkpoint import CheckpointStore
 from stateline.cli.commands import stateline
+from stateline.errors import UnavailableError
 from stateline.state import KeyedStateBackend, StateSchema
 from stateline.state.run_store import process_open_runs
+from stateline.state.stored import SliceReader
 
 SCHEMA = StateSchema(
     pa.schema([("tail", pa.string()), ("day", pa.date32())]),
@@ -118,6 +121,61 @@ def test_export_writes_all_rows_once_and_overwrites_nothing(url: str, tmp_path: 
     assert path.read_bytes() == before
 
 
+def test_an_export_that_would_overwrite_is_refused_before_the_work(url: str, tmp_path: Path) -> None:
+    target = f"file://{tmp_path}/exported/state.jsonl"
+    assert run("export", url, target, "--columns", "n").exit_code == 0
+    [name] = CheckpointStore(url).get(0).object_names()
+    (tmp_path / "root" / name).unlink()  # Whoever reads state fails now.
+    process_open_runs().clear()
+    answer = run("export", url, target, "--columns", "n")
+    assert answer.exit_code == 1
+    assert "it exists already. Give another name" in answer.output
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), UnavailableError("the network is gone")])
+def test_an_export_that_was_given_up_leaves_no_pieces(
+    url: str, tmp_path: Path, failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scan(reader: SliceReader, *arguments: Any) -> Iterator[pa.RecordBatch]:
+        yield from whole(reader, *arguments)
+        raise failure
+
+    whole = SliceReader.scan
+    monkeypatch.setattr(SliceReader, "scan", scan)
+    answer = run(
+        "export", url, f"file://{tmp_path}/exported/x.csv", "--columns", "n", "--target-option", "chunk_size=1"
+    )
+    assert answer.exit_code == (130 if isinstance(failure, KeyboardInterrupt) else 1)
+    assert [path for path in (tmp_path / "exported").rglob("*") if path.is_file()] == []
+
+
+def test_days_and_moments_that_python_has_not_are_shown(tmp_path: Path) -> None:
+    far = pa.timestamp("us", "UTC")
+    schema = StateSchema(pa.schema([("k", pa.int64())]), pa.schema([("t", far), ("days", pa.list_(pa.date32()))]))
+    year_10000 = 253402300800_000000
+    with KeyedStateBackend.open(f"file://{tmp_path}/far") as backend:
+        table = pa.table({"k": [-1, 2], "t": [year_10000, 0], "days": [[2**30, None], None]}, schema=schema.row)
+        backend.state("o", schema).put(table)
+        backend.checkpoint()
+    [row] = facts(run("get", f"file://{tmp_path}/far", "--json", "--", "-1"))
+    assert row["k"] == -1
+    assert row["t"].startswith("10000-01-01 00:00:00")
+    assert str(2**30) in row["days"][0]
+    assert row["days"][1] is None
+    assert "10000-01-01" in run("get", f"file://{tmp_path}/far", "--", "-1").output
+    near = facts(run("get", f"file://{tmp_path}/far", "2", "--json"))
+    assert near == [{"k": 2, "t": "1970-01-01T00:00:00+00:00", "days": None}]
+
+
+def test_columns_line_up_where_characters_are_wide(tmp_path: Path) -> None:
+    schema = StateSchema(pa.schema([("鍵", pa.string())]), pa.schema([("値段", pa.int64())]))
+    with KeyedStateBackend.open(f"file://{tmp_path}/wide") as backend:
+        backend.state("o", schema).put(pa.table({"鍵": ["日本"], "値段": [7]}, schema=schema.row))
+        backend.checkpoint()
+    lines = run("get", f"file://{tmp_path}/wide", "日本").output.splitlines()
+    assert lines == ["column  value", "鍵      日本", "値段    7"]
+
+
 def test_a_savepoint_is_read_like_a_checkpoint(url: str, tmp_path: Path) -> None:
     made = CliRunner().invoke(stateline, ["savepoint", "create", url, f"file://{tmp_path}/kept"])
     savepoint = made.output.strip()
@@ -162,6 +220,7 @@ def test_damage_is_named_and_never_read_as_data(url: str, tmp_path: Path) -> Non
         ["export", "{}", "{}/x.docx"],
         ["export", "{}", "{}/x.parquet", "--columns", "nope"],
         ["export", "{}", "{}/x.csv"],
+        ["export", "{}", "{}/x.parquet", "--columns", "n,n"],
         ["ls", "nowhere://x"],
     ],
 )

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
+import pytest
 
-from stateline.files.formats import make_encoder
+from stateline.errors import InvalidInputError
+from stateline.files.formats import check_partition, check_schema, make_encoder
+
+
+def lines(name: str, table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    encoder = make_encoder(name, sink, table.schema, None, 1000)
+    encoder.write(table)
+    encoder.finish()
+    return sink.getvalue()
 
 
 def parquet(*tables: pa.Table) -> bytes:
@@ -41,3 +53,73 @@ def test_only_columns_that_repeat_get_a_dictionary():
 def test_a_file_without_rows_is_a_file():
     data = parquet(pa.table({"id": pa.array([], pa.int64())}))
     assert pq.read_table(io.BytesIO(data)).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["a", None, "", "b\n\nc", 'q"']),
+        pa.array([1, None, None, 4, None]),
+        pa.array([None, True, False, None, None]),
+    ],
+)
+def test_a_null_in_the_only_column_of_csv_is_a_row_that_readers_see(column):
+    data = lines("csv", pa.table({"v": column}))
+    several_lines = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    as_it_is = pyarrow.csv.ConvertOptions(column_types={"v": column.type}, strings_can_be_null=True)
+    read = pyarrow.csv.read_csv(io.BytesIO(data), parse_options=several_lines, convert_options=as_it_is)
+    assert read["v"].to_pylist() == [value if value != "" else None for value in column.to_pylist()]
+
+
+def test_maps_are_objects_in_json():
+    nested = pa.map_(pa.string(), pa.list_(pa.map_(pa.int64(), pa.float64())))
+    data = lines("jsonl", pa.table({"m": pa.array([[("a", [[(1, 0.5)]]), ("b", None)], [], None], nested)}))
+    assert [json.loads(line)["m"] for line in data.splitlines()] == [{"a": [{"1": 0.5}], "b": None}, {}, None]
+
+
+def test_a_map_that_holds_a_key_twice_is_refused_in_json():
+    twice = pa.table({"m": pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))})
+    with pytest.raises(InvalidInputError, match="key twice"):
+        lines("jsonl", twice)
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\rb", "a\r"])
+def test_text_refuses_whatever_a_reader_takes_for_the_end_of_a_line(value):
+    with pytest.raises(InvalidInputError, match="line break"):
+        lines("text", pa.table({"v": [value]}))
+
+
+@pytest.mark.parametrize("name", ["parquet", "arrow", "jsonl"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.duration("us")),
+        pa.struct([("a", pa.struct([("b", pa.month_day_nano_interval())]))]),
+        pa.map_(pa.string(), pa.duration("us")),
+    ],
+)
+def test_intervals_inside_of_other_types_are_refused_with_the_reason(name, kind):
+    with pytest.raises(InvalidInputError, match="intervals"):
+        check_schema(name, pa.schema([("x", kind)]))
+
+
+@pytest.mark.parametrize("key", [pa.bool_(), pa.float64(), pa.struct([("a", pa.int64())])])
+def test_keys_that_have_no_text_are_refused_in_json(key):
+    with pytest.raises(InvalidInputError, match="name in JSON is text"):
+        check_schema("jsonl", pa.schema([("x", pa.list_(pa.map_(key, pa.int64())))]))
+    check_schema("parquet", pa.schema([("x", pa.list_(pa.map_(key, pa.int64())))]))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "reason"),
+    [
+        ("p", pa.list_(pa.int64()), "no form"),
+        ("p", pa.struct([("a", pa.int64())]), "no form"),
+        ("p", pa.duration("us"), "intervals"),
+        ("_p", pa.int64(), "readers skip"),
+        (".p", pa.int64(), "readers skip"),
+    ],
+)
+def test_columns_that_cannot_be_folders_are_refused_with_the_reason(name, kind, reason):
+    with pytest.raises(InvalidInputError, match=reason):
+        check_partition(pa.field(name, kind))

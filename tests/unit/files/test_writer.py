@@ -210,10 +210,34 @@ def test_line_formats_read_back(tmp_path, stores, name, codec):
     writer = make_writer(output, stores, rows.schema)
     writer.write(rows)
     publish(stores, writer.finish())
-    (file,) = (tmp_path / "out").glob("part-*")
+    (file,) = (tmp_path / "out").glob(f"part-*.{name}.gz" if codec else f"part-*.{name}")
     data = gzip.decompress(file.read_bytes()) if codec else file.read_bytes()
     read = pyarrow.csv.read_csv if name == "csv" else pyarrow.json.read_json
     assert read(pa.BufferReader(data)).to_pydict() == rows.to_pydict()
+
+
+@pytest.mark.parametrize(("began", "goes_on"), [("none", "gzip"), ("gzip", "none")])
+def test_a_file_of_lines_keeps_the_codec_that_its_name_tells(tmp_path, stores, began, goes_on):
+    """Readers find the codec by the name, and the name was given when the file was begun."""
+    first = make_writer(FileOutput(url="unused", format="csv", compression=began), stores)
+    first.write(pa.table({"x": [1]}))
+    rolled = RollingPolicy(every_checkpoint=True)
+    later = FileOutput(url="unused", format="csv", compression=goes_on, rolling=rolled)
+    publish(stores, make_writer(later, stores, open_files=first.finish().open).finish())
+    (file,) = (tmp_path / "out").glob("part-*")
+    assert (file.suffix == ".gz") == (began == "gzip")
+    assert (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()) == b'"x"\n1\n'
+
+
+def test_many_large_partition_columns_do_not_meet(tmp_path, stores):
+    """The product of their sizes, 65,000 to the fourth, is more than 64 bits hold."""
+    count = 65_000
+    columns = ("a", "b", "c", "d")
+    schema = pa.schema([*((name, pa.int64()) for name in columns), ("x", pa.int64())])
+    rows = pa.table({**dict.fromkeys(columns, pa.array(range(count))), "x": pa.array(range(count))}, schema)
+    found = dict(make_writer(FileOutput(url="unused", partition_by=columns), stores, schema)._split(rows))
+    assert len(found) == count
+    assert all(folder == "/".join(f"{c}={part['x'][0]}" for c in columns) for folder, part in found.items())
 
 
 def test_text_files_hold_one_string_column(tmp_path, stores):
@@ -227,6 +251,47 @@ def test_text_files_hold_one_string_column(tmp_path, stores):
     broken.write(pa.table({"line": ["a\nb"]}))
     with pytest.raises(InvalidInputError, match="line break"):
         broken.finish()
+
+
+NO_TEXT = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
+TWICE = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
+
+
+@pytest.mark.parametrize("every_checkpoint", [False, True])
+@pytest.mark.parametrize(
+    ("name", "column", "complaint"),
+    [
+        ("text", pa.array(["a\nb"]), "line break"),
+        ("jsonl", TWICE, "key twice"),
+        ("jsonl", NO_TEXT, "'x'.*not UTF-8"),
+        ("parquet", NO_TEXT, "'x'.*not UTF-8"),
+        ("parquet", pa.StructArray.from_arrays([NO_TEXT], ["inside"]), "'x'.*not UTF-8"),
+    ],
+)
+def test_a_value_that_no_file_holds_is_refused_before_it_is_durable(stores, name, column, complaint, every_checkpoint):
+    """Rows of an open file that could not be encoded later would block it for ever, and all rows beside them."""
+    rows = pa.table({"x": column})
+    rolling = RollingPolicy(every_checkpoint=every_checkpoint)
+    writer = make_writer(FileOutput(url="unused", format=name, rolling=rolling), stores, rows.schema)
+    writer.write(rows)
+    with pytest.raises(InvalidInputError, match=complaint):
+        writer.finish()
+    assert stores[0].calls["put_if_absent"] == 0
+
+
+def test_a_partition_value_that_is_no_text_is_refused(stores):
+    rows = pa.table({"p": NO_TEXT, "x": [1]})
+    writer = make_writer(FileOutput(url="unused", partition_by=("p",)), stores, rows.schema)
+    with pytest.raises(InvalidInputError, match=r"'p'.*not UTF-8"):
+        writer.write(rows)
+
+
+@pytest.mark.parametrize("names", [("id", "ID"), ("x", "x"), ("Ä", "ä")])
+def test_columns_that_readers_take_for_one_are_refused(names):
+    schema = pa.schema([*((name, pa.int64()) for name in names), ("p", pa.int64())])
+    for partition_by in ((), ("p",), (names[0],)):
+        with pytest.raises(InvalidInputError, match="for one column"):
+            FileOutput(url="unused", partition_by=partition_by).file_schema(schema)
 
 
 def test_columns_that_a_format_cannot_hold_are_refused_with_the_reason():

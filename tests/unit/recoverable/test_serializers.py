@@ -176,3 +176,10 @@ def test_any_other_bytes_are_refused(data):
     for serializer in (CommitPointSerializer(), ResumePointSerializer()):
         with pytest.raises(CorruptDataError):
             serializer.deserialize(1, data)
+
+
+def test_something_else_than_a_point_is_refused():
+    with pytest.raises(InvalidInputError, match="CommitPoint is not a ResumePoint"):
+        ResumePointSerializer().serialize(COMMIT)
+    with pytest.raises(InvalidInputError, match="NoneType is not a CommitPoint"):
+        CommitPointSerializer().serialize(None)

@@ -47,13 +47,15 @@ class PreparedOnce(StoreDecorator):
 
 
 class FailingStage(StoreDecorator):
-    """Fails the next calls of ``stage``, before or after they took effect."""
+    """Fails the next calls of ``stage``, before or after they took effect; holds views, as tracebacks do."""
 
     failures = ()
     after_effect = False
+    held = None
 
     def stage(self, target, data):
         if self.failures:
+            self.held = memoryview(data)[1:]
             if self.after_effect:
                 self.inner.stage(target, data)
             raise self.failures.pop()

@@ -154,3 +154,23 @@ def test_a_store_whose_listings_lag_is_not_swept(store, clock):
     with pytest.raises(UnavailableError, match="listing does not show"):
         sweep(Lagging(store), set(), min_age="1h", delete=True)
     assert staged(store) == {old.name}
+
+
+@pytest.mark.parametrize("delete", [False, True])
+def test_points_instead_of_names_are_refused_before_anything_is_deleted(delete):
+    """They would match no piece, and so let every piece of theirs be deleted."""
+    store = MemoryStore("points-instead-of-names")
+    stream = RecoverableWriter(store).open("file")
+    stream.write(b"rows")
+    point = stream.persist()
+    for reachable in ([point], "name"):
+        with pytest.raises(InvalidInputError, match="reachable_names"):
+            sweep(store, reachable, min_age=0, delete=delete)
+    RecoverableWriter(store).recover_for_commit(point).commit()
+    assert store.get("file") == b"rows"
+    MemoryStore.forget("points-instead-of-names")
+
+
+def test_a_file_cannot_be_opened_where_sweeps_delete():
+    with pytest.raises(InvalidInputError, match="sweeps delete"):
+        RecoverableWriter(MemoryStore("among-the-pieces")).open(".inprogress/file")

@@ -6,14 +6,17 @@ from collections import Counter
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
-from stateline.blob import InstrumentedStore
+from stateline.blob import InstrumentedStore, open_store
 from stateline.blob.memory import MemoryStore
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import key_group_of, stable_hash, subtask_for_key_group
+from stateline.spark import files_sink
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
+from stateline.spark.files_sink import FilesSink
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.task import TaskContext, run_subtask
 from stateline.state.run_cache import OpenRuns
@@ -103,3 +106,55 @@ def test_files_that_end_are_staged_prepared_published_and_discarded_once_each():
 def test_the_number_of_requests_does_not_grow_with_the_state(rolling):
     totals = [sum(root.values()) for root, _ in requests_of_later_batches(rolling)]
     assert max(totals) - min(totals) <= PARALLELISM, "a merge more or less"
+
+
+@pytest.mark.parametrize("every_checkpoint", ["false", "true"])
+def test_the_sink_of_any_stream_neither_lists_nor_asks_for_heads(tmp_path, monkeypatch, every_checkpoint):
+    stores: list[InstrumentedStore] = []
+
+    def counted(url, options, environment):
+        stores.append(InstrumentedStore(open_store(url, options, environment)))
+        return stores[-1]
+
+    monkeypatch.setattr(files_sink, "open_store", counted)
+    monkeypatch.setattr(files_sink, "_KNOWN", {})
+    options = {"path": str(tmp_path / "out"), "every_checkpoint": every_checkpoint}
+    schema = StructType([StructField("id", LongType())])
+    for batch in range(8):
+        for store in stores:
+            store.reset()
+        writer = FilesSink(options).streamWriter(schema, overwrite=False)
+        staged = [writer.write(iter([pa.RecordBatch.from_pydict({"id": [task]})])) for task in range(PARALLELISM)]
+        writer.commit(staged, batch)
+        calls = {call for store in stores for call, times in store.calls.items() if times}
+        assert "put_if_absent" in calls
+        assert batch == 0 or not NOT_ON_THE_WAY & calls
+
+
+@pytest.mark.parametrize(
+    ("given", "records", "spark"),
+    [
+        ({}, {"fsync": "false"}, {"fsync": "false"}),
+        ({"root.permissions": "umask"}, {"fsync": "false", "permissions": "umask"}, {"fsync": "false"}),
+        ({"checkpoint": "CHECKPOINT"}, {}, {"fsync": "false"}),
+        ({"checkpoint": "CHECKPOINT", "root.permissions": "umask"}, {"permissions": "umask"}, {"fsync": "false"}),
+    ],
+)
+def test_records_below_the_output_use_the_options_of_its_store(tmp_path, monkeypatch, given, records, spark):
+    """A service that is told once must not be looked for in the cloud when the records are written."""
+    opened = {}
+
+    def noted(url, options, environment):
+        opened[url.removeprefix(str(tmp_path))] = dict(options)
+        return open_store(url, options, environment)
+
+    monkeypatch.setattr(files_sink, "open_store", noted)
+    monkeypatch.setattr(files_sink, "_KNOWN", {})
+    given = {key: value.replace("CHECKPOINT", str(tmp_path / "records")) for key, value in given.items()}
+    places = {"path": str(tmp_path / "out"), "checkpointLocation": str(tmp_path / "spark")}
+    writer = FilesSink({**places, "store.fsync": "false", **given}).streamWriter(
+        StructType([StructField("id", LongType())]), overwrite=False
+    )
+    writer.commit([writer.write(iter([]))], 0)
+    root = "/records/stream" if "checkpoint" in given else "/out/.stateline/stream"
+    assert opened == {"/out": {"fsync": "false"}, root: records, "/spark": spark}

@@ -332,3 +332,15 @@ def test_an_arrow_file_of_another_kind_is_refused() -> None:
     data = sink.getvalue().to_pybytes()
     with pytest.raises(CorruptDataError, match="no run"):
         opened(data, forged(data, handle_of(encode_run(many(1), LONGS, MAX_PARALLELISM))))
+
+
+def test_text_in_a_list_that_no_reader_would_take_is_not_written() -> None:
+    schema = StateSchema(LONGS.keys, pa.schema([("tags", pa.list_(pa.string()))]))
+    wrong = pa.array([[b"good"], [b"bad \xff"]], pa.list_(pa.binary()))
+    keys = changes(LONGS, {1: [1], 2: [2]}).keys
+    tags = pa.ListArray.from_arrays(wrong.offsets, wrong.values.view(pa.string()))
+    with pytest.raises(InvalidInputError, match=r"tags.*not UTF-8.*make_valid_utf8"):
+        encode_run(run_of(StateRows(keys, (tags,))), schema, MAX_PARALLELISM)
+    good = pa.array([["good"], []], pa.list_(pa.string()))
+    encoded = encode_run(run_of(StateRows(keys, (good,))), schema, MAX_PARALLELISM)
+    assert [row.values[0].to_pylist() for row in opened(encoded.data, handle_of(encoded), schema)] == [[["good"], []]]

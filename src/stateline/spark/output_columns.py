@@ -1,0 +1,107 @@
+"""Whether rows of a changed schema may go into a folder that has files already. Pure.
+
+Owns the rule. Does not own the files: those of another schema are files of their own (``stateline.files``).
+
+Rules:
+- A column may be added, and one may be left out: readers fill in nulls.
+- A column that any file of the folder has keeps its type, also inside of structures, lists and maps. Otherwise readers
+  of the folder could not read it any more. Nulls may be allowed or not.
+- Whole numbers may get more bits, and so may floats: readers that know the wider type read both.
+- Columns of CSV may only be added or left out at the end, because Spark finds them by position.
+
+Each record remembers the columns of its outputs among its properties, by format and folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import pyarrow as pa
+
+from stateline.checkpoint import Checkpoint
+from stateline.errors import ErrorKind, InvalidInputError
+from stateline.spark.plan import OperatorPlan, PipelinePlan
+
+__all__ = ["check_columns", "columns_of", "columns_properties"]
+
+_PREFIX: Final = "columns of "
+_WIDER: Final = (("int8", "int16", "int32", "int64"), ("float", "double"))
+"""Each type is read as any after it."""
+
+
+def columns_of(schema: pa.Schema) -> dict[str, str]:
+    """The columns of a schema and what is inside of them: types by path, such as ``{"a": "list", "a.[]": "int64"}``."""
+    return {path: text for field in schema for path, text in _leaves(_escape(field.name), field.type)}
+
+
+def check_columns(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str, str]) -> None:
+    """Checks that the rows of a plan may go where the rows of a record are.
+
+    Raises:
+        InvalidInputError: A column has another type there; says which.
+    """
+    for operator in plan.operators:
+        stored = json.loads(newest.properties.get(_key(operator, output_urls), "{}"))
+        wanted = operator.output_columns
+        for path, text in wanted.items():
+            if not _reads(text, stored.get(path, text)):
+                raise _refused(operator, f"column {path!r} has the type {stored[path]} there, and {text} now")
+        if operator.output is not None and operator.output.format == "csv":
+            (old, new) = ([path for path in columns if "." not in path] for columns in (stored, wanted))
+            if any(left != right for left, right in zip(old, new, strict=False)):
+                raise _refused(operator, f"the columns are {old} there, and {new} now: CSV tells them by position")
+
+
+def columns_properties(plan: PipelinePlan, newest: Checkpoint | None, output_urls: Mapping[str, str]) -> dict[str, str]:
+    """What the next record remembers: all columns that any file of its outputs may have."""
+    found = {} if newest is None else {k: v for k, v in newest.properties.items() if k.startswith(_PREFIX)}
+    for operator in plan.operators:
+        if operator.output_columns:
+            key = _key(operator, output_urls)
+            found[key] = json.dumps(json.loads(found.get(key, "{}")) | dict(operator.output_columns))
+    return found
+
+
+def _key(operator: OperatorPlan, output_urls: Mapping[str, str]) -> str:
+    form = "" if operator.output is None else operator.output.format
+    return f"{_PREFIX}{form} {output_urls.get(operator.name, '')}"
+
+
+def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, str]]:
+    if pa.types.is_struct(kind):
+        yield path, "struct"
+        for field in kind:
+            yield from _leaves(f"{path}.{_escape(field.name)}", field.type)
+    elif pa.types.is_map(kind):
+        yield path, "map"
+        yield from _leaves(f"{path}.{{key}}", kind.key_type)
+        yield from _leaves(f"{path}.{{value}}", kind.item_type)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        yield path, "list"
+        yield from _leaves(f"{path}.[]", kind.value_type)
+    else:
+        yield path, str(kind)
+
+
+def _reads(wanted: str, stored: str) -> bool:
+    """Whether a column of a type can be read as another one."""
+    return wanted == stored or any(
+        {wanted, stored} <= set(row) and row.index(stored) < row.index(wanted) for row in _WIDER
+    )
+
+
+def _escape(name: str) -> str:
+    return name.replace("\\", "\\\\").replace(".", "\\:")
+
+
+def _refused(operator: OperatorPlan, reason: str) -> InvalidInputError:
+    return InvalidInputError(
+        reason,
+        operation="start",
+        subject=f"output of operator {operator.name!r}",
+        hint="Readers could not read both in one folder. Give the column another name, or start a new query with a new "
+        "output folder",
+        kind=ErrorKind.SCHEMA_MISMATCH,
+    )
