@@ -34,6 +34,7 @@ __all__ = ["StructCodec", "row_class"]
 
 Convert = Callable[[Any], Any]
 
+_ROWS: Final = (tuple, list)
 _NESTED: Final = (spark_types.ArrayType, spark_types.MapType, StructType)
 
 
@@ -57,6 +58,7 @@ class StructCodec:
         self._readers = [_reader(field.dataType, is_key=is_key) for field in struct]
         self._writers = [_writer(field.dataType, is_output=is_output) for field in struct]
         self._kept_types = [_kept_types(field.dataType, is_key=is_key) for field in struct]
+        self._kept_rows: set[tuple[type, ...]] = set()  # Seen so far: a look at this is all that most rows cost.
         self._quick = [_quick(field.dataType) for field in struct]
         self._plain = [_is_plain(field.dataType, is_output=is_output) for field in struct]
 
@@ -66,14 +68,17 @@ class StructCodec:
         Raises:
             InvalidInputError: It is no tuple, one of another length, or a value does not fit its field.
         """
-        if not isinstance(row, tuple | list):
+        if not isinstance(row, _ROWS):
             raise self._refused(f"a {type(row).__name__} came: {row!r:.100}")
+        types = tuple(map(type, row))
+        if types in self._kept_rows:
+            return tuple(row)
         if len(row) != len(self._plain):
             raise self._refused(f"{len(row)} values came: {tuple(row)!r:.100}")
-        for value, kept in zip(row, self._kept_types, strict=True):
-            if type(value) not in kept:
-                return tuple(map(self._kept, range(len(row)), row))
-        return tuple(row)
+        if all(map(frozenset.__contains__, self._kept_types, types)):
+            self._kept_rows.add(types)
+            return tuple(row)
+        return tuple(map(self._kept, range(len(row)), row))
 
     def decode(self, columns: Sequence[pa.Array]) -> list[Values]:
         """One tuple per row."""
