@@ -53,7 +53,6 @@ def open_store(
         NotInstalledError: The SDK of a cloud is missing; the hint names the ``pip install``.
     """
     url = _text_of(url)
-    refuse_credentials(url)
     scheme = urlsplit(url).scheme.lower() if "://" in url else ""
     settings = dict(options or {})
     if scheme in ("", "file"):
@@ -88,6 +87,8 @@ def open_store(
 def _text_of(url: str | os.PathLike[str]) -> str:
     """The URL as text, if it can be one. ``s3:/bucket`` is refused: it would be a folder of that name."""
     text = os.fspath(url) if isinstance(url, str | os.PathLike) else url
+    if isinstance(text, str):
+        refuse_credentials(text)  # First: the other errors show the URL.
     try:
         if not isinstance(text, str) or "\0" in unquote(text):
             raise ValueError(text)
@@ -98,11 +99,12 @@ def _text_of(url: str | os.PathLike[str]) -> str:
         ) from None
     scheme, colon, rest = text.partition(":")
     if colon and not rest.startswith("//") and scheme.lower() in ("memory", *_CLOUDS):
+        shown = "..." if "@" in rest or "=" in rest else rest  # There may be a credential in it.
         raise InvalidInputError(
             "after the scheme it has no '//', so it would be a local folder of that name",
             operation="open_store",
-            subject=text,
-            hint=f"Write {scheme.lower()}://{rest.lstrip('/')}, or ./{text} for the folder",
+            subject=f"{scheme}:{shown}",
+            hint=f"Write {scheme.lower()}://{shown.lstrip('/')}, or put ./ before it for the folder",
         )
     return text
 

@@ -60,6 +60,15 @@ def test_a_url_without_its_slashes_is_not_taken_for_a_folder(url):
         open_store(url)
 
 
+@pytest.mark.parametrize(
+    "url", ["s3://key:secret@[bucket", "s3://key:secret@b\0", "s3:/key:secret@bucket", "az:c?sig=secret"]
+)
+def test_no_error_shows_a_credential(url):
+    with pytest.raises(InvalidInputError) as caught:
+        open_store(url)
+    assert "secret" not in str(caught.value)
+
+
 def test_paths_are_places_on_the_local_disk(tmp_path):
     for given in (tmp_path, str(tmp_path), f"file:{tmp_path}", f"file://{tmp_path}"):
         assert open_store(given).url == f"file://{tmp_path}"
