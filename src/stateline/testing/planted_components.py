@@ -17,7 +17,6 @@ from stateline.recoverable.stream import RecoverableStream
 from stateline.recoverable.writer import RecoverableWriter
 from stateline.state import merge as merge_module
 from stateline.state import rescale as rescale_module
-from stateline.state import snapshot as snapshot_module
 from stateline.testing.planted import PlantedBug, register_bug, replaced
 
 __all__: list[str] = []
@@ -231,7 +230,7 @@ _merge_runs = merge_module.merge_runs
 _bug(
     "state_merge_forgets_old_runs",
     "a merge keeps the rows of the newest run only",
-    snapshot_module,
+    merge_module,
     "merge_runs",
     _no_old_runs,
     "sim",
