@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Stateline needs Python 3.11 or newer; set PYTHON to one." >&2; exit 1; }
 	@if test -e $(STAMP); then rm -f $(STAMP); else $(PYTHON) -m venv --clear $(VENV); fi
 	@echo "Installing into $(VENV); this takes a minute or two."
-	@$(PIP) hatchling editables
+	@$(PIP) hatchling editables setuptools
 	@$(PIP) --no-build-isolation --editable ".[$(EXTRAS)]"
 	@echo $(CURDIR) > $(STAMP)
 

