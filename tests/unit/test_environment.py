@@ -1,6 +1,7 @@
 """The real side of the environment: threads, timers, monitors. Waits are on events, never on time."""
 
 import threading
+import unittest.mock
 import uuid
 from concurrent.futures import CancelledError
 
@@ -28,8 +29,12 @@ def test_ids_are_version_4_and_never_repeat():
 
 
 def test_sleeping_for_no_time_returns_at_once():
-    SystemClock().sleep(0)
-    SystemClock().sleep(-1)
+    with unittest.mock.patch("time.sleep") as slept:
+        SystemClock().sleep(0)
+        SystemClock().sleep(-1)
+        assert not slept.called
+        SystemClock().sleep(0.5)
+    slept.assert_called_once_with(0.5)
 
 
 def test_monotonic_time_does_not_go_back():
@@ -130,8 +135,20 @@ def test_close_from_a_timer_does_not_wait_for_itself():
 
 def test_a_monitor_is_reentrant():
     monitor = SystemExecutors().monitor()
-    with monitor, monitor:
-        monitor.notify_all()
+    entered = threading.Event()
+
+    def enter():
+        with monitor:
+            entered.set()
+
+    with monitor:
+        with monitor:
+            monitor.notify_all()
+        other = threading.Thread(target=enter)
+        other.start()
+        assert not entered.is_set()  # Left once of twice, it is still taken.
+    other.join(LONG)
+    assert entered.is_set()
 
 
 def test_wait_for_returns_when_notified():

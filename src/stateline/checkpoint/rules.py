@@ -9,10 +9,12 @@ Owns the rules. Does not own the bytes (``metadata``), nor what the numbers mean
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from stateline.blob.names import check_name
 from stateline.checkpoint.api import (
+    EARLIER_CHECKPOINTS,
     MAX_FILE_STATE_THRESHOLD,
     Checkpoint,
     FileState,
@@ -29,6 +31,7 @@ __all__ = ["check_checkpoint", "check_part", "check_position"]
 
 _MAX_COUNT: Final = 2**63 - 1
 _MAX_ID: Final = 10**18 - 1
+_COUNT: Final = re.compile("[0-9]{1,18}")
 _END_OF_TIME: Final = 253402300800.0
 """The year 10000, where calendars of programs end."""
 
@@ -71,6 +74,9 @@ def _check_identity(checkpoint: Checkpoint) -> str | None:
         return "the query id or the nonce is empty"
     if checkpoint.watermark_us is not None and not -_MAX_COUNT - 1 <= checkpoint.watermark_us <= _MAX_COUNT:
         return f"the watermark {checkpoint.watermark_us} is out of range"
+    earlier = checkpoint.properties.get(EARLIER_CHECKPOINTS, "0")
+    if not _COUNT.fullmatch(earlier):
+        return f"the property {EARLIER_CHECKPOINTS!r} is {earlier!r}, not a number of checkpoints"
     return None
 
 

@@ -331,8 +331,12 @@ def start_from_savepoint(
             hint="A root belongs to one query: give the new one a root of its own",
             kind=ErrorKind.FOREIGN_ROOT,
         )
-    names = _claimed_names(savepoint, root.store, query_id) if mode == "claim" else _copied_names(savepoint, root.store)
     targets = outputs or {}
+    for output in savepoint.checkpoint.outputs:
+        # Asked before anything is claimed or copied: what is refused leaves the savepoint free.
+        if any(file.resume is not None and file.resume.parts for file in output.open):
+            _output(targets, output.url, "start_from_savepoint")
+    names = _claimed_names(savepoint, root.store, query_id) if mode == "claim" else _copied_names(savepoint, root.store)
 
     def stage_again(url: str, target: str, part: Part) -> Part:
         try:
@@ -340,7 +344,7 @@ def start_from_savepoint(
         except NotFoundError as error:
             raise _gone(savepoint.url, error) from error
         check_piece(savepoint.store, part, data)
-        return _output(targets, url, "start_from_savepoint").stage(target, data)
+        return targets[url].stage(target, data)
 
     earlier = savepoint.checkpoint.earlier_checkpoints + savepoint.checkpoint.checkpoint_id + 1
     moved = renamed(savepoint.checkpoint, names.__getitem__, stage_again, run_checkpoint_id=0)

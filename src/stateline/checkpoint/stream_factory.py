@@ -265,7 +265,9 @@ class CheckpointStateOutputStream:
             try:
                 create(self._name)
             except DataLossError as error:
-                raise failure or error from error  # After a failure: the pieces do not fit another name.
+                if failure is None:
+                    raise
+                raise failure from error  # The pieces do not fit another name, so the failure before it is what counts.
             except _ANOTHER_NAME_MAY_WORK as error:
                 if isinstance(error, OutcomeUnknownError):
                     self._try_to_delete(self._name)

@@ -766,9 +766,11 @@ def test_a_late_result_does_not_delete_what_another_writer_shares() -> None:
 def test_a_failure_after_close_is_ignored() -> None:
     bench = Bench()
     bench.append(b"a")
-    bench.persist()
+    future = bench.persist()
     bench.writer.close()
     bench.fail(0)
+    assert future.done()
+    assert not bench.is_tracked(0)
 
 
 def test_a_result_that_waits_for_the_owner_when_it_closes_counts() -> None:

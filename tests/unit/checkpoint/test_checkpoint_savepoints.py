@@ -443,9 +443,14 @@ def test_a_savepoint_is_claimed_only_where_the_root_is(stores):
 
 
 def test_starting_needs_the_outputs_of_open_files(stores):
-    query = Query(stores)
-    with pytest.raises(InvalidInputError, match=URL):
-        start(query.savepoint(), CheckpointStore(stores("fresh")))
+    fresh = stores("fresh")
+    savepoint = Query(stores).savepoint(fresh)
+    before = names(fresh)
+    for mode in ("copy", "claim"):
+        with pytest.raises(InvalidInputError, match=URL):
+            start(savepoint, CheckpointStore(fresh), mode)
+        assert savepoint.owner() is None
+        assert names(fresh) == before, mode
 
 
 def test_a_damaged_savepoint_starts_nothing(stores):

@@ -14,24 +14,14 @@ from stateline.errors import CorruptDataError, InvalidInputError
 from stateline.spark.continuity import check_plan
 from stateline.spark.event_time import EVENT_TIME_COLUMN, EventTimeWatch, Watermark, WatermarkPlan, WindowPlan
 from stateline.spark.plan import PipelinePlan
+from tests.unit.spark.records import record
 
 SCHEMA = pa.schema([("key", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("local", pa.timestamp("us"))])
 PLAN = WatermarkPlan.of(SCHEMA, "at", "10 seconds")
 
 
-def record(watermark: Watermark) -> Checkpoint:
-    return Checkpoint(
-        checkpoint_id=0,
-        batch_id=0,
-        query_id="q",
-        offsets_digest="",
-        max_parallelism=1,
-        parallelism=1,
-        nonce="n",
-        created_at=0.0,
-        watermark_us=watermark.current_us,
-        states=dict(watermark.states),
-    )
+def record_with(watermark: Watermark) -> Checkpoint:
+    return record(watermark_us=watermark.current_us, states=dict(watermark.states))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +58,7 @@ def test_a_watermark_never_goes_back_and_follows_the_greatest_time(times):
         seen += [] if time is None else [time]
         assert watermark.applied_us == before.current_us
         assert watermark.current_us == (max(seen) // 1000 * 1000 - 10_000_000 if seen else None)
-        assert Watermark.of(record(watermark)) == watermark
+        assert Watermark.of(record_with(watermark)) == watermark
 
 
 def test_without_a_watermark_what_is_stored_stays_as_it_is():
@@ -86,22 +76,15 @@ def test_a_smaller_delay_after_a_restart_moves_it_forward_and_a_greater_one_does
 
 def test_a_watermark_of_another_column_is_refused_with_both_names():
     plan = PipelinePlan(root_url="x", parallelism=1, max_parallelism=1, operators=(), watermark=PLAN)
-    check_plan(plan, record(Watermark(1, 1, "at")), {})
+    check_plan(plan, record_with(Watermark(1, 1, "at")), {})
     with pytest.raises(InvalidInputError, match=r"column of the watermark.*local.*at"):
-        check_plan(plan, record(Watermark(1, 1, "local")), {})
+        check_plan(plan, record_with(Watermark(1, 1, "local")), {})
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"column": "at"}', b'{"column": "at", "applied_us": 1.5}'])
 def test_a_watermark_that_cannot_be_read_is_loud(data):
     with pytest.raises(CorruptDataError, match="watermark"):
-        Watermark.of(
-            Checkpoint(
-                **{
-                    **{n: getattr(record(Watermark()), n) for n in Checkpoint.__struct_fields__},
-                    "states": {"watermark": InlineState(data=data)},
-                }
-            )
-        )
+        Watermark.of(record(states={"watermark": InlineState(data=data)}))
 
 
 def times(*values, name):

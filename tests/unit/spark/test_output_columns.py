@@ -10,6 +10,7 @@ from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files import FileOutput
 from stateline.spark.output_columns import check_columns, columns_of, columns_properties
 from stateline.spark.plan import OperatorPlan, PipelinePlan
+from tests.unit.spark.records import record
 
 HERE = {"files": "file:///out"}
 ELSEWHERE = {"files": "file:///other"}
@@ -22,32 +23,18 @@ def plan(schema: pa.Schema, name: str = "parquet") -> PipelinePlan:
     return PipelinePlan(root_url="memory://root", parallelism=1, max_parallelism=1, operators=(operator,))
 
 
-def record(properties: dict[str, str]) -> Checkpoint:
-    return Checkpoint(
-        checkpoint_id=0,
-        batch_id=0,
-        query_id="q",
-        offsets_digest="",
-        max_parallelism=1,
-        parallelism=1,
-        nonce="0" * 32,
-        created_at=0.0,
-        properties=properties,
-    )
-
-
 def after(*schemas: pa.Schema, name: str = "parquet") -> Checkpoint:
     """The record after rows of these schemas were written, one after the other."""
     newest = None
     for schema in schemas:
-        newest = record(columns_properties(plan(schema, name), newest, HERE))
+        newest = record(properties=columns_properties(plan(schema, name), newest, HERE))
     assert newest is not None
     return newest
 
 
-def allowed(newest: Checkpoint, schema: pa.Schema, name: str = "parquet") -> bool:
+def allowed(newest: Checkpoint, schema: pa.Schema, name: str = "parquet", folder: dict[str, str] = HERE) -> bool:
     try:
-        check_columns(plan(schema, name), newest, HERE)
+        check_columns(plan(schema, name), newest, folder)
     except InvalidInputError as error:
         return error.kind is not ErrorKind.SCHEMA_MISMATCH
     return True
@@ -110,6 +97,7 @@ def test_csv_tells_columns_by_position():
 def test_another_folder_another_format_and_old_records_have_no_say():
     text = pa.schema([("a", TEXT)])
     newest = after(pa.schema([("a", LONG)]))
-    check_columns(plan(text), newest, ELSEWHERE)
-    check_columns(plan(text, "arrow"), newest, HERE)
-    check_columns(plan(text), record({}), HERE)
+    assert not allowed(newest, text)
+    assert allowed(newest, text, folder=ELSEWHERE)
+    assert allowed(newest, text, "arrow")
+    assert allowed(record(), text)

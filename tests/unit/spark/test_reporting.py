@@ -6,26 +6,14 @@ import json
 
 import pytest
 
-from stateline.checkpoint import Checkpoint
 from stateline.spark.coordinator import BatchReport
 from stateline.spark.reporting import REPORTS_KEPT, BatchReporter
 from stateline.testing import ManualClock
+from tests.unit.spark.records import record
 
 
 def report(number: int, *, replayed: bool = False, watermark_us: int | None = None, **metrics: float) -> BatchReport:
-    checkpoint = Checkpoint(
-        checkpoint_id=number,
-        batch_id=number,
-        query_id="q",
-        offsets_digest="d",
-        max_parallelism=128,
-        parallelism=2,
-        nonce="n",
-        created_at=1.0,
-        operators=(),
-        outputs=(),
-        watermark_us=watermark_us,
-    )
+    checkpoint = record(checkpoint_id=number, batch_id=number, watermark_us=watermark_us)
     return BatchReport(checkpoint=checkpoint, replayed=replayed, metrics=metrics)
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -126,7 +127,9 @@ def test_traces_are_equal_exactly_if_their_digests_are():
 def test_the_example_of_the_guide_runs():
     guide = (Path(__file__).parents[3] / "docs" / "testing.md").read_text()
     section = guide.partition("## In a unit test")[2].partition("\n## ")[0]
-    exec(section.partition("```python\n")[2].partition("```")[0], {})
+    names: dict[str, Any] = {}
+    exec(section.partition("```python\n")[2].partition("```")[0], names)
+    assert names["clock"].monotonic() == 3600
 
 
 def test_time_passes_in_one_direction():
