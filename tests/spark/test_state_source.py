@@ -114,6 +114,21 @@ def test_the_rows_of_any_checkpoint_come_with_every_type(session, root):
     assert same(rows_of(session.read.format("stateline").load(savepoint.url)), root.models[0])
 
 
+def test_a_frame_reads_the_checkpoint_that_was_newest_when_its_first_query_began(session, tmp_path):
+    url = f"file://{tmp_path}/root"
+    schema = StateSchema(pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
+    with KeyedStateBackend.open(url, retained_checkpoints=9, max_parallelism=8) as backend:
+        for n in range(3):
+            backend.state("counts", schema).put(pa.table({"k": [n], "n": [n]}))
+            backend.checkpoint()
+            if n == 0:
+                frame = session.read.format("stateline").load(url)
+            if n == 1:
+                assert frame.count() == 2
+    assert frame.count() == 2
+    assert session.read.format("stateline").load(url).count() == 3
+
+
 def test_columns_are_chosen_by_a_schema_or_an_option(session, root):
     pairs = sorted((key, item["n"] or 0) for (key, _), item in root.models[-1].items())
     by_option = session.read.format("stateline").option("columns", "n, key").load(root.url)
