@@ -23,7 +23,6 @@ from __future__ import annotations
 import base64
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Final, Self
@@ -43,56 +42,25 @@ from msgspec.structs import replace
 from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c, crc32c_of_parts
-from stateline.blob.cloud import CloudSettings, CloudStore, as_bytes, parse_endpoint, split_cloud_url, try_unanswered
+from stateline.blob.cloud import as_bytes, split_cloud_url, try_unanswered
+from stateline.blob.cloud_copies import CopyingStore
 from stateline.blob.gcs_compose import Step, compose_steps
 from stateline.blob.gcs_names import check_staged, is_entropy_folder, staging_key
+from stateline.blob.gcs_settings import GcsStoreSettings
 from stateline.blob.names import STAGING_PREFIX, check_prefix
 from stateline.blob.outcome import check_range, parts_missing, too_short
 from stateline.environment import Environment
-from stateline.errors import CorruptDataError, InternalError, InvalidInputError, StatelineError
+from stateline.errors import CorruptDataError, InternalError, StatelineError
 from stateline.handles import Part
-from stateline.options import parse_bool, parse_duration, parse_size, setting, settings_from_options
+from stateline.options import settings_from_options
 
 __all__ = ["GcsStore", "GcsStoreSettings"]
 
 _NONCE: Final = "stateline-nonce"
 _ROOT: Final = "stateline-root"
-_CHUNK_STEP: Final = 256 * 1024
 
 
-def _parse_chunk_size(value: int | str, name: str) -> int:
-    size = parse_size(value, name)
-    if size % _CHUNK_STEP:
-        raise InvalidInputError(f"{value!r} is not valid", subject=name, hint="Give a multiple of 256KiB, or 0")
-    return size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GcsStoreSettings(CloudSettings):
-    """Options of a ``gs:`` store.
-
-    Attributes:
-        endpoint: URL of the service; Google's own by default.
-        project: Project to bill; from the SDK's chain by default.
-        anonymous: Whether to send no credentials, as for emulators and public buckets.
-        credentials_file: Key file of a service account, where the SDK's own chain is not to be used.
-        temporary_bucket: Bucket for pieces, in the location and storage class of the target's; the target's by default.
-        entropy: Whether names of pieces begin with random digits after the first segment.
-        upload_chunk_size: Bytes per request of an upload over 8 MiB; 0 leaves it to the SDK.
-        retry_deadline: Seconds after which a request is not tried again, whatever ``attempts`` says.
-    """
-
-    endpoint: str = setting("", parse_endpoint, help="URL of the service")
-    project: str = setting("", lambda value, _: str(value), help="Project to bill")
-    anonymous: bool = setting(False, parse_bool, help="Send no credentials")
-    credentials_file: str = setting("", lambda value, _: str(value), help="Key file of a service account")
-    temporary_bucket: str = setting("", lambda value, _: str(value), help="Bucket for pieces")
-    entropy: bool = setting(False, parse_bool, help="Spread the names of pieces")
-    upload_chunk_size: int = setting(0, _parse_chunk_size, help="Bytes per request of a long upload; 0: the SDK's")
-    retry_deadline: float = setting("2min", parse_duration, help="No more tries after this")
-
-
-class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
+class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
     """Objects in a bucket, below a prefix. See the module docstring for the facts it is built on."""
 
     @classmethod
@@ -239,6 +207,9 @@ class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
             return self._create(target, b"", checksum, nonce)
         return self._published(target, self._joined(target, sources, nonce)[0], length, checksum, nonce)
 
+    def _duplicate(self, target: str, source: Part) -> ObjectInfo:
+        return self._published(target, [source], source.length, source.crc32c, "")
+
     def _joined(self, target: str, sources: Sequence[Part], nonce: str) -> tuple[Sequence[Part], Sequence[Part]]:
         """What one last request makes the target of, and what was made on the way."""
         made: dict[str, Part] = {}
@@ -269,7 +240,7 @@ class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
     def _published(self, target: str, sources: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
         key = self._key(target)
         wanted = Part(name=key, length=length, crc32c=checksum, container=self._container)
-        made = self._join(target, sources, wanted, {_NONCE: nonce})
+        made = self._join(target, sources, wanted, {_NONCE: nonce} if nonce else {})
         if (made.size, made.crc32c) != (length, checksum):
             with contextlib.suppress(StatelineError):
                 self._delete([(self._container, key, made.version)])

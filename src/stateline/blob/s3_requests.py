@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from stateline.blob.api import Buffer, ObjectInfo
-from stateline.blob.cloud import CloudSettings, CloudStore, as_bytes, parse_endpoint, parse_secret
+from stateline.blob.cloud import CloudSettings, as_bytes, parse_endpoint, parse_secret
+from stateline.blob.cloud_copies import CopyingStore
 from stateline.errors import AccessDeniedError, OutcomeUnknownError
 from stateline.options import Secret, parse_bool, setting
 
@@ -48,7 +49,7 @@ class S3StoreSettings(CloudSettings):
     session_token: Secret | None = setting(None, parse_secret, help="Token of temporary credentials")  # noqa: RUF009
 
 
-class S3Requests(CloudStore[Any, S3StoreSettings]):
+class S3Requests(CopyingStore[Any, S3StoreSettings]):
     """Requests on the objects of a bucket."""
 
     def _send(self, name: str, data: Buffer, checksum: int, nonce: str, **condition: str) -> ObjectInfo:

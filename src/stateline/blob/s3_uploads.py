@@ -1,7 +1,7 @@
 """How pieces become one object on S3: through a multipart upload that is named when the file ends.
 
-Owns ``prepare``, the publication and ``discard``. Does not own single requests (``s3_requests``), the cutting of
-uploads (``s3_parts``) or the rule for lost answers (``cloud``).
+Owns ``prepare``, the publication, ``discard`` and copies of whole objects. Does not own single requests
+(``s3_requests``), the cutting of uploads (``s3_parts``) or the rule for lost answers (``cloud``).
 
 Facts (Amazon S3 API reference):
 - An upload lives until it is completed or aborted, by whomever, and is gone then: every request on it gives 404
@@ -46,7 +46,7 @@ from stateline.handles import Part
 
 __all__ = ["S3Uploads"]
 
-_GATHERED_BYTES_MAX: Final = 5 * 1024**3
+_COPIED_BYTES_MAX: Final = 5 * 1024**3
 """The longest part that can be copied, and so the longest object that pieces are gathered in."""
 
 _UPLOAD_PREFIX: Final = STAGING_PREFIX + "upload-"
@@ -170,7 +170,7 @@ class S3Uploads(S3Requests):
         groups: list[list[Part]] = [[]]
         size = 0
         for part in parts:
-            if groups[-1] and (len(groups[-1]) == PARTS_MAX or size + part.length > _GATHERED_BYTES_MAX):
+            if groups[-1] and (len(groups[-1]) == PARTS_MAX or size + part.length > _COPIED_BYTES_MAX):
                 groups.append([])
                 size = 0
             groups[-1].append(part)
@@ -199,10 +199,29 @@ class S3Uploads(S3Requests):
         return {"Bucket": self._container, "Key": self._key(upload.target), "UploadId": upload.upload_id}
 
     def _upload(self, target: str, name: str, parts: Sequence[Part], checksum: int, nonce: str) -> ObjectInfo:
-        """Creates ``name`` through an upload of its own, which is aborted if anything fails."""
+        """Creates ``name`` through an upload of its own."""
+        with self._own_upload(name, checksum, nonce) as upload:
+            return self._fill(target, upload, parts, sum(part.length for part in parts), checksum)
+
+    def _duplicate(self, target: str, source: Part) -> ObjectInfo:
+        starts = range(0, source.length, _COPIED_BYTES_MAX)
+        extents = [Segment(0, start, min(start + _COPIED_BYTES_MAX, source.length)) for start in starts]
+        with self._own_upload(target, source.crc32c, "") as upload:
+            place = self._place(upload)
+            made = self._each(
+                lambda number: self._copy_part(
+                    target, source, source.name, extents[number], {**place, "PartNumber": number + 1}
+                ),
+                range(len(extents)),
+            )
+            return self._complete(upload, made, source.length, source.crc32c)
+
+    @contextlib.contextmanager
+    def _own_upload(self, name: str, checksum: int, nonce: str) -> Iterator[_Upload]:
+        """An upload that lives only inside: it is aborted if anything fails."""
         upload = self._begin(name, checksum, nonce)
         try:
-            return self._fill(target, upload, parts, sum(part.length for part in parts), checksum)
+            yield upload
         except BaseException as error:
             aborted = self._aborted(upload)
             if isinstance(error, Refusal) and error.answer is Answer.SILENT and aborted:
@@ -224,15 +243,18 @@ class S3Uploads(S3Requests):
         self, target: str, parts: Sequence[Part], segments: Sequence[Segment], place: Mapping[str, Any]
     ) -> dict[str, Any]:
         if len(segments) == 1:
-            return self._copy_part(target, parts[segments[0].piece], segments[0], place)
+            part = parts[segments[0].piece]
+            return self._copy_part(target, part, self._staged_key(part), segments[0], place)
         data = b"".join(self._segment(target, parts[segment.piece], segment) for segment in segments)
         checked = self._checked(ChecksumCRC32C=encoded_checksum(crc32c(data)))
         with self._asking():
             made = self._client.upload_part(Body=data, **place, **checked)
         return _part_made(place, made)
 
-    def _copy_part(self, target: str, part: Part, segment: Segment, place: Mapping[str, Any]) -> dict[str, Any]:
-        source = {"Bucket": self._container, "Key": self._staged_key(part)}
+    def _copy_part(
+        self, target: str, part: Part, key: str, segment: Segment, place: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        source = {"Bucket": self._container, "Key": key}
         whole = (segment.start, segment.end) == (0, part.length)
         extent = {} if whole else {"CopySourceRange": f"bytes={segment.start}-{segment.end - 1}"}
         with self._meeting(target, part), self._asking():

@@ -28,18 +28,14 @@ from stateline.errors import (
     DataLossError,
     InvalidInputError,
     NotFoundError,
-    StatelineError,
 )
 from stateline.handles import Part
-from stateline.testing.races import Call, at_once, elsewhere
+from stateline.testing.races import Call, at_once, copy_once, create_once, elsewhere, publish_once, stage_once
 
 __all__ = [
     "BlobStoreConformance",
     "bytes_of",
-    "create_once",
     "part_of",
-    "publish_once",
-    "stage_once",
     "visible",
 ]
 
@@ -64,29 +60,6 @@ def bytes_of(length: int, seed: int = 0) -> bytes:
 def visible(store: BlobStore) -> list[str]:
     """The names that a reader of the root sees, sorted."""
     return sorted(info.name for info in store.list("") if not info.name.startswith(STAGING_PREFIX))
-
-
-def stage_once(store: BlobStore, target: str, data: bytes) -> Part:
-    """``store.stage``, as a function that another process can be asked to run."""
-    return store.stage(target, data)
-
-
-def publish_once(store: BlobStore, target: str, parts: Sequence[Part], nonce: str) -> str:
-    """``store.publish``; returns the name of the error's class, or ``"done"``."""
-    return _outcome(lambda: store.publish(target, parts, nonce))
-
-
-def create_once(store: BlobStore, name: str, data: bytes) -> str:
-    """``store.put_if_absent``; returns the name of the error's class, or ``"done"``."""
-    return _outcome(lambda: store.put_if_absent(name, data))
-
-
-def _outcome(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except StatelineError as error:
-        return type(error).__name__
-    return "done"
 
 
 class BlobStoreConformance:
@@ -285,6 +258,15 @@ class BlobStoreConformance:
             outcomes = self.run([(create_once, (store, name, data)) for data in candidates])
             assert sorted(outcomes) == ["AlreadyExistsError"] * 3 + ["done"]
             assert store.get(name) == candidates[outcomes.index("done")]
+
+    def test_a_race_of_copies_has_one_winner(self, store: BlobStore) -> None:
+        sources = [f"source/{index}" for index in range(4)]
+        for index, source in enumerate(sources):
+            store.put(source, bytes_of(50_000, index))
+        for target in ("race/0", "race/1"):
+            outcomes = at_once([(copy_once, (store, source, target)) for source in sources])
+            assert sorted(outcomes) == ["AlreadyExistsError"] * 3 + ["done"]
+            assert store.get(target) == bytes_of(50_000, outcomes.index("done"))
 
     def test_no_reader_sees_part_of_an_object(self, store: BlobStore) -> None:
         versions = [bytes([value]) * 200_000 for value in range(4)]

@@ -1,6 +1,6 @@
 """Calls that run at the same moment, on threads or in other processes, for the conformance suites.
 
-Owns the pool of fresh interpreters. Does not own what is called: functions that processes run must be importable.
+Owns the pool of fresh interpreters, and calls on stores that they can import. Does not own what comes of them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from functools import cache
 from multiprocessing import get_context
 from typing import Any
 
+from stateline.blob import BlobStore
 from stateline.environment import system_environment
+from stateline.errors import StatelineError
+from stateline.handles import Part
 
-__all__ = ["Call", "at_once", "elsewhere"]
+__all__ = ["Call", "at_once", "copy_once", "create_once", "elsewhere", "publish_once", "stage_once"]
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -44,3 +47,34 @@ def _processes() -> ProcessPoolExecutor:
 def _in_environment(environment: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     os.environ.update(environment)
     return function(*args)
+
+
+# -- calls on stores ---------------------------------------------------------------------------------------------------
+
+
+def stage_once(store: BlobStore, target: str, data: bytes) -> Part:
+    """``store.stage``, as a function that another process can be asked to run."""
+    return store.stage(target, data)
+
+
+def publish_once(store: BlobStore, target: str, parts: Sequence[Part], nonce: str) -> str:
+    """``store.publish``; returns the name of the error's class, or ``"done"``."""
+    return _outcome(lambda: store.publish(target, parts, nonce))
+
+
+def create_once(store: BlobStore, name: str, data: bytes) -> str:
+    """``store.put_if_absent``; returns the name of the error's class, or ``"done"``."""
+    return _outcome(lambda: store.put_if_absent(name, data))
+
+
+def copy_once(store: BlobStore, source: str, target: str) -> str:
+    """``store.copy``; returns the name of the error's class, or ``"done"``."""
+    return _outcome(lambda: store.copy(source, target))
+
+
+def _outcome(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except StatelineError as error:
+        return type(error).__name__
+    return "done"

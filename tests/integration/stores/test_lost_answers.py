@@ -20,7 +20,7 @@ from stateline.testing.fault_proxy import (
 from stateline.testing.gcs_server import GcsServer
 
 FAILURES = (UnavailableError, OutcomeUnknownError)
-MUTATIONS = ("put", "put_if_absent", "delete", "stage", "publish")
+MUTATIONS = ("put", "put_if_absent", "copy", "delete", "stage", "publish")
 READS = ("get", "get_range", "head", "list")
 BEFORE = {"reset": reset, "503": answer(503), "500": answer(500), "429": answer(429, Retry_After="0")}
 AFTER = {"lost": lose_answer, "503 after effect": answer_after_effect(503), "twice": deliver_twice}
@@ -78,7 +78,7 @@ class Operation:
         self.world, self.name, self.store = world, name, world.store
         self.data = bytes_of(2000)
         self.pieces = [bytes_of(world.piece_bytes, seed) for seed in range(2)]
-        if name in (*READS, "delete"):
+        if name in (*READS, "copy", "delete"):
             self.store.put("object", self.data)
         if name == "publish":
             self.parts = [self.store.stage("target", piece) for piece in self.pieces]
@@ -92,6 +92,7 @@ class Operation:
             "get_range": lambda: store.get_range("object", 100, 1900),
             "head": lambda: store.head("object").size,
             "list": lambda: [info.name for info in store.list("")],
+            "copy": lambda: store.copy("object", "target"),
             "delete": lambda: store.delete(["object"]),
             "stage": lambda: store.stage("target", self.pieces[0]),
             "publish": lambda: store.publish("target", self.parts, "nonce"),
@@ -101,6 +102,8 @@ class Operation:
         """The call succeeded: its effect is there, exactly."""
         if self.name in ("put", "put_if_absent"):
             assert self.store.get("object") == self.data
+        elif self.name == "copy":
+            assert (result.size, self.store.get("target")) == (2000, self.data)
         elif self.name in READS:
             expected = {"get": self.data, "get_range": self.data[100:1900], "head": 2000, "list": ["object"]}
             assert result == expected[self.name]
@@ -214,7 +217,7 @@ def test_a_server_that_always_refuses_changes_nothing(world, name):
     assert caught.value.operation
     world.faults.clear()
     visible = [info.name for info in world.store.list("") if not info.name.startswith(".")]
-    assert visible == (["object"] if name == "delete" else [])
+    assert visible == (["object"] if name in ("copy", "delete") else [])
     operation.check(operation())
 
 

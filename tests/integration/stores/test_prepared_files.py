@@ -311,7 +311,7 @@ def test_a_failed_publication_leaves_the_upload_to_the_next_one(world):
 @on("ministack")
 def test_more_pieces_than_an_upload_may_have_parts_are_gathered_for_its_upload(world, monkeypatch):
     monkeypatch.setattr("stateline.blob.s3_uploads.PARTS_MAX", 2)
-    monkeypatch.setattr("stateline.blob.s3_uploads._GATHERED_BYTES_MAX", 12 * worlds.MIB)
+    monkeypatch.setattr("stateline.blob.s3_uploads._COPIED_BYTES_MAX", 12 * worlds.MIB)
     parts, data = prepared(world, "llll")
     assert created_by_one_who_wakes_up_late(world, parts, data) == []
 

@@ -58,4 +58,5 @@ class TestS3Files(OnMinistack, RecoverableConformance):
 
 
 class TestS3StoreOnMoto(OnMoto, BlobStoreConformance):
-    pass
+    test_a_race_of_copies_has_one_winner = None
+    """Moto looks for the target and completes an upload in two steps, so two uploads may both be told that they won."""

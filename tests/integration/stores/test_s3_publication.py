@@ -168,7 +168,7 @@ def test_a_part_of_a_piece_that_changed_is_never_joined(world):
 
 def test_more_pieces_than_an_upload_may_have_parts_are_gathered_first(world, monkeypatch):
     monkeypatch.setattr("stateline.blob.s3_uploads.PARTS_MAX", 2)
-    monkeypatch.setattr("stateline.blob.s3_uploads._GATHERED_BYTES_MAX", 12 * MIB)
+    monkeypatch.setattr("stateline.blob.s3_uploads._COPIED_BYTES_MAX", 12 * MIB)
     pieces = [bytes_of(5 * MIB + index, index) for index in range(4)]
     parts = [world.store.stage("target", piece) for piece in pieces]
     world.store.publish("target", parts, "nonce")

@@ -470,6 +470,16 @@ def test_a_damaged_savepoint_starts_nothing(stores):
         query.store.put(name, data)
 
 
+def test_a_copy_that_the_store_makes_itself_is_compared_with_the_record(stores):
+    query = Query(stores)
+    name, *_ = RUNS
+    data = query.store.get(name)
+    query.store.put(name, data + b"?")
+    with pytest.raises(CorruptDataError, match=f"the copy has {len(data) + 1} bytes"):
+        query.savepoint()
+    assert list_savepoints(query.store) == []
+
+
 def test_a_foreign_object_in_the_new_root_is_never_taken_for_state(stores):
     query = Query(stores)
     savepoint = query.savepoint()
