@@ -232,6 +232,8 @@ def test_changes_lead_from_one_checkpoint_to_another(session, root):
         ({"checkpiont": "1"}, "root", "Did you mean 'checkpoint'"),
         ({"mode": "changes", "checkpoint": 1}, "root", "changes lie between two"),
         ({"mode": "changes", "start_checkpoint": 2, "end_checkpoint": 1}, "root", "the end is 1"),
+        ({"checkpoint": 1}, "root/chk-0", "the path names checkpoint 0, the option checkpoint 1"),
+        ({"mode": "changes", "end_checkpoint": 1}, "root/chk-0", "the path names checkpoint 0"),
         ({}, "nothing", "no checkpoint yet"),
     ],
 )

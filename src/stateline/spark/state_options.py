@@ -75,13 +75,17 @@ class StateSourceOptions:
             raise _wrong("path", "it is missing", 'Call load("file:///folder")')
         if self.mode is not None:
             check_known([self.mode], ("snapshot", "changes"), "value of mode")
-        is_feed = self.mode == "changes"
-        if is_feed and self.checkpoint is not None:
+        if self.is_feed and self.checkpoint is not None:
             raise _wrong("checkpoint", "changes lie between two", "Give start_checkpoint and end_checkpoint")
-        if not is_feed and (self.start_checkpoint is not None or self.end_checkpoint is not None):
+        if not self.is_feed and (self.start_checkpoint is not None or self.end_checkpoint is not None):
             raise _wrong("mode", "a snapshot has neither start nor end", "Give checkpoint, or mode 'changes'")
         if len(set(self.columns)) < len(self.columns):
             raise _wrong("columns", f"{','.join(self.columns)} names a column twice", "Name each column once")
+
+    @property
+    def is_feed(self) -> bool:
+        """Whether changes are read, and not the rows of one checkpoint."""
+        return self.mode == "changes"
 
     @classmethod
     def from_spark(cls, options: Mapping[str, str]) -> Self:

@@ -1,7 +1,7 @@
 """``format("stateline")``: keyed state as a table, and its change feed as a table or a stream.
 
 Owns the translation between Spark's Python data source API and slices of stored state. Does not own reading or
-comparing (``stateline.state.stored``, ``stateline.state.changes``).
+comparing (``stateline.state.stored``, ``stateline.state.changes``), or finding records (``state_root``).
 
 Read-only: nothing is written to the root, so a query that runs there is neither disturbed nor fenced.
 
@@ -43,12 +43,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from stateline.blob import BlobStore, open_store
-from stateline.checkpoint import Checkpoint, CheckpointStore, Located, SubtaskState, locate
-from stateline.errors import ErrorKind, InvalidInputError, NotFoundError
+from stateline.blob import open_store
+from stateline.checkpoint import Checkpoint, SubtaskState
+from stateline.errors import ErrorKind, InvalidInputError
 from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.state_filters import named_keys
 from stateline.spark.state_options import LATEST, StateSourceOptions
+from stateline.spark.state_root import StateRoot
 from stateline.state.changes import change_schema, changes_between
 from stateline.state.schema import StateSchema
 from stateline.state.stored import SliceReader, StoredState
@@ -83,9 +84,9 @@ class StateSource(DataSource):
             InvalidInputError: A wrong option, or a column of a type that Spark does not have.
         """
         options = StateSourceOptions.from_spark(self.options)
-        stored = _Root(options).newest_of_interest()
+        stored = StateRoot(options).newest_of_interest()
         # Spark asks before it says whether this is a stream; a stream without a mode has changes, so it says so here.
-        schema = change_schema(stored.schema) if _is_feed(options) else stored.schema.row
+        schema = change_schema(stored.schema) if options.is_feed else stored.schema.row
         if options.columns:
             schema = pa.schema([_field(schema, name) for name in options.columns])
         return _spark_schema(schema)
@@ -94,7 +95,7 @@ class StateSource(DataSource):
         """Reads a snapshot, or the changes between two checkpoints; called by Spark."""
         options = StateSourceOptions.from_spark(self.options)
         snapshot = _PointReader if options.point_reads else _SnapshotReader
-        return _FeedReader(options, schema) if _is_feed(options) else snapshot(options, schema)
+        return _FeedReader(options, schema) if options.is_feed else snapshot(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Reads the changes as a stream; called by Spark.
@@ -103,7 +104,7 @@ class StateSource(DataSource):
             InvalidInputError: An option that a stream does not have.
         """
         options = StateSourceOptions.from_spark(self.options)
-        if not _is_feed(options) or options.end_checkpoint is not None:
+        if not options.is_feed or options.end_checkpoint is not None:
             raise InvalidInputError(
                 "a stream is the feed of changes, and has no end",
                 operation="readStream",
@@ -111,77 +112,6 @@ class StateSource(DataSource):
                 hint="Give option('mode', 'changes') and no end_checkpoint",
             )
         return _StreamReader(options, schema)
-
-
-def _is_feed(options: StateSourceOptions) -> bool:
-    return options.mode == "changes"
-
-
-# -- finding checkpoints ----------------------------------------------------------------------------------------------
-
-
-class _Root:
-    """What ``path`` names."""
-
-    def __init__(self, options: StateSourceOptions) -> None:
-        self._options = options
-        self._found: Located = locate(options.path, options=options.root_options)
-        self.store: BlobStore = self._found.store
-        self._checkpoints = CheckpointStore(self.store)
-
-    def newest_of_interest(self) -> StoredState:
-        """The state that a snapshot reads, or that a feed ends with."""
-        end = self._options.end_checkpoint if _is_feed(self._options) else self._options.checkpoint
-        if self._found.savepoint is not None:
-            if end is not None or _is_feed(self._options):
-                raise self._no_root()
-            return self.stored(self._found.savepoint.checkpoint)
-        wanted = self._found.checkpoint_id if end is None else end
-        record = self.newest() if wanted is None else self.get(wanted)
-        if record is None:
-            raise NotFoundError(
-                "there is no checkpoint yet",
-                operation="load",
-                subject=self._options.path,
-                hint="Start the query that writes it first, or give the reader a schema",
-            )
-        return self.stored(record)
-
-    def newest(self) -> Checkpoint | None:
-        """The newest record, or the one that the path names."""
-        if self._found.savepoint is not None:
-            raise self._no_root()
-        named = self._found.checkpoint_id
-        return self._checkpoints.latest() if named is None else self.get(named)
-
-    def get(self, checkpoint_id: int) -> Checkpoint:
-        """A record that must be there.
-
-        Raises:
-            NotFoundError: It was retired, or never created.
-        """
-        try:
-            return self._checkpoints.get(checkpoint_id)
-        except NotFoundError as error:
-            raise NotFoundError(
-                error.message,
-                operation="read",
-                subject=f"{self.store.url}, checkpoint {checkpoint_id}",
-                hint="Raise retained_checkpoints of the query that writes it, so that readers keep up. A stream cannot "
-                "skip what is gone: start it anew, with a new Spark checkpoint",
-            ) from error
-
-    def stored(self, record: Checkpoint) -> StoredState:
-        """The state of the operator that the user named."""
-        return StoredState.of(self.store, record, self._options.operator)
-
-    def _no_root(self) -> InvalidInputError:
-        return InvalidInputError(
-            "a savepoint is one state, and has no history",
-            operation="load",
-            subject=self._options.path,
-            hint="Give a checkpoint root, or read the savepoint as a snapshot",
-        )
 
 
 # -- what tasks get ---------------------------------------------------------------------------------------------------
@@ -228,8 +158,7 @@ class _Rows:
         Raises:
             InvalidInputError: Spark expects a column that is not there, or of another type.
         """
-        is_feed = _is_feed(options)
-        stored_columns = change_schema(stored.schema) if is_feed else stored.schema.row
+        stored_columns = change_schema(stored.schema) if options.is_feed else stored.schema.row
         target = arrow_schema(schema)
         available = arrow_schema(_spark_schema(pa.schema([_field(stored_columns, name) for name in target.names])))
         for field in target:
@@ -247,7 +176,7 @@ class _Rows:
             state_schema=stored.operator.schema,
             max_parallelism=stored.max_parallelism,
             target=target.serialize().to_pybytes(),
-            is_feed=is_feed,
+            is_feed=options.is_feed,
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -308,7 +237,7 @@ class _SnapshotReader(DataSourceReader):
 
     def __init__(self, options: StateSourceOptions, schema: StructType) -> None:
         self._options = options
-        self._stored = _Root(options).newest_of_interest()
+        self._stored = StateRoot(options).newest_of_interest()
         self._rows = _Rows.of(self._stored, options, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -345,7 +274,7 @@ class _FeedReader(DataSourceReader):
     """The changes between two checkpoints."""
 
     def __init__(self, options: StateSourceOptions, schema: StructType) -> None:
-        root = _Root(options)
+        root = StateRoot(options)
         after = root.newest_of_interest()
         before = None
         if options.start_checkpoint == LATEST:
@@ -383,7 +312,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: StateSourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._root = _Root(options)
+        self._root = StateRoot(options)
         self._target: dict[str, Any] | None = None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802

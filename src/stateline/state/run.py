@@ -293,7 +293,7 @@ def check_whole(buffer: pa.Buffer, handle: RunHandle) -> None:
     if buffer.size != handle.size:
         raise _corrupt(handle.name, f"it has {buffer.size} bytes instead of {handle.size}")
     if crc32c(memoryview(buffer)) != handle.crc32c:
-        raise _corrupt(handle.name, f"its CRC32C is not {handle.crc32c:08x}")
+        raise _corrupt(handle.name, f"its CRC32C is not {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}")
 
 
 def check_slice(buffer: pa.Buffer, handle: RunHandle, index: RunIndex, batches: Sequence[int]) -> None:
@@ -308,19 +308,23 @@ def check_slice(buffer: pa.Buffer, handle: RunHandle, index: RunIndex, batches: 
     Raises:
         CorruptDataError: Some byte is not what was written.
     """
-    if buffer.size != handle.size:
-        raise _corrupt(handle.name, f"it has {buffer.size} bytes instead of {handle.size}")
     view = memoryview(buffer)
+    if buffer.size != handle.size or not _is_proved(index, view, handle):
+        raise _corrupt(handle.name, f"its CRC32C is not {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}")
+    for number in batches:
+        entry = index.batches[number]
+        if crc32c(view[entry.offset : entry.offset + entry.length]) != entry.crc32c:
+            place = f"in bytes {entry.offset} to {entry.offset + entry.length}"
+            raise _corrupt(handle.name, f"record batch {number} fails its checksum: damaged {place}")
+
+
+def _is_proved(index: RunIndex, view: memoryview, handle: RunHandle) -> bool:
+    """Whether tail and index are those of the object: the checksums of all parts make that of the whole."""
     total = index.head_crc32c
     for entry in index.batches:
         total = combine_crc32c(total, entry.crc32c, entry.length)
     tail = view[index.tail_start :]
-    if combine_crc32c(total, crc32c(tail), len(tail)) != handle.crc32c:
-        raise _corrupt(handle.name, f"its CRC32C is not {handle.crc32c:08x}")
-    for number in batches:
-        entry = index.batches[number]
-        if crc32c(view[entry.offset : entry.offset + entry.length]) != entry.crc32c:
-            raise _corrupt(handle.name, f"record batch {number} fails its checksum")
+    return combine_crc32c(total, crc32c(tail), len(tail)) == handle.crc32c
 
 
 def damaged_place(buffer: pa.Buffer, handle: RunHandle) -> str:
@@ -337,7 +341,7 @@ def damaged_place(buffer: pa.Buffer, handle: RunHandle) -> str:
         (f"record batch {number}", entry.offset, entry.offset + entry.length, entry.crc32c)
         for number, entry in enumerate(index.batches)
     ]
-    for name, start, end, checksum in parts:
+    for name, start, end, checksum in parts if _is_proved(index, view, handle) else ():
         if crc32c(view[start:end]) != checksum:
             return f"in bytes {start} to {end} ({name})"
     return f"in its tail, bytes {index.tail_start} to {handle.size}"

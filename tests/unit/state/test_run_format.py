@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import random
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -219,8 +220,11 @@ def test_every_flipped_byte_and_every_truncation_is_refused() -> None:
     for place in range(len(data)):
         damaged = bytearray(data)
         damaged[place] ^= 1 << (place % 8)
-        with pytest.raises(CorruptDataError):
+        with pytest.raises(CorruptDataError, match="damaged in ") as caught:
             opened(bytes(damaged), handle)
+        told = re.search(r"in bytes (\d+) to (\d+) ", caught.value.message)
+        assert told is None or int(told[1]) <= place < int(told[2])
+        assert (told is None) == ("in its tail" in caught.value.message)
         with pytest.raises(CorruptDataError):
             opened(data[:place], handle)
     with pytest.raises(CorruptDataError):

@@ -205,7 +205,7 @@ def test_a_missing_run_and_a_damaged_one_are_named(store: InstrumentedStore) -> 
     name = next(run.name for subtask in stored.operator.subtasks for run in subtask.runs)
     data = store.get(name)
     store.put(name, data[:100] + bytes([data[100] ^ 1]) + data[101:])
-    with pytest.raises(CorruptDataError, match=name):
+    with pytest.raises(CorruptDataError, match=rf"{name}: .*damaged in (bytes|its tail)"):
         list(stored.reader().scan(stored.whole()))
     store.delete([name])
     with pytest.raises(DataLossError, match=name):
