@@ -433,6 +433,21 @@ def test_a_piece_that_cannot_be_staged_is_an_error_and_nothing_stays(store, monk
     assert names(store) == []
 
 
+@pytest.mark.parametrize("error", [UnavailableError("no"), KeyboardInterrupt()])
+def test_a_write_that_failed_has_accepted_nothing_and_may_be_repeated(store, error, monkeypatch):
+    monkeypatch.setattr(module, "PIECE_BYTES", 100)
+    out = stream(Faulty(store, [error, error], ["stage"]), 10)
+    out.write(b"a" * 90)
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            out.write(b"b" * 20)
+        assert out.position == 90
+    out.write(b"b" * 20)
+    out.write(b"c")
+    handle = out.close_and_get_handle()
+    assert (read(handle), handle.size) == (b"a" * 90 + b"b" * 20 + b"c", 111)
+
+
 @pytest.mark.parametrize("while_doing", ["close_and_get_handle", "flush"])
 def test_a_concurrent_close_waits_and_leaks_nothing(store, while_doing, monkeypatch):
     monkeypatch.setattr(module, "PIECE_BYTES", 1000)
@@ -509,12 +524,23 @@ def test_many_threads_close_while_one_writes(store, monkeypatch):
         {"write_buffer_size": -1},
         {"checkpoint_dir": "../x"},
         {"checkpoint_dir": ""},
+        {"checkpoint_dir": None},
         {"shared_dir": "/x"},
+        {"shared_dir": 7},
     ],
 )
 def test_bad_arguments_are_refused(store, arguments):
     with pytest.raises(InvalidInputError):
         CheckpointStreamFactory(store, **({"checkpoint_dir": "chk-7", "shared_dir": "shared"} | arguments))
+
+
+@pytest.mark.parametrize("scope", ["exclusive", None])
+def test_a_scope_that_is_none_is_refused(store, scope):
+    makes = factory(store)
+    with pytest.raises(InvalidInputError, match="scope"):
+        makes.create_checkpoint_state_output_stream(scope)
+    with pytest.raises(InvalidInputError, match="scope"):
+        makes.duplicate([file_of(store, b"a")], scope)
 
 
 def test_sizes_and_stores_may_be_strings(tmp_path):
