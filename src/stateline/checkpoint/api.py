@@ -13,12 +13,14 @@ Invariants of a root, which every module here keeps:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
 from stateline.checkpoint.layout import RECORD_PREFIX
+from stateline.errors import CorruptDataError
 from stateline.handles import FinishedFile, OpenFile, RunHandle
 from stateline.key_groups import KeyGroupRange
 
@@ -42,6 +44,8 @@ DELIVERY_PREFIX: Final = "delivery/"
 
 EARLIER_CHECKPOINTS: Final = "savepoint.checkpoints"
 """Name in ``Checkpoint.properties``, carried from record to record: :attr:`Checkpoint.earlier_checkpoints`."""
+
+_COUNT: Final = re.compile("[0-9]{1,18}")
 
 
 class SubtaskState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -180,8 +184,19 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Checkpoints that the state has behind it from before the savepoint that the root began with; 0 without one.
 
         With ``checkpoint_id`` it makes a number that never repeats in the life of a state, whatever root it is in.
+
+        Raises:
+            CorruptDataError: The property holds something else.
         """
-        return int(self.properties.get(EARLIER_CHECKPOINTS, "0"))
+        text = self.properties.get(EARLIER_CHECKPOINTS, "0")
+        if not _COUNT.fullmatch(text):
+            raise CorruptDataError(
+                f"the property {EARLIER_CHECKPOINTS!r} is {text[:80]!r}, not a number",
+                operation="decode",
+                subject=f"checkpoint {self.checkpoint_id}",
+                hint="Start from another checkpoint or savepoint",
+            )
+        return int(text)
 
     def without_deliveries(self) -> Checkpoint:
         """The same state, with nothing left to hand over: for whatever goes on from this checkpoint."""

@@ -267,6 +267,20 @@ def test_text_from_a_store_cannot_steer_a_terminal(root: Root) -> None:
         assert not set("\x1b\x07\u202e") & set(answer.output)
 
 
+def test_a_finding_cannot_steer_a_terminal(root: Root) -> None:
+    path = root.path(record_name(1))
+    data = path.read_bytes()
+    body = data[: data.rindex(b',\n  "crc32c"')].replace(
+        b'"target":"growing.csv","parts"', b'"target":"\\u001b","parts"'
+    )
+    path.chmod(0o600)
+    path.write_bytes(body + b',\n  "crc32c": "%08x"\n}\n' % crc32c(body))
+    answer = run("checkpoint", "verify", root.url)
+    assert answer.exit_code == 1
+    assert r"its resume point belongs to \x1b" in answer.output
+    assert answer.output.replace("\n", "").isprintable()
+
+
 # -- savepoint --------------------------------------------------------------------------------------------------------
 
 

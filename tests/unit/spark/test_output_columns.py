@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from stateline.checkpoint import Checkpoint
-from stateline.errors import ErrorKind, InvalidInputError
+from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
 from stateline.files import FileOutput
 from stateline.spark.output_columns import check_columns, columns_of, columns_properties
 from stateline.spark.plan import OperatorPlan, PipelinePlan
@@ -113,3 +113,14 @@ def test_another_folder_another_format_and_old_records_have_no_say():
     check_columns(plan(text), newest, ELSEWHERE)
     check_columns(plan(text, "arrow"), newest, HERE)
     check_columns(plan(text), record({}), HERE)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"a": "\ud800"}'])
+def test_a_memory_that_cannot_be_read_is_told(text: str) -> None:
+    schema = pa.schema([("a", LONG)])
+    [key] = after(schema).properties
+    newest = record({key: text})
+    with pytest.raises(CorruptDataError, match="the columns of the output cannot be read"):
+        check_columns(plan(schema), newest, HERE)
+    with pytest.raises(CorruptDataError):
+        columns_properties(plan(schema), newest, HERE)
