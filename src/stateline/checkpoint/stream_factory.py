@@ -126,9 +126,15 @@ class CheckpointStreamFactory:
             environment=self._environment,
         )
 
-    def can_fast_duplicate(self, handle: InlineHandle | FileHandle, scope: CheckpointedStateScope) -> bool:  # noqa: ARG002
-        """Whether :meth:`duplicate` takes ``handle``: a file of this store, where the store copies by itself."""
+    def can_fast_duplicate(self, handle: InlineHandle | FileHandle, scope: CheckpointedStateScope) -> bool:
+        """Whether :meth:`duplicate` takes ``handle``: a file of this store, where the store copies by itself.
+
+        It lies in another folder than that of ``scope``: there it would be its own copy, and both would go at once.
+        """
+        folder = self._folder_of(scope, "can_fast_duplicate")
         if not isinstance(handle, FileHandle) or not self._store.copies_cheaply:
+            return False
+        if handle.name == _in_folder(folder, handle):
             return False
         return handle.store is self._store or handle.store.url == self._store.url
 
@@ -148,14 +154,14 @@ class CheckpointStreamFactory:
         files = [handle for handle in handles if isinstance(handle, FileHandle)]
         if len(files) < len(handles) or not all(self.can_fast_duplicate(handle, scope) for handle in files):
             raise InvalidInputError(
-                "only files of a store that copies by itself can be duplicated",
+                "only files of a store that copies by itself can be duplicated, and into another folder",
                 operation="duplicate",
                 subject=self._store.url,
                 hint="Ask can_fast_duplicate first; read and write the others through a stream",
             )
         copies = []
         for handle in files:
-            name = f"{folder}/{handle.name.rpartition('/')[2]}"
+            name = _in_folder(folder, handle)
             self._store.copy(handle.name, name)
             relative = handle.relative and scope is CheckpointedStateScope.EXCLUSIVE
             copies.append(FileHandle(self._store, name, handle.size, handle.crc32c, relative))
@@ -170,6 +176,11 @@ class CheckpointStreamFactory:
                 hint="Give CheckpointedStateScope.EXCLUSIVE or CheckpointedStateScope.SHARED",
             )
         return self._folders[scope]
+
+
+def _in_folder(folder: str, handle: FileHandle) -> str:
+    """What the copy of a file is called."""
+    return f"{folder}/{handle.name.rpartition('/')[2]}"
 
 
 def _folder(name: str, what: str) -> str:

@@ -20,6 +20,7 @@ from stateline.checkpoint import (
     FileHandle,
     InlineHandle,
     open_state,
+    state_handles,
 )
 from stateline.checkpoint import stream_factory as module
 from stateline.environment import SystemIds
@@ -581,6 +582,20 @@ def test_a_file_can_be_read_in_pieces_and_from_anywhere(store):
             file.seek(-1)
 
 
+def test_a_file_is_read_as_a_whole_in_few_requests(store, monkeypatch):
+    counted = InstrumentedStore(store)
+    data = bytes(range(256)) * 4096 * 3
+    handle = file_of(counted, data)
+    counted.reset()
+    assert read(handle) == data
+    assert counted.calls == {"get_range": 1}
+    monkeypatch.setattr(state_handles, "_READ_ALL_BYTES", 1000)
+    with handle.open() as file:
+        file.seek(len(data) - 2500)
+        assert file.read() == data[-2500:]
+        assert file.read() == b""
+
+
 def test_a_changed_file_is_never_read_to_its_end(store):
     handle = file_of(store, b"state" * 100)
     for wrong in (b"State" + b"state" * 99, b"state" * 99, b""):
@@ -649,6 +664,7 @@ def test_what_cannot_be_duplicated_is_refused_before_anything_is_copied(store):
         (factory(store), [handle, InlineHandle(b"x")]),
         (factory(store), [handle, foreign]),
         (factory(Plain(store)), [handle]),
+        (CheckpointStreamFactory(store, "shared", "chk-7"), [handle]),  # Into the folder where it is.
     ):
         assert not makes.can_fast_duplicate(handles[-1], EXCLUSIVE)
         with pytest.raises(InvalidInputError):
