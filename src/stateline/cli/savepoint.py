@@ -101,7 +101,7 @@ def ls(context: click.Context, url: str, options: tuple[str, ...], *, as_json: b
                 }
             except (CorruptDataError, InvalidInputError) as error:
                 damaged = True
-                fact |= {"state": f"DAMAGED: {error.message}"}
+                fact |= {"state": f"DAMAGED {(error.subject or '').rpartition('/')[2]}: {error.message}"}
         facts.append(fact)
     if as_json:
         for fact in facts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -335,12 +336,18 @@ def test_a_damaged_savepoint_and_an_incomplete_one_are_told(root: Root) -> None:
     (folder.parent / "savepoint-half" / "shared" / "x").write_bytes(b"x")
     found = {fact["folder"]: fact for fact in facts(run("savepoint", "ls", f"file://{folder.parent}", "--json"))}
     assert found["savepoint-half"]["state"] == "incomplete"
+    (folder / "_claimed").write_bytes(b"whose?")
+    for arguments in (["savepoint", "ls", f"file://{folder.parent}"], ["checkpoint", "verify", url]):
+        answer = run(*arguments)
+        assert answer.exit_code == 1
+        assert re.search("(DAMAGED|CORRUPT) .*_claimed.* it does not begin as a document", answer.output)
+    (folder / "_claimed").unlink()
     metadata = folder / "_metadata"
     metadata.chmod(0o600)
     metadata.write_bytes(metadata.read_bytes()[:-5])
     answer = run("savepoint", "ls", f"file://{folder.parent}")
     assert answer.exit_code == 1
-    assert "DAMAGED" in answer.output
+    assert "DAMAGED _metadata: " in answer.output
     assert run("checkpoint", "verify", url).exit_code == 1
 
 
