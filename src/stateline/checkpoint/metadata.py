@@ -260,7 +260,7 @@ def _document(data: bytes, kinds: tuple[bytes, ...], subject: str) -> tuple[byte
     kind = unseal(data, kinds, subject)
     try:
         return kind, _DECODERS[kind].decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise corrupt(f"its checksum is right but it is not a {kind.decode()} document: {error}", subject) from error
 
 

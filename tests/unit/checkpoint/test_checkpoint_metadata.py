@@ -179,6 +179,15 @@ def test_a_member_that_comes_twice_is_refused_though_the_checksum_is_right(name,
         DECODERS[name](resealed(body.replace(old, new)), "x")
 
 
+@pytest.mark.parametrize(("open_", "close"), [(b"[", b"]"), (b'{"a":', b"}")])
+@pytest.mark.parametrize("member", [b'"states": {', b'"properties": {'])
+def test_values_without_a_bottom_are_refused(member, open_, close):
+    body = body_of(golden_documents()["checkpoint.v1.json"])
+    deep = open_ * 100_000 + b"1" + close * 100_000
+    with pytest.raises(CorruptDataError):
+        decode_record(resealed(body.replace(member, member + b'"deep": ' + deep + b",")), "x")
+
+
 def test_another_order_or_layout_of_members_is_read():
     data = golden_documents()["checkpoint.v1.json"]
     first, last = b'  "checkpoint_id": 7,\n', b'  "watermark_us": -1,\n'
