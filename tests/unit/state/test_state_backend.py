@@ -265,6 +265,12 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(root: str) -> None:
         assert contents(planes) == {}
 
 
+@pytest.mark.parametrize("wrong", [0, -1, "few", True, None])
+def test_a_number_of_checkpoints_to_retain_is_checked_before_the_first(root: str, wrong: Any) -> None:
+    with pytest.raises(InvalidInputError, match="retained_checkpoints"):
+        KeyedStateBackend.open(root, retained_checkpoints=wrong)
+
+
 def test_a_second_writer_loses(root: str) -> None:
     one, other = KeyedStateBackend.open(root), KeyedStateBackend.open(root)
     one.state("planes", PLANES).put(rows(N1=(1, None)))
