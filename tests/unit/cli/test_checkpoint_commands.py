@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
@@ -310,6 +311,17 @@ def test_a_savepoint_is_made_listed_verified_and_dropped(root: Root) -> None:
     assert run("savepoint", "drop", url, "--delete").exit_code == 0
     assert run("savepoint", "ls", f"file://{root.folder}/savepoints", "--json").output == ""
     assert run("savepoint", "drop", url, "--delete").exit_code == 1
+
+
+def test_a_savepoint_needs_no_output_that_it_takes_nothing_from(root: Root) -> None:
+    record = root.checkpoints.get(2)
+    [output] = record.outputs
+    waiting = (root.open_file("later.parquet", pending=(root.rows,)),)
+    elsewhere = msgspec.structs.replace(output, url="nowhere://out", finished=(), open=waiting)
+    root.checkpoints.publish(
+        msgspec.structs.replace(record, checkpoint_id=3, batch_id=3, nonce="n3", outputs=(elsewhere,))
+    )
+    assert run("savepoint", "create", root.url, f"file://{root.folder}/savepoints").exit_code == 0
 
 
 def test_a_dry_drop_refuses_what_a_real_one_refuses(root: Root) -> None:
