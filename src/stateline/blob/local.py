@@ -551,7 +551,11 @@ class LocalStore(BlobStore):
                     if not is_folder:
                         with contextlib.suppress(FileNotFoundError):
                             infos.append((leaf, os.stat(leaf, dir_fd=descriptor, follow_symlinks=False)))
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
+            if os.path.exists(self._root) and not os.path.isdir(self._root):
+                raise  # Not an empty root: none.
             return
         base = f"{folder}/" if folder else ""
         for leaf, status in infos:

@@ -61,7 +61,11 @@ class SequenceNumber(msgspec.Struct, frozen=True, order=True):
     value: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.value, int) or not 0 <= self.value <= _MAX_SEQUENCE_NUMBER:
+        if (
+            not isinstance(self.value, int)
+            or isinstance(self.value, bool)
+            or not 0 <= self.value <= _MAX_SEQUENCE_NUMBER
+        ):
             raise InvalidInputError(
                 f"{self.value!r} is no sequence number", subject="SequenceNumber", hint="Give 0 to 2**63 - 1"
             )

@@ -54,8 +54,11 @@ class ChangeColumns:
         """
         changes = tuple(changes)
         for change in changes:
-            if not StateChange.META <= change.key_group < MAX_PARALLELISM_LIMIT:
-                raise InvalidInputError(f"{change.key_group} is no key group", subject="StateChange")
+            if not isinstance(change, StateChange):
+                raise InvalidInputError(f"{type(change).__name__} is no change", subject="StateChange")
+            is_integer = isinstance(change.key_group, int | np.integer)
+            if not is_integer or not StateChange.META <= change.key_group < MAX_PARALLELISM_LIMIT:
+                raise InvalidInputError(f"{change.key_group!r} is no key group", subject="StateChange")
             if not isinstance(change.value, bytes | bytearray | memoryview):
                 raise InvalidInputError(f"the value is {type(change.value).__name__}, not bytes", subject="StateChange")
         key_groups = np.fromiter((change.key_group for change in changes), np.int16, len(changes))

@@ -99,6 +99,7 @@ class ChangelogReader:
         Args:
             handle: What to read.
             key_groups: Only these (inclusive), and only those of the handle's own range; ``None``: its whole range.
+                Where the two have nothing in common, nothing comes, metadata neither.
 
         Raises:
             DataLossError: An object that the handle names is gone.
@@ -128,6 +129,10 @@ class ChangelogReader:
                 f"{type(handle).__name__} is no handle",
                 operation="read",
                 hint="Give the .remote of a SnapshotResult, or ChangelogHandle.from_bytes(...)",
+            )
+        if not isinstance(key_groups, KeyGroupRange | None):
+            raise InvalidInputError(
+                f"{key_groups!r} is no range of key groups", operation="read", hint="Give a KeyGroupRange, or None"
             )
         wanted = handle.key_group_range if key_groups is None else handle.key_group_range.intersection(key_groups)
         if len(wanted) == 0:

@@ -153,8 +153,18 @@ class ChangelogStorage:
         Args:
             operator_id: For people; shown in errors.
             key_group_range: What may be appended (inclusive).
+
+        Raises:
+            InvalidInputError: It is empty, or is no range.
         """
         self._check_open("create_writer")
+        if not isinstance(key_group_range, KeyGroupRange):
+            raise InvalidInputError(
+                f"{key_group_range!r} is no range of key groups",
+                operation="create_writer",
+                subject=str(operator_id),
+                hint="Take it from range_for_subtask",
+            )
         return ChangelogWriter(
             operator_id,
             self._environment.ids.new_uuid(),

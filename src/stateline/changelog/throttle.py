@@ -23,8 +23,10 @@ class UploadThrottle:
     __slots__ = ("_in_flight", "max_in_flight")
 
     def __init__(self, max_in_flight: int) -> None:
-        if max_in_flight < 1:
-            raise InvalidInputError(f"{max_in_flight} is no limit", subject="max_in_flight", hint="Give 1 byte or more")
+        if not isinstance(max_in_flight, int) or isinstance(max_in_flight, bool) or max_in_flight < 1:
+            raise InvalidInputError(
+                f"{max_in_flight!r} is no limit", subject="max_in_flight", hint="Give 1 byte or more"
+            )
         self.max_in_flight = max_in_flight
         self._in_flight = 0
 

@@ -27,7 +27,7 @@ from typing import Final
 from stateline.blob.checksum import crc32c
 from stateline.errors import CorruptDataError, UnsupportedVersionError
 
-__all__ = ["MAX_METADATA_BYTES", "corrupt", "seal", "unseal"]
+__all__ = ["MAX_METADATA_BYTES", "corrupt", "members_of", "seal", "unseal"]
 
 MAX_METADATA_BYTES: Final = 64 * 1024 * 1024
 """Some 350,000 runs. What is larger is refused before it is parsed, and before it is written."""
@@ -75,6 +75,12 @@ def unseal(data: bytes, kinds: tuple[bytes, ...], subject: str) -> bytes:
         expected = " or ".join(kind.decode() for kind in kinds)
         raise corrupt(f"it is a {header[1].decode()} document, not a {expected}", subject)
     return header[1]
+
+
+def members_of(data: bytes) -> bytes:
+    """What lies between header and trailer of a document that :func:`unseal` has taken."""
+    header = _HEADER.match(data)
+    return data[header.end() if header else 0 : len(data) - _TRAILER_BYTES]
 
 
 def corrupt(message: str, subject: str) -> CorruptDataError:

@@ -16,7 +16,8 @@ first, ``crc32c`` last). Between them:
 | ``stateline.claimed`` | ``owner`` |
 
 The layout between the members is made for reading, one run or file on a line, and may change. Unknown members are
-refused, because a reader that skipped one would restore half a state; so a new member means a new version.
+refused, because a reader that skipped one would restore half a state; so a new member means a new version. So is a
+member that comes twice, of which readers of JSON take whichever they like.
 
 What is decoded is also checked (``rules``). What is encoded is decoded again before it is returned, so a record that no
 reader would take is never published.
@@ -24,6 +25,7 @@ reader would take is never published.
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -34,7 +36,7 @@ from stateline.checkpoint.api import (
     OutputState,
     SubtaskState,
 )
-from stateline.checkpoint.envelope import corrupt, seal, unseal
+from stateline.checkpoint.envelope import corrupt, members_of, seal, unseal
 from stateline.checkpoint.layout import check_object_name, first_id_of_block
 from stateline.checkpoint.rules import check_checkpoint, check_part, check_position
 from stateline.errors import CorruptDataError, InvalidInputError
@@ -215,7 +217,9 @@ def decode_record(data: bytes, subject: str) -> Checkpoint | Retired:
         CorruptDataError: The bytes are not what was written, or break a rule of the format.
         UnsupportedVersionError: A newer version wrote them.
     """
-    return _decode(data, (_CHECKPOINT, _RETIRED), subject)
+    decoded = _decode(data, (_CHECKPOINT, _RETIRED), subject)
+    _check_no_member_twice(data, decoded, subject)
+    return decoded
 
 
 def decode_savepoint(data: bytes, subject: str) -> Checkpoint:
@@ -223,12 +227,14 @@ def decode_savepoint(data: bytes, subject: str) -> Checkpoint:
     decoded = _decode(data, (_SAVEPOINT,), subject)
     if not isinstance(decoded, Checkpoint):
         raise corrupt("it is no savepoint", subject)
+    _check_no_member_twice(data, decoded, subject)
     return decoded
 
 
 def decode_claim(data: bytes, subject: str) -> str:
     """The owner in a claim; arguments and errors as :func:`decode_record`."""
     document = _document(data, (_CLAIMED,), subject)[1]
+    _refuse_member_twice(data, subject)
     owner: str = document.owner
     return owner
 
@@ -254,8 +260,27 @@ def _document(data: bytes, kinds: tuple[bytes, ...], subject: str) -> tuple[byte
     kind = unseal(data, kinds, subject)
     try:
         return kind, _DECODERS[kind].decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise corrupt(f"its checksum is right but it is not a {kind.decode()} document: {error}", subject) from error
+
+
+def _check_no_member_twice(data: bytes, decoded: Checkpoint | Retired, subject: str) -> None:
+    """Refuses a document in which an object has two members of one name.
+
+    Nearly every document is, but for its white space, what this program writes, which takes a tenth of the time to see.
+    """
+    if msgspec.json.format(b"{%s}" % members_of(data), indent=-1) != _JSON.encode(decoded):
+        _refuse_member_twice(data, subject)
+
+
+def _refuse_member_twice(data: bytes, subject: str) -> None:
+    def check(pairs: list[tuple[str, object]]) -> None:
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            twice = next(name for at, name in enumerate(names) if name in names[:at])
+            raise corrupt(f"its checksum is right but a member {twice!r} comes twice in one object", subject)
+
+    json.loads(data, object_pairs_hook=check)
 
 
 def _without_envelope(document: msgspec.Struct, cls: type[T]) -> T:

@@ -25,6 +25,8 @@ from stateline.errors import CorruptDataError, NotFoundError, StatelineError
 __all__ = ["FileHandle", "InlineHandle", "open_state"]
 
 _READ_BUFFER_BYTES: Final = 1024 * 1024
+_READ_ALL_BYTES: Final = 16 * 1024 * 1024
+"""What one request fetches where a file is read as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +150,23 @@ class _ObjectReader(io.RawIOBase):
 
     def readinto(self, buffer: Buffer) -> int:  # type: ignore[override]
         view = memoryview(buffer).cast("B")
-        end = min(self._position + len(view), self._handle.size)
-        if self._position >= end:
-            return 0
-        data = self._handle.store.get_range(self._handle.name, self._position, end)
+        data = self._next(len(view))
         view[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        """All that is left; Python's own makes a request for every 8 KiB."""
+        return b"".join(iter(lambda: self._next(_READ_ALL_BYTES), b""))
+
+    def _next(self, length: int) -> bytes:
+        end = min(self._position + length, self._handle.size)
+        if self._position >= end:
+            return b""
+        data = self._handle.store.get_range(self._handle.name, self._position, end)
         if self._position == self._checked_bytes:
             self._check(data)
         self._position += len(data)
-        return len(data)
+        return data
 
     def _check(self, data: bytes) -> None:
         self._checksum = crc32c(data, self._checksum)

@@ -35,7 +35,7 @@ from stateline.errors import (
     StatelineError,
     UnsupportedVersionError,
 )
-from stateline.options import normalise_settings, parse_bool, setting, settings_from_options
+from stateline.options import normalise_settings, parse_bool, parse_int, setting, settings_from_options
 
 __all__ = ["CheckpointStore", "CheckpointStoreSettings"]
 
@@ -110,7 +110,9 @@ class CheckpointStore:
         Raises:
             NotFoundError: It was retired, or never created; the message says which.
             CorruptDataError: Its record cannot be read.
+            InvalidInputError: ``checkpoint_id`` is no number.
         """
+        checkpoint_id = parse_int(checkpoint_id, "checkpoint_id")
         slot = self._slots.read(checkpoint_id) if checkpoint_id >= 0 else Empty.ABSENT
         if isinstance(slot, Checkpoint):
             return slot
@@ -162,6 +164,10 @@ class CheckpointStore:
             CorruptDataError: The slot holds something that cannot be read.
             OutcomeUnknownError: The record may exist, or the floor could not be read after it was created.
         """
+        if not isinstance(checkpoint, Checkpoint):
+            raise InvalidInputError(
+                f"{type(checkpoint).__name__} is no Checkpoint", operation="publish", subject=self.store.url
+            )
         data = encode_checkpoint(checkpoint)
         self._check_no_gap(checkpoint)
         try:
@@ -207,18 +213,12 @@ class CheckpointStore:
                 discarded through them; pieces of an output that is not given are left to its sweep.
 
         Raises:
-            InvalidInputError: ``num_retained`` is below 1.
+            InvalidInputError: ``num_retained`` is below 1, or no number.
             CorruptDataError: A record that is to be read back at start is corrupt; see ``retire_unreadable``.
             OSError: What the stores raise; nothing is lost, repeat the call later.
         """
-        if num_retained < 1:
-            raise InvalidInputError(
-                f"{num_retained} is out of bounds",
-                operation="retain",
-                subject="num_retained",
-                hint="Give 1 or more: the newest checkpoint is what a restart needs",
-            )
-        self._retention.retain(num_retained, outputs or {})
+        # At least 1, because the newest checkpoint is what a restart needs.
+        self._retention.retain(parse_int(num_retained, "num_retained", minimum=1), outputs or {})
 
     def close(self) -> None:
         """Gives the store's connections back. Idempotent."""

@@ -98,8 +98,8 @@ class CheckpointStreamFactory:
         self._environment = environment or system_environment()
         self._store = open_store(store, environment=environment) if isinstance(store, str) else store
         self._folders = {
-            CheckpointedStateScope.EXCLUSIVE: check_name(checkpoint_dir.rstrip("/")),
-            CheckpointedStateScope.SHARED: check_name(shared_dir.rstrip("/")),
+            CheckpointedStateScope.EXCLUSIVE: _folder(checkpoint_dir, "checkpoint_dir"),
+            CheckpointedStateScope.SHARED: _folder(shared_dir, "shared_dir"),
         }
         self._threshold = parse_size(file_state_size_threshold, "file_state_size_threshold")
         buffer_bytes = parse_size(write_buffer_size, "write_buffer_size")
@@ -112,19 +112,29 @@ class CheckpointStreamFactory:
         self._piece_bytes = max(buffer_bytes, PIECE_BYTES)  # Above any threshold: inline state is never staged.
 
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
-        """A new, empty stream. No I/O."""
+        """A new, empty stream. No I/O.
+
+        Raises:
+            InvalidInputError: ``scope`` is no :class:`CheckpointedStateScope`.
+        """
         return CheckpointStateOutputStream(
             self._store,
-            self._folders[scope],
+            self._folder_of(scope, "create_checkpoint_state_output_stream"),
             relative=scope is CheckpointedStateScope.EXCLUSIVE,
             threshold=self._threshold,
             piece_bytes=self._piece_bytes,
             environment=self._environment,
         )
 
-    def can_fast_duplicate(self, handle: InlineHandle | FileHandle, scope: CheckpointedStateScope) -> bool:  # noqa: ARG002
-        """Whether :meth:`duplicate` takes ``handle``: a file of this store, where the store copies by itself."""
+    def can_fast_duplicate(self, handle: InlineHandle | FileHandle, scope: CheckpointedStateScope) -> bool:
+        """Whether :meth:`duplicate` takes ``handle``: a file of this store, where the store copies by itself.
+
+        It lies in another folder than that of ``scope``: there it would be its own copy, and both would go at once.
+        """
+        folder = self._folder_of(scope, "can_fast_duplicate")
         if not isinstance(handle, FileHandle) or not self._store.copies_cheaply:
+            return False
+        if handle.name == _in_folder(folder, handle):
             return False
         return handle.store is self._store or handle.store.url == self._store.url
 
@@ -140,21 +150,43 @@ class CheckpointStreamFactory:
             NotFoundError: A file is gone.
             AlreadyExistsError: The folder holds another file of that name.
         """
+        folder = self._folder_of(scope, "duplicate")
         files = [handle for handle in handles if isinstance(handle, FileHandle)]
         if len(files) < len(handles) or not all(self.can_fast_duplicate(handle, scope) for handle in files):
             raise InvalidInputError(
-                "only files of a store that copies by itself can be duplicated",
+                "only files of a store that copies by itself can be duplicated, and into another folder",
                 operation="duplicate",
                 subject=self._store.url,
                 hint="Ask can_fast_duplicate first; read and write the others through a stream",
             )
         copies = []
         for handle in files:
-            name = f"{self._folders[scope]}/{handle.name.rpartition('/')[2]}"
+            name = _in_folder(folder, handle)
             self._store.copy(handle.name, name)
             relative = handle.relative and scope is CheckpointedStateScope.EXCLUSIVE
             copies.append(FileHandle(self._store, name, handle.size, handle.crc32c, relative))
         return copies
+
+    def _folder_of(self, scope: CheckpointedStateScope, operation: str) -> str:
+        if not isinstance(scope, CheckpointedStateScope):
+            raise InvalidInputError(
+                f"{scope!r} is no scope",
+                operation=operation,
+                subject="scope",
+                hint="Give CheckpointedStateScope.EXCLUSIVE or CheckpointedStateScope.SHARED",
+            )
+        return self._folders[scope]
+
+
+def _in_folder(folder: str, handle: FileHandle) -> str:
+    """What the copy of a file is called."""
+    return f"{folder}/{handle.name.rpartition('/')[2]}"
+
+
+def _folder(name: str, what: str) -> str:
+    if not isinstance(name, str):
+        raise InvalidInputError(f"{name!r} is no name", subject=what, hint="Give a folder such as 'chk-7'")
+    return check_name(name.rstrip("/"))
 
 
 class CheckpointStateOutputStream:
@@ -198,17 +230,25 @@ class CheckpointStateOutputStream:
     def write(self, data: Buffer) -> int:
         """Takes all of ``data``; returns its length in bytes.
 
+        All or nothing: a call that raises has accepted none of its bytes and may be repeated.
+
         Raises:
             ClosedError: The stream was closed.
+            UnavailableError: And other errors of the store, from staging a full buffer.
         """
         view = memoryview(data).cast("B")
         with self._monitor:
             self._check_open("write")
-            self._buffer += view
+            before = len(self._buffer)
+            try:
+                self._buffer += view
+                if len(self._buffer) >= self._piece_bytes:
+                    self._stage()
+            except BaseException:
+                self._buffer = self._buffer[:before]  # A copy: the traceback may hold views of the buffer itself.
+                raise
             self._checksum = crc32c(view, self._checksum)
             self._position += len(view)
-            if len(self._buffer) >= self._piece_bytes:
-                self._stage()
         return len(view)
 
     def flush(self) -> None:

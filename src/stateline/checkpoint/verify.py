@@ -22,7 +22,15 @@ from enum import StrEnum
 
 from stateline.blob.api import BlobStore, ObjectInfo
 from stateline.checkpoint.api import Checkpoint
-from stateline.checkpoint.layout import METADATA, PUBLISHED, RECORD_PREFIX, SHARED_PREFIX, TASKOWNED_PREFIX, record_name
+from stateline.checkpoint.layout import (
+    CLAIMED,
+    METADATA,
+    PUBLISHED,
+    RECORD_PREFIX,
+    SHARED_PREFIX,
+    TASKOWNED_PREFIX,
+    record_name,
+)
 from stateline.checkpoint.objects import Extent, check_extents, extents_of, read_piece
 from stateline.checkpoint.savepoint import Savepoint
 from stateline.checkpoint.slots import Slots
@@ -118,7 +126,7 @@ def verify_root(
 
 
 def verify_savepoint(savepoint: Savepoint, *, progress: Progress | None = None) -> VerifyReport:
-    """Verifies a savepoint: all it needs is in its folder."""
+    """Verifies a savepoint: all it needs is in its folder, and whether it has an owner can be read."""
     report = VerifyReport()
     needed = {savepoint.name_in_store(name): found for name, found in extents_of(savepoint.checkpoint).items()}
     for output in savepoint.checkpoint.outputs:
@@ -127,6 +135,10 @@ def verify_savepoint(savepoint: Savepoint, *, progress: Progress | None = None) 
                 extent = Extent(0, part.length, part.crc32c, is_whole=True)
                 needed[savepoint.name_in_store(part.name)] = {extent}
     report.checkpoint_ids = [savepoint.checkpoint.checkpoint_id]
+    try:
+        savepoint.owner()
+    except CorruptDataError as error:
+        _add(report, Problem.CORRUPT, savepoint.name_in_store(CLAIMED), tuple(report.checkpoint_ids), error.message)
     report.reachable = sorted(needed)
     for done, name in enumerate(report.reachable, start=1):
         _look_at_object(savepoint.store, name, needed[name], tuple(report.checkpoint_ids), report)

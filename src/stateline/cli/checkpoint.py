@@ -237,7 +237,8 @@ def _print_report(store: BlobStore, report: VerifyReport, places: Mapping[str, s
         click.echo(f"orphaned   {plain(info.name)}  {info.size:,} bytes, modified {time_text(info.modified_at)}")
     for finding in report.findings:
         place = f" {places[finding.name]}" if finding.name in places else ""
-        click.echo(f"{finding.problem.upper():<9}  {plain(finding.name)}{_needed_by(finding)}: {finding.detail}{place}")
+        what = plain(f"{finding.name}{_needed_by(finding)}: {finding.detail}{place}")
+        click.echo(f"{finding.problem.upper():<9}  {what}")
     verdict = "all is intact" if report.is_sound else f"{len(report.findings)} problems"
     click.echo(
         f"{plain(store.url)}: {verdict}. {len(report.checkpoint_ids)} checkpoints, {len(report.reachable)} objects "

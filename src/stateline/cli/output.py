@@ -123,8 +123,16 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def print_json(facts: Mapping[str, object]) -> None:
-    """One JSON object on one line. Bytes are base64, decimals text, times ISO 8601, NaN and infinities text."""
-    click.echo(json.dumps(_json_value(dict(facts)), ensure_ascii=False))
+    """One JSON object on one line. Bytes are base64, decimals text, times ISO 8601, NaN and infinities text.
+
+    What cannot be printed is escaped as JSON escapes it, not only what JSON asks for: a terminal obeys more than that.
+    """
+    text = json.dumps(_json_value(dict(facts)), ensure_ascii=False)
+    click.echo(text if text.isprintable() else "".join(map(_json_char, text)))
+
+
+def _json_char(char: str) -> str:
+    return char if char.isprintable() else json.dumps(char)[1:-1]
 
 
 def _json_value(value: Any) -> Any:

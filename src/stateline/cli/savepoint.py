@@ -22,6 +22,7 @@ from stateline.cli.output import (
     time_text,
 )
 from stateline.errors import CorruptDataError, InvalidInputError, NotFoundError
+from stateline.handles import OpenFile
 
 __all__ = ["create", "drop", "ls", "savepoint"]
 
@@ -59,7 +60,8 @@ def create(
     """
     source = CheckpointStore(open_store(root, map_options(options)))
     record = source.latest() if checkpoint_id is None else source.get(checkpoint_id)
-    urls = {output.url for output in record.outputs} if record is not None else set()
+    # Only where files grow byte by byte: whoever makes savepoints may have no rights on the other outputs.
+    urls = {output.url for output in record.outputs if any(map(_has_pieces, output.open))} if record else set()
     outputs = {url: open_store(url, map_options(output_options)) for url in sorted(urls)}
     store = open_store(target, map_options(target_options))
     with progress("copying", hidden=as_json) as tell:
@@ -68,6 +70,10 @@ def create(
         print_json({"url": made.url, "checkpoint_id": made.checkpoint.checkpoint_id})
     else:
         click.echo(plain(made.url))
+
+
+def _has_pieces(file: OpenFile) -> bool:
+    return file.resume is not None and bool(file.resume.parts)
 
 
 @savepoint.command("ls")
@@ -101,7 +107,7 @@ def ls(context: click.Context, url: str, options: tuple[str, ...], *, as_json: b
                 }
             except (CorruptDataError, InvalidInputError) as error:
                 damaged = True
-                fact |= {"state": f"DAMAGED: {error.message}"}
+                fact |= {"state": f"DAMAGED {(error.subject or '').rpartition('/')[2]}: {error.message}"}
         facts.append(fact)
     if as_json:
         for fact in facts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -31,7 +32,7 @@ from stateline.cli.output import (
     value_text,
 )
 from stateline.errors import AlreadyExistsError, DataLossError, InvalidInputError, NotFoundError, StatelineError
-from stateline.files.formats import FORMATS, check_schema, make_encoder
+from stateline.files.formats import FORMATS, LINE_FORMATS, check_rows, check_schema, make_encoder
 from stateline.handles import Part
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.state.changes import changes_between
@@ -223,6 +224,8 @@ def export(
         try:
             for done, part in enumerate(slices, start=1):
                 table = pa.Table.from_batches(reader.scan(part, names), schema=schema)
+                if chosen in LINE_FORMATS:  # The others hold whatever Arrow does.
+                    check_rows(chosen, table)
                 encoder.write(table)
                 rows += table.num_rows
                 tell(done, len(slices))
@@ -283,14 +286,14 @@ def _changes(old: StoredState, new: StoredState) -> Iterator[Mapping[str, Any]]:
 def _rows(given: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = given.to_pylist()
-    except (OverflowError, ValueError):  # Arrow and Spark have days and moments that Python has not.
+    except (OverflowError, ValueError):  # Arrow and Spark have days, moments and texts that Python has not.
         columns = {name: [_value(scalar) for scalar in given.column(name)] for name in given.schema.names}
         rows = [{name: values[at] for name, values in columns.items()} for at in range(given.num_rows)]
     return rows
 
 
 def _value(scalar: pa.Scalar) -> Any:
-    """The value in Python; as text where Python has no such day or moment."""
+    """The value in Python; as text where Python has no such day or moment, escaped where it is no UTF-8."""
     if not scalar.is_valid:
         return None
     if isinstance(scalar, pa.MapScalar):
@@ -301,6 +304,8 @@ def _value(scalar: pa.Scalar) -> Any:
         return {name: _value(item) for name, item in scalar.items()}
     try:
         return scalar.as_py()
+    except UnicodeDecodeError:
+        return scalar.as_buffer().to_pybytes().decode("utf-8", "backslashreplace")
     except (OverflowError, ValueError):
         return str(pc.cast(scalar, pa.string()))
 
@@ -332,6 +337,8 @@ def _key_value(field: pa.Field, text: str) -> pa.Array:
     try:
         if pa.types.is_binary(field.type) or pa.types.is_fixed_size_binary(field.type):
             return pa.array([base64.b64decode(text, validate=True)], field.type)
+        if pa.types.is_string(field.type):  # The bytes that were typed: the column may hold text that is not UTF-8.
+            return pa.array([os.fsencode(text)], pa.binary()).view(field.type)
         return pa.array([text]).cast(field.type)
     except (pa.ArrowException, binascii.Error, ValueError) as error:
         raise InvalidInputError(

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import gzip
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
 import msgspec
@@ -254,7 +254,8 @@ def check_rows(name: str, rows: pa.Table) -> None:
     if name == "text":
         _check_lines(rows)
     if name == "jsonl":
-        _json_rows(rows.select([field.name for field in rows.schema if _holds(field.type, pa.types.is_map)]))
+        _check_moments(rows)
+        _json_rows(rows.select([field.name for field in rows.schema if _needs_a_trial(field.type)]))
 
 
 def check_text(rows: pa.Table) -> None:
@@ -287,9 +288,41 @@ def _check_lines(rows: pa.Table) -> None:
         )
 
 
+def _check_moments(rows: pa.Table) -> None:
+    """Checks the first and the last value of each column of days or moments: if Python has both, it has all."""
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if _is_moment(field.type):
+            try:
+                pc.min_max(column).as_py()
+            except (OverflowError, ValueError) as error:
+                raise _no_such_moment([field.name]) from error
+
+
+def _is_moment(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
+def _needs_a_trial(kind: pa.DataType) -> bool:
+    """Whether only making Python values tells if JSON can hold them all."""
+    return _holds(kind, pa.types.is_map) or (pa.types.is_nested(kind) and _holds(kind, _is_moment))
+
+
+def _no_such_moment(names: Sequence[str]) -> InvalidInputError:
+    return InvalidInputError(
+        "a day or moment lies outside the years 1 to 9999",
+        operation="write_files",
+        subject=f"columns {list(names)}",
+        hint="Mend it, or use the format parquet",
+    )
+
+
 def _json_rows(rows: pa.Table) -> list[dict[str, Any]]:
     try:
         return cast("list[dict[str, Any]]", rows.to_pylist(maps_as_pydicts="strict"))
+    except UnicodeDecodeError:
+        raise
+    except (OverflowError, ValueError) as error:
+        raise _no_such_moment(rows.column_names) from error
     except KeyError as error:
         raise InvalidInputError(
             f"a map holds a key twice ({error})",
@@ -332,6 +365,8 @@ def _complaint(name: str, kind: pa.DataType) -> str | None:
         return "a field of CSV is flat text"
     if name == "jsonl" and pa.types.is_map(kind) and not _is_json_name(kind.key_type):
         return f"a name in JSON is text, and not {kind.key_type}"
+    if name == "jsonl" and pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return "a moment of a JSON file has microseconds"
     return next(filter(None, (_complaint(name, child) for child in _children(kind))), None)
 
 

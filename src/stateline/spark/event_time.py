@@ -178,7 +178,7 @@ class Watermark:
             return cls()
         try:
             applied = msgspec.json.decode(state.data if isinstance(state, InlineState) else b"", type=_Applied)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CorruptDataError(
                 f"its watermark cannot be read: {error}",
                 operation="start",

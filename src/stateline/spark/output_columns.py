@@ -18,10 +18,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 
 from stateline.checkpoint import Checkpoint
-from stateline.errors import ErrorKind, InvalidInputError
+from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 
 __all__ = ["check_columns", "columns_of", "columns_properties"]
@@ -41,9 +42,10 @@ def check_columns(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[s
 
     Raises:
         InvalidInputError: A column has another type there; says which.
+        CorruptDataError: What the record remembers of them cannot be read.
     """
     for operator in plan.operators:
-        stored = json.loads(newest.properties.get(_key(operator, output_urls), "{}"))
+        stored = _remembered(newest.properties, _key(operator, output_urls))
         wanted = operator.output_columns
         for path, text in wanted.items():
             if not _reads(text, stored.get(path, text)):
@@ -60,8 +62,20 @@ def columns_properties(plan: PipelinePlan, newest: Checkpoint | None, output_url
     for operator in plan.operators:
         if operator.output_columns:
             key = _key(operator, output_urls)
-            found[key] = json.dumps(json.loads(found.get(key, "{}")) | dict(operator.output_columns))
+            found[key] = json.dumps(_remembered(found, key) | dict(operator.output_columns))
     return found
+
+
+def _remembered(properties: Mapping[str, str], key: str) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(properties.get(key, "{}"), type=dict[str, str])
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise CorruptDataError(
+            f"the columns of the output cannot be read: {error}",
+            operation="start",
+            subject=f"property {key!r} of the newest checkpoint",
+            hint="Go on from an older checkpoint or a savepoint",
+        ) from error
 
 
 def _key(operator: OperatorPlan, output_urls: Mapping[str, str]) -> str:

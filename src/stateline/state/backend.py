@@ -34,6 +34,7 @@ from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState
 from stateline.environment import Environment, system_environment
 from stateline.errors import ClosedError, ErrorKind, InvalidInputError
 from stateline.key_groups import KeyGroupRange, check_parallelism
+from stateline.options import parse_int
 from stateline.state.aggregate.plan import KeyedAggregation
 from stateline.state.columns import contiguous, take
 from stateline.state.evolution import carried_properties, check_evolution
@@ -234,7 +235,7 @@ class KeyedStateBackend:
         self._restored = restored
         self._checkpoints = checkpoints
         self._environment = environment
-        self._retained_checkpoints = retained_checkpoints
+        self._retained_checkpoints = parse_int(retained_checkpoints, "retained_checkpoints", minimum=1)
         self._merging = merging
         self._runs = runs
         self._fetching = fetching
@@ -268,7 +269,7 @@ class KeyedStateBackend:
         Raises:
             NotFoundError: There is no such checkpoint.
             CorruptDataError: The newest record cannot be read.
-            InvalidInputError: Key groups out of bounds.
+            InvalidInputError: Key groups or ``retained_checkpoints`` out of bounds.
         """
         environment = environment or system_environment()
         store = open_store(root, environment=environment) if isinstance(root, str) else root

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from stateline.checkpoint.api import SubtaskState
 from stateline.handles import RunHandle
-from stateline.state.columns import Mask, fixed_words, valid_mask
+from stateline.state.columns import Mask, Rows, fixed_words, valid_mask
 from stateline.state.keys import Hashes
 from stateline.state.merge import merge_windows
 from stateline.state.rows import Run, StateRows
@@ -127,22 +127,58 @@ def _equal_rows(left: Sequence[pa.Array], right: Sequence[pa.Array], rows: int) 
 
 
 def _equal(left: pa.Array, right: pa.Array) -> Mask:
-    """Which values are the same, null and NaN included."""
-    if pa.types.is_null(left.type):
+    """Which values are the same as they are stored, null and NaN included, however deep they are nested.
+
+    Nothing becomes a Python value: Arrow has moments and texts that Python has not.
+    """
+    same = _equal_values(left, right)
+    validity, other_validity = valid_mask(left), valid_mask(right)
+    if validity is None and other_validity is None:
+        return same
+    ones = np.ones(len(left), dtype=np.bool_)
+    one, two = (ones if mask is None else mask for mask in (validity, other_validity))
+    return (same & one & two) | (~one & ~two)
+
+
+def _equal_values(left: pa.Array, right: pa.Array) -> Mask:
+    """As :func:`_equal` where neither is null; anything elsewhere."""
+    kind = left.type
+    if pa.types.is_null(kind):
         return np.ones(len(left), dtype=np.bool_)
+    if pa.types.is_struct(kind):
+        one, other = ([side.field(at) for at in range(kind.num_fields)] for side in (left, right))
+        return _equal_rows(one, other, len(left))
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        return _equal_items(left, right)
     words, others = fixed_words(left), fixed_words(right)
     if words is not None and others is not None:
         same: Mask = words == others
-        validity, other_validity = valid_mask(left), valid_mask(right)
-        if validity is None and other_validity is None:
-            return same
-        ones = np.ones(len(left), dtype=np.bool_)
-        one, two = (ones if mask is None else mask for mask in (validity, other_validity))
-        return (same & one & two) | (~one & ~two)
-    if pa.types.is_nested(left.type):
-        # Arrow does not compare nested values. NaN differs from itself; its text does not.
-        pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
-        return np.array([one == other or repr(one) == repr(other) for one, other in pairs], dtype=np.bool_)
-    compared = pc.equal(left, right).fill_null(False)
-    mask: Mask = pc.or_(compared, pc.and_(left.is_null(), right.is_null())).to_numpy(zero_copy_only=False)
+        return same
+    if pa.types.is_interval(kind):  # Arrow compares them only as bytes.
+        left, right = (side.view(pa.binary(kind.bit_width // 8)) for side in (left, right))
+    mask: Mask = pc.equal(left, right).fill_null(False).to_numpy(zero_copy_only=False)
     return mask
+
+
+def _equal_items(left: pa.Array, right: pa.Array) -> Mask:
+    """Which lists have equal items, or maps equal entries in one order. What is null has none."""
+    starts, lengths = _places(left)
+    other_starts, other_lengths = _places(right)
+    same: Mask = lengths == other_lengths
+    rows = np.flatnonzero(same)
+    ends = np.cumsum(lengths[rows])
+    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths[rows], lengths[rows])
+    items, other_items = (
+        side.values.take(pa.array(np.repeat(first[rows], lengths[rows]) + within))
+        for side, first in ((left, starts), (right, other_starts))
+    )
+    different = np.concatenate([[0], np.cumsum(~_equal(items, other_items))])
+    same[rows] = different[ends] == different[ends - lengths[rows]]
+    return same
+
+
+def _places(lists: pa.Array) -> tuple[Rows, Rows]:
+    """The first item of each list among the values, and how many items it has: none where it is null."""
+    offsets = lists.offsets.to_numpy().astype(np.int64)
+    lengths, validity = np.diff(offsets), valid_mask(lists)
+    return offsets[:-1], lengths if validity is None else np.where(validity, lengths, 0)

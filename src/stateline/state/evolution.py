@@ -18,9 +18,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 
 from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint
+from stateline.errors import CorruptDataError
 from stateline.state.schema import StateSchema, schema_mismatch
 
 __all__ = ["ColumnStep", "apply_evolution", "carried_properties", "check_evolution", "plan_evolution"]
@@ -77,8 +79,15 @@ def carried_properties(newest: Checkpoint | None, wanted: Mapping[str, str]) -> 
 
 
 def _dropped(record: Checkpoint, name: str) -> list[str]:
-    names: list[str] = json.loads(record.properties.get(_DROPPED + name, "[]"))
-    return names
+    try:
+        return msgspec.json.decode(record.properties.get(_DROPPED + name, "[]"), type=list[str])
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise CorruptDataError(
+            f"the columns that were dropped cannot be read: {error}",
+            operation="open",
+            subject=f"state {name!r} in checkpoint {record.checkpoint_id}",
+            hint="Go on from an older checkpoint or a savepoint",
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

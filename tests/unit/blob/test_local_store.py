@@ -603,3 +603,14 @@ def test_folders_that_were_removed_are_not_held_open(tmp_path):
     held = [live(batch) for batch in range(20)]
     assert max(held[2:]) <= held[1] + 1
     store.close()
+
+
+def test_a_root_that_is_a_file_is_not_listed_as_an_empty_one(tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    for prefix in ("", "a", "a/b"):
+        with pytest.raises(InvalidInputError, match="in the way"):
+            list(LocalStore(tmp_path / "file").list(prefix))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "object").write_bytes(b"x")
+    assert list(LocalStore(tmp_path / "folder").list("object/")) == []
+    assert list(LocalStore(tmp_path / "none").list("")) == []

@@ -568,6 +568,13 @@ def test_what_is_no_handle_is_refused(wrong: Any) -> None:
         list(ChangelogReader(memory_store()).read(wrong))
 
 
+@pytest.mark.parametrize("wrong", [(0, 1), 5, "0-63"])
+def test_key_groups_that_are_no_range_are_refused(wrong: Any) -> None:
+    store = memory_store()
+    with pytest.raises(InvalidInputError, match="no range of key groups"):
+        list(ChangelogReader(store).read(ChangelogHandle(key_group_range=KeyGroupRange(0, 3), segments=()), wrong))
+
+
 def test_what_failed_downloads_left_behind_is_swept(tmp_path: Path) -> None:
     written = WithCache(tmp_path)
     with pytest.raises(NotFoundError):

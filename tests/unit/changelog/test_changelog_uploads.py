@@ -83,6 +83,9 @@ def test_the_limit_is_strict() -> None:
         throttle.release(5)
     with pytest.raises(InvalidInputError):
         UploadThrottle(0)
+    for wrong in ("5MB", True, 1.5):
+        with pytest.raises(InvalidInputError):
+            UploadThrottle(wrong)
 
 
 def test_a_request_above_the_limit_goes_alone() -> None:

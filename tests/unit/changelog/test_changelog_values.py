@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from stateline.changelog import (
     SequenceNumber,
     SequenceNumberRange,
     StateChange,
+    StateChangeSet,
 )
 from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVersionError
 from stateline.key_groups import KeyGroupRange
@@ -208,7 +210,7 @@ def test_the_golden_handle_is_read_and_written_for_ever() -> None:
     assert made.to_bytes() == GOLDEN.read_bytes()
 
 
-@pytest.mark.parametrize("value", [1.5, "1", None])
+@pytest.mark.parametrize("value", [1.5, "1", None, True])
 def test_a_sequence_number_is_an_integer(value: object) -> None:
     with pytest.raises(InvalidInputError):
         SequenceNumber.of(value)  # type: ignore[arg-type]
@@ -218,3 +220,9 @@ def test_a_sequence_number_is_an_integer(value: object) -> None:
 def test_what_is_not_bytes_is_no_handle(data: object) -> None:
     with pytest.raises(InvalidInputError):
         ChangelogHandle.from_bytes(data)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [StateChange(1.5, b"x"), StateChange(-2, b"x"), StateChange(0, None), 7])  # type: ignore[arg-type]
+def test_a_set_holds_changes_alone(wrong: object) -> None:
+    with pytest.raises(InvalidInputError, match="StateChange"):
+        StateChangeSet(UUID(int=1), SequenceNumber(0), [wrong])  # type: ignore[list-item]

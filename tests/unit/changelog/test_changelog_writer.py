@@ -159,7 +159,7 @@ def test_a_change_that_no_block_can_hold_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_a_writer_needs_key_groups_within_bounds() -> None:
     bench = Bench()
-    for bad in (KeyGroupRange.EMPTY, KeyGroupRange(0, 32768)):
+    for bad in (KeyGroupRange.EMPTY, KeyGroupRange(0, 32768), None, (0, 1)):
         with pytest.raises(InvalidInputError):
             bench.storage.create_writer("operator", bad)
 

@@ -158,6 +158,45 @@ def test_a_hostile_name_is_refused_though_the_checksum_is_right(old, new):
         decode_record(resealed(body.replace(old, new)), "x")
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("checkpoint.v1.json", b'  "query_id":', b'  "query_id": "other",\n  "query_id":'),
+        ("checkpoint.v1.json", b'  "query_id":', b'  "query\\u005fid": "other",\n  "query_id":'),
+        ("checkpoint.v1.json", b'  "query_id":', b'  "format": "stateline.checkpoint",\n  "query_id":'),
+        ("checkpoint.v1.json", b'  "query_id":', b'  "crc32c": "00000000",\n  "query_id":'),
+        ("checkpoint.v1.json", b'{"name":"shared/0-0.arrow"', b'{"name":"shared/x","name":"shared/0-0.arrow"'),
+        ("checkpoint.v1.json", b'{"program":', b'{"program":"other","program":'),
+        ("savepoint.v1.json", b'"name":"model"', b'"name":"x","name":"model"'),
+        ("retired.v1.json", b'  "delete":', b'  "delete": [],\n  "delete":'),
+        ("claimed.v1.json", b'  "owner":', b'  "owner": "other",\n  "owner":'),
+    ],
+)
+def test_a_member_that_comes_twice_is_refused_though_the_checksum_is_right(name, old, new):
+    body = body_of(golden_documents()[name])
+    assert body.count(old) == 1
+    with pytest.raises(CorruptDataError, match="comes twice in one object"):
+        DECODERS[name](resealed(body.replace(old, new)), "x")
+
+
+@pytest.mark.parametrize(("open_", "close"), [(b"[", b"]"), (b'{"a":', b"}")])
+@pytest.mark.parametrize("member", [b'"states": {', b'"properties": {'])
+def test_values_without_a_bottom_are_refused(member, open_, close):
+    body = body_of(golden_documents()["checkpoint.v1.json"])
+    deep = open_ * 100_000 + b"1" + close * 100_000
+    with pytest.raises(CorruptDataError):
+        decode_record(resealed(body.replace(member, member + b'"deep": ' + deep + b",")), "x")
+
+
+def test_another_order_or_layout_of_members_is_read():
+    data = golden_documents()["checkpoint.v1.json"]
+    first, last = b'  "checkpoint_id": 7,\n', b'  "watermark_us": -1,\n'
+    body = body_of(data)
+    assert body.count(first) == body.count(last) == 1
+    moved = body.replace(first, b"").replace(last, b"\t" + last + first)
+    assert decode_record(resealed(moved), "x") == decode_record(data, "x")
+
+
 @pytest.mark.parametrize("name", [b"../x", b"/x", b""])
 def test_a_hostile_tombstone_cannot_discard_outside_the_output(name):
     body = body_of(golden_documents()["retired.v1.json"])

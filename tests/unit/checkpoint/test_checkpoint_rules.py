@@ -1,7 +1,7 @@
 """Every number in a record has its first and its last allowed value."""
 
 import pytest
-from checkpoint_kit import checkpoint, finished_file, open_file, part, run
+from checkpoint_kit import checkpoint, finished_file, full_checkpoint, open_file, part, run
 from msgspec.structs import replace
 
 from stateline.checkpoint import (
@@ -12,6 +12,7 @@ from stateline.checkpoint import (
     OutputState,
     SubtaskState,
 )
+from stateline.checkpoint.api import EARLIER_CHECKPOINTS
 from stateline.checkpoint.rules import check_checkpoint
 from stateline.errors import InvalidInputError
 from stateline.handles import RowsHandle
@@ -139,3 +140,11 @@ def test_subtasks_cover_every_key_group_once_and_in_order(ranges, allowed):
 
 def test_a_resume_point_belongs_to_its_file():
     assert "belongs to" in complaint(with_output(growing=(replace(OPEN, target="other"),)))
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "abc", "9" * 5000, "\u0663"])
+def test_a_number_of_earlier_checkpoints_that_is_none_is_told(text):
+    record = replace(full_checkpoint(), properties={EARLIER_CHECKPOINTS: text})
+    assert EARLIER_CHECKPOINTS in check_checkpoint(record)
+    sound = replace(record, properties={EARLIER_CHECKPOINTS: "12"})
+    assert (check_checkpoint(sound), sound.earlier_checkpoints) == (None, 12)

@@ -154,6 +154,19 @@ def test_a_gap_after_the_newest_checkpoint_is_refused(store):
     assert store.latest() == checkpoint(0)
 
 
+@pytest.mark.parametrize("wrong", [None, True, 1.5, "one"])
+def test_what_is_no_number_is_refused_before_anything_is_retired(store, wrong):
+    for number in range(3):
+        store.publish(checkpoint(number))
+    with pytest.raises(InvalidInputError, match="num_retained"):
+        store.retain(wrong)
+    with pytest.raises(InvalidInputError, match="checkpoint_id"):
+        store.get(wrong)
+    with pytest.raises(InvalidInputError, match="is no Checkpoint"):
+        store.publish(wrong)
+    assert [kept.checkpoint_id for kept in store.list()] == [0, 1, 2]
+
+
 def test_a_record_that_no_reader_would_take_creates_nothing(store, blobs):
     with pytest.raises(InvalidInputError):
         store.publish(checkpoint(0, ("../../x",)))

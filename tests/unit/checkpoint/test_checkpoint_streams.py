@@ -20,6 +20,7 @@ from stateline.checkpoint import (
     FileHandle,
     InlineHandle,
     open_state,
+    state_handles,
 )
 from stateline.checkpoint import stream_factory as module
 from stateline.environment import SystemIds
@@ -433,6 +434,21 @@ def test_a_piece_that_cannot_be_staged_is_an_error_and_nothing_stays(store, monk
     assert names(store) == []
 
 
+@pytest.mark.parametrize("error", [UnavailableError("no"), KeyboardInterrupt()])
+def test_a_write_that_failed_has_accepted_nothing_and_may_be_repeated(store, error, monkeypatch):
+    monkeypatch.setattr(module, "PIECE_BYTES", 100)
+    out = stream(Faulty(store, [error, error], ["stage"]), 10)
+    out.write(b"a" * 90)
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            out.write(b"b" * 20)
+        assert out.position == 90
+    out.write(b"b" * 20)
+    out.write(b"c")
+    handle = out.close_and_get_handle()
+    assert (read(handle), handle.size) == (b"a" * 90 + b"b" * 20 + b"c", 111)
+
+
 @pytest.mark.parametrize("while_doing", ["close_and_get_handle", "flush"])
 def test_a_concurrent_close_waits_and_leaks_nothing(store, while_doing, monkeypatch):
     monkeypatch.setattr(module, "PIECE_BYTES", 1000)
@@ -509,12 +525,23 @@ def test_many_threads_close_while_one_writes(store, monkeypatch):
         {"write_buffer_size": -1},
         {"checkpoint_dir": "../x"},
         {"checkpoint_dir": ""},
+        {"checkpoint_dir": None},
         {"shared_dir": "/x"},
+        {"shared_dir": 7},
     ],
 )
 def test_bad_arguments_are_refused(store, arguments):
     with pytest.raises(InvalidInputError):
         CheckpointStreamFactory(store, **({"checkpoint_dir": "chk-7", "shared_dir": "shared"} | arguments))
+
+
+@pytest.mark.parametrize("scope", ["exclusive", None])
+def test_a_scope_that_is_none_is_refused(store, scope):
+    makes = factory(store)
+    with pytest.raises(InvalidInputError, match="scope"):
+        makes.create_checkpoint_state_output_stream(scope)
+    with pytest.raises(InvalidInputError, match="scope"):
+        makes.duplicate([file_of(store, b"a")], scope)
 
 
 def test_sizes_and_stores_may_be_strings(tmp_path):
@@ -553,6 +580,20 @@ def test_a_file_can_be_read_in_pieces_and_from_anywhere(store):
         assert file.read() == b""
         with pytest.raises(ValueError):
             file.seek(-1)
+
+
+def test_a_file_is_read_as_a_whole_in_few_requests(store, monkeypatch):
+    counted = InstrumentedStore(store)
+    data = bytes(range(256)) * 4096 * 3
+    handle = file_of(counted, data)
+    counted.reset()
+    assert read(handle) == data
+    assert counted.calls == {"get_range": 1}
+    monkeypatch.setattr(state_handles, "_READ_ALL_BYTES", 1000)
+    with handle.open() as file:
+        file.seek(len(data) - 2500)
+        assert file.read() == data[-2500:]
+        assert file.read() == b""
 
 
 def test_a_changed_file_is_never_read_to_its_end(store):
@@ -623,6 +664,7 @@ def test_what_cannot_be_duplicated_is_refused_before_anything_is_copied(store):
         (factory(store), [handle, InlineHandle(b"x")]),
         (factory(store), [handle, foreign]),
         (factory(Plain(store)), [handle]),
+        (CheckpointStreamFactory(store, "shared", "chk-7"), [handle]),  # Into the folder where it is.
     ):
         assert not makes.can_fast_duplicate(handles[-1], EXCLUSIVE)
         with pytest.raises(InvalidInputError):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
@@ -267,6 +269,20 @@ def test_text_from_a_store_cannot_steer_a_terminal(root: Root) -> None:
         assert not set("\x1b\x07\u202e") & set(answer.output)
 
 
+def test_a_finding_cannot_steer_a_terminal(root: Root) -> None:
+    path = root.path(record_name(1))
+    data = path.read_bytes()
+    body = data[: data.rindex(b',\n  "crc32c"')].replace(
+        b'"target":"growing.csv","parts"', b'"target":"\\u001b","parts"'
+    )
+    path.chmod(0o600)
+    path.write_bytes(body + b',\n  "crc32c": "%08x"\n}\n' % crc32c(body))
+    answer = run("checkpoint", "verify", root.url)
+    assert answer.exit_code == 1
+    assert r"its resume point belongs to \x1b" in answer.output
+    assert answer.output.replace("\n", "").isprintable()
+
+
 # -- savepoint --------------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +313,17 @@ def test_a_savepoint_is_made_listed_verified_and_dropped(root: Root) -> None:
     assert run("savepoint", "drop", url, "--delete").exit_code == 1
 
 
+def test_a_savepoint_needs_no_output_that_it_takes_nothing_from(root: Root) -> None:
+    record = root.checkpoints.get(2)
+    [output] = record.outputs
+    waiting = (root.open_file("later.parquet", pending=(root.rows,)),)
+    elsewhere = msgspec.structs.replace(output, url="nowhere://out", finished=(), open=waiting)
+    root.checkpoints.publish(
+        msgspec.structs.replace(record, checkpoint_id=3, batch_id=3, nonce="n3", outputs=(elsewhere,))
+    )
+    assert run("savepoint", "create", root.url, f"file://{root.folder}/savepoints").exit_code == 0
+
+
 def test_a_dry_drop_refuses_what_a_real_one_refuses(root: Root) -> None:
     url = made_savepoint(root)
     store = CheckpointStore(f"file://{root.folder}/savepoints")
@@ -321,12 +348,18 @@ def test_a_damaged_savepoint_and_an_incomplete_one_are_told(root: Root) -> None:
     (folder.parent / "savepoint-half" / "shared" / "x").write_bytes(b"x")
     found = {fact["folder"]: fact for fact in facts(run("savepoint", "ls", f"file://{folder.parent}", "--json"))}
     assert found["savepoint-half"]["state"] == "incomplete"
+    (folder / "_claimed").write_bytes(b"whose?")
+    for arguments in (["savepoint", "ls", f"file://{folder.parent}"], ["checkpoint", "verify", url]):
+        answer = run(*arguments)
+        assert answer.exit_code == 1
+        assert re.search("(DAMAGED|CORRUPT) .*_claimed.* it does not begin as a document", answer.output)
+    (folder / "_claimed").unlink()
     metadata = folder / "_metadata"
     metadata.chmod(0o600)
     metadata.write_bytes(metadata.read_bytes()[:-5])
     answer = run("savepoint", "ls", f"file://{folder.parent}")
     assert answer.exit_code == 1
-    assert "DAMAGED" in answer.output
+    assert "DAMAGED _metadata: " in answer.output
     assert run("checkpoint", "verify", url).exit_code == 1
 
 

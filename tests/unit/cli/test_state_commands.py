@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,34 @@ def test_days_and_moments_that_python_has_not_are_shown(tmp_path: Path) -> None:
     assert "10000-01-01" in run("get", f"file://{tmp_path}/far", "--", "-1").output
     near = facts(run("get", f"file://{tmp_path}/far", "2", "--json"))
     assert near == [{"k": 2, "t": "1970-01-01T00:00:00+00:00", "days": None}]
+
+
+def test_text_that_is_not_utf8_is_found_and_shown_escaped(tmp_path: Path) -> None:
+    schema = StateSchema(pa.schema([("k", pa.string())]), pa.schema([("v", pa.string())]))
+    latin = pa.array([b"caf\xe9"], pa.binary()).view(pa.string())
+    where = f"file://{tmp_path}/latin"
+    with KeyedStateBackend.open(where) as backend:
+        backend.state("o", schema).put(pa.table({"k": latin, "v": latin}, schema=schema.row))
+        backend.checkpoint()
+    typed = os.fsdecode(b"caf\xe9")  # As Python gives the bytes that a shell passes.
+    assert facts(run("get", where, typed, "--json")) == [{"k": r"caf\xe9", "v": r"caf\xe9"}]
+    assert r"caf\xe9" in run("get", where, typed).output
+    answer = run("export", where, f"file://{tmp_path}/x.jsonl")
+    assert (answer.exit_code, list(tmp_path.glob("x.*"))) == (2, [])
+    assert "column 'k': a value is not UTF-8" in answer.output
+    assert run("export", where, f"file://{tmp_path}/x.arrow").exit_code == 0
+
+
+def test_json_holds_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    schema = StateSchema(pa.schema([("k", pa.string())]), pa.schema([]))
+    with KeyedStateBackend.open(f"file://{tmp_path}/steers") as backend:
+        backend.state("o", schema).put(pa.table({"k": ["é\x1b\x7f\x9b31m\u202e\U000e0001"]}, schema=schema.row))
+        backend.checkpoint()
+    key = "é\x1b\x7f\x9b31m\u202e\U000e0001"
+    answer = run("get", f"file://{tmp_path}/steers", key, "--json")
+    assert facts(answer) == [{"k": key}]
+    assert answer.stdout.rstrip("\n").isprintable()
+    assert "é" in answer.stdout
 
 
 def test_columns_line_up_where_characters_are_wide(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stateline.errors import InvalidInputError
-from stateline.files.formats import check_partition, check_schema, make_encoder
+from stateline.files.formats import check_partition, check_rows, check_schema, make_encoder
 
 
 def lines(name: str, table: pa.Table) -> bytes:
@@ -108,6 +108,29 @@ def test_keys_that_have_no_text_are_refused_in_json(key):
     with pytest.raises(InvalidInputError, match="name in JSON is text"):
         check_schema("jsonl", pa.schema([("x", pa.list_(pa.map_(key, pa.int64())))]))
     check_schema("parquet", pa.schema([("x", pa.list_(pa.map_(key, pa.int64())))]))
+
+
+FAR = 253402300800_000_000
+"""Microseconds from the epoch to the year 10000: Arrow and Spark have it, Python has not."""
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([0, FAR, None], pa.timestamp("us", "UTC")),
+        pa.array([-FAR], pa.timestamp("us")),
+        pa.array([2**30], pa.date32()),
+        pa.array([[FAR]], pa.list_(pa.timestamp("us"))),
+        pa.array([{"t": [FAR]}], pa.struct([("t", pa.list_(pa.timestamp("us")))])),
+    ],
+)
+def test_moments_that_json_cannot_hold_are_refused_before_they_are_durable(column):
+    with pytest.raises(InvalidInputError, match=r"'c'.*years 1 to 9999"):
+        check_rows("jsonl", pa.table({"c": column}))
+    check_rows("parquet", pa.table({"c": column}))
+    check_rows("jsonl", pa.table({"c": pa.array([FAR - 1, None, -FAR // 5], pa.timestamp("us", "UTC"))}))
+    with pytest.raises(InvalidInputError, match="microseconds"):
+        check_schema("jsonl", pa.schema([("c", pa.list_(pa.timestamp("ns")))]))
 
 
 @pytest.mark.parametrize(

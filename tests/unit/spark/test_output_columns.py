@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from stateline.checkpoint import Checkpoint
-from stateline.errors import ErrorKind, InvalidInputError
+from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
 from stateline.files import FileOutput
 from stateline.spark.output_columns import check_columns, columns_of, columns_properties
 from stateline.spark.plan import OperatorPlan, PipelinePlan
@@ -101,3 +101,14 @@ def test_another_folder_another_format_and_old_records_have_no_say():
     assert allowed(newest, text, folder=ELSEWHERE)
     assert allowed(newest, text, "arrow")
     assert allowed(record(), text)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"a": "\ud800"}'])
+def test_a_memory_that_cannot_be_read_is_told(text: str) -> None:
+    schema = pa.schema([("a", LONG)])
+    [key] = after(schema).properties
+    newest = record(properties={key: text})
+    with pytest.raises(CorruptDataError, match="the columns of the output cannot be read"):
+        check_columns(plan(schema), newest, HERE)
+    with pytest.raises(CorruptDataError):
+        columns_properties(plan(schema), newest, HERE)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -15,6 +16,7 @@ from stateline.blob.memory import MemoryStore
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.errors import (
     ClosedError,
+    CorruptDataError,
     ErrorKind,
     FencedError,
     InvalidInputError,
@@ -26,6 +28,7 @@ from stateline.key_groups import KeyGroupRange, key_group_of, range_for_subtask,
 from stateline.state import aggregate as agg
 from stateline.state.aggregate import KeyedAggregation
 from stateline.state.backend import KeyedState, KeyedStateBackend
+from stateline.state.evolution import carried_properties, check_evolution
 from stateline.state.merge import MergeSettings
 from stateline.state.schema import StateSchema
 
@@ -234,6 +237,19 @@ def test_columns_are_added_with_defaults_dropped_and_widened(root: str) -> None:
         assert caught.value.kind is ErrorKind.SCHEMA_MISMATCH
 
 
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '["a"'])
+def test_a_memory_of_dropped_columns_that_cannot_be_read_is_told(root: str, text: str) -> None:
+    with KeyedStateBackend.open(root) as backend:
+        backend.state("planes", PLANES).put(rows(N1=(1, None)))
+        stored = backend.checkpoint()
+    record = msgspec.structs.replace(stored, properties={"dropped.planes": text})
+    wider = StateSchema(PLANES.keys, pa.schema([*PLANES.values, ("added", pa.int64())]))
+    with pytest.raises(CorruptDataError, match="columns that were dropped"):
+        check_evolution(record, "planes", wider)
+    with pytest.raises(CorruptDataError, match="columns that were dropped"):
+        carried_properties(record, {"planes": wider.encode()})
+
+
 def test_rows_that_do_not_fit_are_refused_and_change_nothing(root: str) -> None:
     with KeyedStateBackend.open(root) as backend:
         planes = backend.state("planes", PLANES)
@@ -247,6 +263,12 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(root: str) -> None:
                 planes.put(wrong)
             assert caught.value.kind is ErrorKind.SCHEMA_MISMATCH
         assert contents(planes) == {}
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "few", True, None])
+def test_a_number_of_checkpoints_to_retain_is_checked_before_the_first(root: str, wrong: Any) -> None:
+    with pytest.raises(InvalidInputError, match="retained_checkpoints"):
+        KeyedStateBackend.open(root, retained_checkpoints=wrong)
 
 
 def test_a_second_writer_loses(root: str) -> None:

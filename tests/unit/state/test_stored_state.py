@@ -16,7 +16,7 @@ from stateline.blob.memory import MemoryStore
 from stateline.checkpoint import Checkpoint, OperatorState, SubtaskState
 from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
 from stateline.key_groups import KeyGroupRange
-from stateline.state.changes import CHANGE_COLUMN, change_schema, changes_between
+from stateline.state.changes import CHANGE_COLUMN, _equal, change_schema, changes_between
 from stateline.state.merge import MergeSettings
 from stateline.state.rescale import rescale
 from stateline.state.run import RunSettings
@@ -137,6 +137,56 @@ def test_the_feed_between_any_two_checkpoints_is_the_difference_of_their_states(
             for number, row in enumerate(found):
                 if row[0] == "update_before":
                     assert found[number + 1][:3] == ("update_after", *row[1:3])
+
+
+NESTED = [
+    pa.list_(pa.float64()),
+    pa.list_(pa.list_(pa.string())),
+    pa.struct([("a", pa.int32()), ("b", pa.list_(pa.bool_()))]),
+    pa.map_(pa.string(), pa.list_(pa.int8())),
+    pa.list_(pa.struct([("x", pa.binary()), ("y", pa.map_(pa.string(), pa.string()))])),
+    pa.list_(pa.null()),
+    pa.struct([]),
+    pa.list_(pa.month_day_nano_interval()),
+]
+
+
+def drawn(kind: pa.DataType, dice: random.Random, null: float = 0.2) -> Any:
+    if dice.random() < null or pa.types.is_null(kind):
+        return None
+    if pa.types.is_list(kind):
+        return [drawn(kind.value_type, dice) for _ in range(dice.randrange(3))]
+    if pa.types.is_map(kind):
+        return [(drawn(kind.key_type, dice, 0.0), drawn(kind.item_type, dice)) for _ in range(dice.randrange(3))]
+    if pa.types.is_struct(kind):
+        return {field.name: drawn(field.type, dice) for field in kind}
+    if pa.types.is_interval(kind):
+        return pa.MonthDayNano([dice.randrange(2), 0, 1])
+    return {
+        pa.bool_(): dice.random() < 0.5,
+        pa.string(): dice.choice(["", "a"]),
+        pa.binary(): dice.choice([b"", b"a"]),
+        pa.float64(): dice.choice([math.nan, 0.5]),
+    }.get(kind, dice.randrange(2))
+
+
+@pytest.mark.parametrize("kind", NESTED, ids=str)
+def test_nested_values_are_compared_as_they_are_stored(kind: pa.DataType) -> None:
+    for seed in range(60):
+        dice = random.Random(seed)
+        left = [drawn(kind, dice) for _ in range(dice.randrange(30))]
+        right = [value if dice.random() < 0.4 else drawn(kind, dice) for value in left]
+        before = pa.array([drawn(kind, dice), *left], kind)[1:]
+        same = [plain(one) == plain(other) for one, other in zip(before.to_pylist(), right, strict=True)]
+        assert _equal(before, pa.array(right, kind)).tolist() == same
+
+
+def test_values_that_python_has_not_can_be_compared() -> None:
+    far = pa.array([[400_000_000_000_000_000], [400_000_000_000_000_001]], pa.list_(pa.timestamp("us")))
+    latin = pa.array([b"caf\xe9", b"caf\xe8"], pa.binary()).view(pa.string())
+    text = pa.StructArray.from_arrays([latin], ["text"])
+    for column in (far, text, latin):
+        assert _equal(column, column.take(pa.array([0, 0]))).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("seed", range(3))
