@@ -27,7 +27,7 @@ from typing import Any, Final, Generic, TypeVar
 from stateline.blob.answers import Answer, PieceError, Refusal, safe_cause, scrubbed, typed_error
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c, crc32c_of_parts
-from stateline.blob.names import STAGING_PREFIX, check_name
+from stateline.blob.names import check_name, check_staged_name
 from stateline.blob.outcome import Verdict, already_exists, conflict, damaged_part, judge, parts_missing
 from stateline.blob.urls import refuse_credentials
 from stateline.environment import Environment, Executor, system_environment
@@ -300,14 +300,7 @@ class CloudStore(BlobStore, Generic[C, S]):
 
     def _staged_key(self, part: Part) -> str:
         """The key of a piece in the store's own container; refuses what staging did not make."""
-        if not part.name.startswith(STAGING_PREFIX):
-            raise InvalidInputError(
-                "it is not the name of a staged piece",
-                operation="staged piece",
-                subject=part.name,
-                hint=f"Pieces are named {STAGING_PREFIX}...; the point was damaged or belongs to another store",
-            )
-        return self._key(part.name)
+        return self._key(check_staged_name(part.name))
 
     # -- answers --------------------------------------------------------------------------------------------------
 

@@ -207,13 +207,13 @@ class CheckpointStore:
                 discarded through them; pieces of an output that is not given are left to its sweep.
 
         Raises:
-            InvalidInputError: ``num_retained`` is below 1.
+            InvalidInputError: ``num_retained`` is no number, or below 1.
             CorruptDataError: A record that is to be read back at start is corrupt; see ``retire_unreadable``.
             OSError: What the stores raise; nothing is lost, repeat the call later.
         """
-        if num_retained < 1:
+        if not isinstance(num_retained, int) or num_retained < 1:
             raise InvalidInputError(
-                f"{num_retained} is out of bounds",
+                f"{num_retained!r} is out of bounds",
                 operation="retain",
                 subject="num_retained",
                 hint="Give 1 or more: the newest checkpoint is what a restart needs",

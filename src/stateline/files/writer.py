@@ -24,7 +24,7 @@ from stateline.environment import Environment
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files.api import FileOutput, FilesResult
 from stateline.files.background import BackgroundSink
-from stateline.files.formats import check_rows, check_text, make_encoder
+from stateline.files.formats import check_partition_values, check_rows, make_encoder
 from stateline.files.partitions import is_abbreviated, partition_folder
 from stateline.files.pending import load_rows, store_rows
 from stateline.handles import CommitPoint, FinishedFile, OpenFile, RowsHandle
@@ -207,7 +207,7 @@ class FileWriter:
         if not columns:
             yield "", rows
             return
-        check_text(rows.select(columns))
+        check_partition_values(rows.select(columns))
         codes, values = _partition_codes(rows, columns)
         order = np.argsort(codes, kind="stable")
         starts = np.searchsorted(codes[order], np.arange(len(values) + 1))

@@ -263,6 +263,9 @@ TWICE = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
     [
         ("text", pa.array(["a\nb"]), "line break"),
         ("jsonl", TWICE, "key twice"),
+        ("jsonl", pa.array([2**60], pa.timestamp("us", "UTC")), "'x'.*years 1 to 9999"),
+        ("jsonl", pa.array([[2**60]], pa.list_(pa.timestamp("us"))), "'x'.*years 1 to 9999"),
+        ("csv", pa.array([2**62], pa.timestamp("us")), "'x'.*years -32767 to 32767"),
         ("jsonl", NO_TEXT, "'x'.*not UTF-8"),
         ("parquet", NO_TEXT, "'x'.*not UTF-8"),
         ("parquet", pa.StructArray.from_arrays([NO_TEXT], ["inside"]), "'x'.*not UTF-8"),
@@ -284,6 +287,29 @@ def test_a_partition_value_that_is_no_text_is_refused(stores):
     writer = make_writer(FileOutput(url="unused", partition_by=("p",)), stores, rows.schema)
     with pytest.raises(InvalidInputError, match=r"'p'.*not UTF-8"):
         writer.write(rows)
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        (pa.array([b"\xff"], pa.binary()), "not UTF-8"),
+        (pa.array([2**60], pa.timestamp("us", "UTC")), "years 1 to 9999"),
+    ],
+)
+def test_a_partition_value_that_no_folder_tells_is_refused(stores, value, complaint):
+    rows = pa.table({"p": value, "x": [1]})
+    writer = make_writer(FileOutput(url="unused", partition_by=("p",)), stores, rows.schema)
+    with pytest.raises(InvalidInputError, match=f"'p'.*{complaint}"):
+        writer.write(rows)
+
+
+def test_fields_that_readers_take_for_one_are_refused_inside_of_other_types():
+    twice = pa.struct([("id", pa.int64()), ("Id", pa.int64())])
+    for kind in (twice, pa.list_(twice), pa.map_(pa.string(), pa.struct([("s", twice)]))):
+        with pytest.raises(InvalidInputError, match="for one column"):
+            FileOutput(url="unused").file_schema(pa.schema([("x", kind)]))
+    apart = pa.struct([("id", pa.struct([("id", pa.int64())])), ("other", pa.struct([("id", pa.int64())]))])
+    FileOutput(url="unused").file_schema(pa.schema([("x", apart), ("y", apart)]))
 
 
 @pytest.mark.parametrize("names", [("id", "ID"), ("x", "x"), ("Ä", "ä")])
