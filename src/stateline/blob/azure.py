@@ -159,7 +159,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
     def head(self, name: str) -> ObjectInfo:
         """See :meth:`BlobStore.head`."""
         key = self._key(name)
-        return _info(name, self._reading("head", name, lambda: self._client.get_blob_client(key).get_blob_properties()))
+        return self._reading("head", name, lambda: _info(name, self._client.get_blob_client(key).get_blob_properties()))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See :meth:`BlobStore.list`."""
@@ -273,12 +273,12 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
                     metadata=_metadata(checksum, nonce),
                     match_condition=MatchConditions.IfMissing,
                 )
+                return self._made(target, length, checksum, made["etag"], nonce)
         except Refusal as refusal:
             if getattr(refusal.error, "error_code", None) == "InvalidBlockList":
                 gone = next((part.name for part in pieces if _is_block(part)), pieces[0].name)
                 raise PieceError(parts_missing(target, gone)) from refusal
             raise
-        return self._made(target, length, checksum, made["etag"], nonce)
 
     def _check_blocks(self, target: str, key: str, blocks: Sequence[Part]) -> None:
         """Every block must be there, as long as it was. Their bytes cannot be read, but nobody else has their ids."""
@@ -327,7 +327,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
                 metadata=_metadata(checksum, nonce),
                 validate_content=self._settings.checksums,
             )
-        return self._made(name, len(data), checksum, made["etag"], nonce)
+            return self._made(name, len(data), checksum, made["etag"], nonce)
 
     def _download(self, key: str, **extent: int) -> bytes:
         data: bytes = self._client.get_blob_client(key).download_blob(**extent).readall()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,6 +61,11 @@ CREATION_ROUNDS: Final = 6
 
 _FIRST_DELAY_SECONDS: Final = 0.05
 
+_ENDPOINT: Final = re.compile(r"https?://[^/\s]+(?:/\S*)?\Z", re.IGNORECASE)
+
+_NOT_UNDERSTOOD: Final = (AttributeError, LookupError, TypeError, ValueError)
+"""What SDKs raise on an answer that lacks what every answer has, such as that of a proxy that says 200 by itself."""
+
 
 class _Silence:
     """Whether a try of the request under way got no answer."""
@@ -97,6 +103,8 @@ def parse_endpoint(value: str, name: str) -> str:
             subject=name,
             hint="Give credentials as options of their own",
         )
+    if value and _ENDPOINT.match(value) is None:
+        raise InvalidInputError("it is no URL", subject=name, hint="Write http://host:port or https://host")
     return value
 
 
@@ -319,6 +327,8 @@ class CloudStore(BlobStore, Generic[C, S]):
             raise
         except Exception as error:
             answer = self._answer(error)
+            if answer is None and isinstance(error, _NOT_UNDERSTOOD):
+                answer = Answer.CUT
             if answer is None:
                 raise
             if changes and silence.occurred and answer in (Answer.BUSY, Answer.DENIED):

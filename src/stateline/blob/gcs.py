@@ -361,7 +361,7 @@ class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
                 checksum="crc32c",
                 **self._patience(),
             )
-        return _info(blob)
+            return _info(blob)
 
     def _download(self, container: str, key: str, version: str = "") -> bytes:
         data: bytes = self._blob(container, key, version).download_as_bytes(
@@ -371,8 +371,7 @@ class GcsStore(CloudStore[storage.Client, GcsStoreSettings]):
 
     def _head_key(self, container: str, key: str) -> ObjectInfo:
         blob = self._blob(container, key)
-        self._reading("head", key, lambda: blob.reload(**self._patience()))
-        return _info(blob)
+        return self._reading("head", key, lambda: (blob.reload(**self._patience()), _info(blob))[1])
 
     def _list_keys(self, container: str, prefix: str, *, marked: bool = False) -> Iterator[ObjectInfo]:
         """Objects of a bucket by key; with ``marked`` only pieces that this root staged."""
