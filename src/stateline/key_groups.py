@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar, Final, overload
 
 import numpy as np
@@ -79,9 +80,10 @@ class KeyGroupRange:
     EMPTY: ClassVar[KeyGroupRange]
 
     def __post_init__(self) -> None:
-        if self.start < 0 or self.end < self.start - 1:
+        whole = isinstance(self.start, Integral) and isinstance(self.end, Integral)
+        if not whole or self.start < 0 or self.end < self.start - 1:
             raise InvalidInputError(
-                f"[{self.start}, {self.end}] is no key-group range",
+                f"[{self.start!r}, {self.end!r}] is no key-group range",
                 subject="KeyGroupRange",
                 hint="Give 0 <= start <= end (inclusive), or KeyGroupRange.EMPTY",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 
@@ -12,7 +13,8 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import functions as F
 
-from stateline.spark import finish_files, register
+from stateline.errors import FencedError, NotFoundError
+from stateline.spark import files_sink, finish_files, register
 
 
 @pytest.fixture
@@ -45,6 +47,8 @@ def run(spark, place, **options):
 def ids(place, **options):
     folder = place / "out"
     table = ds.dataset(folder, **{"format": "parquet", **options}).to_table()
+    if table.num_rows == 0:
+        return []
     return sorted(table["id"].to_pylist())
 
 
@@ -88,6 +92,41 @@ def test_a_query_that_keeps_its_files_open_goes_on_with_them(spark, place):
     finish_files(str(place / "out"))
     assert ids(place) == list(range(100))
     assert len(visible_files(place)) == 1
+
+
+def test_finishing_right_after_the_end_makes_all_rows_visible(spark, place):
+    """The listener finishes the same files at the same time: neither may mind."""
+    add_rows(place, 0, 0, 10)
+    start(spark, place).awaitTermination()
+    finish_files(str(place / "out"))
+    assert ids(place) == list(range(10))
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    assert ids(place) == list(range(10))
+
+
+@pytest.mark.parametrize("somebody_finished", [True, False])
+def test_who_is_fenced_while_finishing_is_content_if_the_files_are_finished(
+    spark, place, monkeypatch, somebody_finished
+):
+    add_rows(place, 0, 0, 10)
+    run(spark, place, finish="never")
+    finish_open_files = files_sink.finish_open_files
+
+    def fenced(*arguments):
+        if somebody_finished:
+            finish_open_files(*arguments)
+        raise FencedError("another driver was faster")
+
+    monkeypatch.setattr(files_sink, "finish_open_files", fenced)
+    with contextlib.nullcontext() if somebody_finished else pytest.raises(FencedError):
+        finish_files(str(place / "out"))
+    assert ids(place) == (list(range(10)) if somebody_finished else [])
+
+
+def test_finishing_where_nothing_was_written_is_an_error(place):
+    with pytest.raises(NotFoundError, match="no stream has written"):
+        finish_files(str(place / "nowhere"))
+    assert not (place / "nowhere").exists()
 
 
 def test_a_batch_replayed_after_its_commit_adds_nothing(spark, place):

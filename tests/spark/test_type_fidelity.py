@@ -107,3 +107,15 @@ def test_intervals_are_refused_with_the_reason(spark, kind, tmp_path):
     with pytest.raises(Exception, match=r"(?s)pause.*interval|interval.*pause|no form in Arrow"):
         frame.write.format("stateline_files").mode("append").save(f"file://{tmp_path}/out")
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("*.parquet"))
+
+
+def test_a_structure_may_be_null_whose_fields_are_not(spark, tmp_path):
+    frame = spark.sql(
+        "SELECT id, CASE WHEN id > 0 THEN named_struct('a', id) END AS point, "
+        "array(named_struct('b', 1), CASE WHEN id > 0 THEN named_struct('b', 2) END) AS points, "
+        "CASE WHEN id > 0 THEN parse_json('{\"c\": [1, null]}') END AS anything FROM range(3)"
+    )
+    frame.write.format("stateline_files").mode("append").save(f"file://{tmp_path}/out")
+    found = spark.read.schema(frame.schema).parquet(f"{tmp_path}/out")
+    as_text = ["id", "to_json(struct(*)) AS row"]
+    assert sorted(found.selectExpr(*as_text).collect()) == sorted(frame.selectExpr(*as_text).collect())

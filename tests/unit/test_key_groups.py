@@ -100,6 +100,9 @@ def test_any_parallelism_partitions(pair):
         (lambda: key_group_of(1, 0), "max_parallelism"),
         (lambda: KeyGroupRange(-1, 3), "KeyGroupRange"),
         (lambda: KeyGroupRange(5, 3), "KeyGroupRange"),
+        (lambda: KeyGroupRange("a", "b"), "KeyGroupRange"),
+        (lambda: KeyGroupRange(0, 1.5), "KeyGroupRange"),
+        (lambda: KeyGroupRange(None, 1), "KeyGroupRange"),
     ],
 )
 def test_what_is_out_of_bounds_is_named(call, word):

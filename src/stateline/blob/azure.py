@@ -159,7 +159,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
     def head(self, name: str) -> ObjectInfo:
         """See :meth:`BlobStore.head`."""
         key = self._key(name)
-        return _info(name, self._reading("head", name, lambda: self._client.get_blob_client(key).get_blob_properties()))
+        return self._reading("head", name, lambda: _info(name, self._client.get_blob_client(key).get_blob_properties()))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See :meth:`BlobStore.list`."""
@@ -246,7 +246,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
     ) -> ObjectInfo:
         if length <= _JOINED_BYTES_MAX and not any(_is_block(part) for part in pieces):
             data = b"".join(self._each(lambda part: self._piece(target, part), pieces))
-            return self._create(target, data, checksum, nonce)
+            return self._create_over_blocks(target, data, checksum, nonce)
         key = self._key(target)
         self._check_blocks(target, key, [part for part in pieces if _is_block(part)])
         runs = _runs(pieces)
@@ -255,6 +255,17 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         return self._commit(target, key, pieces, [block.name for block in blocks], length, checksum, nonce)
 
     # -- blocks ---------------------------------------------------------------------------------------------------
+
+    def _create_over_blocks(self, target: str, data: bytes, checksum: int, nonce: str) -> ObjectInfo:
+        """Creates a blob, also where an earlier life of the file left blocks: Azurite takes these for a blob."""
+        try:
+            return self._create(target, data, checksum, nonce)
+        except Refusal as refusal:
+            if refusal.answer is not Answer.TAKEN or self._present(lambda: self.head(target), refusal):
+                raise
+        key = self._key(target)
+        blocks = [self._put_block(key, data)] if data else []
+        return self._commit(target, key, (), blocks, len(data), checksum, nonce)
 
     def _commit(
         self,
@@ -273,12 +284,12 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
                     metadata=_metadata(checksum, nonce),
                     match_condition=MatchConditions.IfMissing,
                 )
+                return self._made(target, length, checksum, made["etag"], nonce)
         except Refusal as refusal:
             if getattr(refusal.error, "error_code", None) == "InvalidBlockList":
-                gone = next((part.name for part in pieces if _is_block(part)), pieces[0].name)
+                gone = next((part.name for part in pieces if _is_block(part)), pieces[0].name if pieces else "")
                 raise PieceError(parts_missing(target, gone)) from refusal
             raise
-        return self._made(target, length, checksum, made["etag"], nonce)
 
     def _check_blocks(self, target: str, key: str, blocks: Sequence[Part]) -> None:
         """Every block must be there, as long as it was. Their bytes cannot be read, but nobody else has their ids."""
@@ -327,7 +338,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
                 metadata=_metadata(checksum, nonce),
                 validate_content=self._settings.checksums,
             )
-        return self._made(name, len(data), checksum, made["etag"], nonce)
+            return self._made(name, len(data), checksum, made["etag"], nonce)
 
     def _download(self, key: str, **extent: int) -> bytes:
         data: bytes = self._client.get_blob_client(key).download_blob(**extent).readall()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +28,7 @@ from typing import Any, Final, Generic, TypeVar
 from stateline.blob.answers import Answer, PieceError, Refusal, safe_cause, scrubbed, typed_error
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c, crc32c_of_parts
-from stateline.blob.names import STAGING_PREFIX, check_name
+from stateline.blob.names import check_name, check_staged_name
 from stateline.blob.outcome import Verdict, already_exists, conflict, damaged_part, judge, parts_missing
 from stateline.blob.urls import refuse_credentials
 from stateline.environment import Environment, Executor, system_environment
@@ -59,6 +60,11 @@ CREATION_ROUNDS: Final = 6
 """How often a creation that met another one in progress is tried again."""
 
 _FIRST_DELAY_SECONDS: Final = 0.05
+
+_ENDPOINT: Final = re.compile(r"https?://[^/\s]+(?:/\S*)?\Z", re.IGNORECASE)
+
+_NOT_UNDERSTOOD: Final = (AttributeError, LookupError, TypeError, ValueError)
+"""What SDKs raise on an answer that lacks what every answer has, such as that of a proxy that says 200 by itself."""
 
 
 class _Silence:
@@ -97,6 +103,8 @@ def parse_endpoint(value: str, name: str) -> str:
             subject=name,
             hint="Give credentials as options of their own",
         )
+    if value and _ENDPOINT.match(value) is None:
+        raise InvalidInputError("it is no URL", subject=name, hint="Write http://host:port or https://host")
     return value
 
 
@@ -300,14 +308,7 @@ class CloudStore(BlobStore, Generic[C, S]):
 
     def _staged_key(self, part: Part) -> str:
         """The key of a piece in the store's own container; refuses what staging did not make."""
-        if not part.name.startswith(STAGING_PREFIX):
-            raise InvalidInputError(
-                "it is not the name of a staged piece",
-                operation="staged piece",
-                subject=part.name,
-                hint=f"Pieces are named {STAGING_PREFIX}...; the point was damaged or belongs to another store",
-            )
-        return self._key(part.name)
+        return self._key(check_staged_name(part.name))
 
     # -- answers --------------------------------------------------------------------------------------------------
 
@@ -326,6 +327,8 @@ class CloudStore(BlobStore, Generic[C, S]):
             raise
         except Exception as error:
             answer = self._answer(error)
+            if answer is None and isinstance(error, _NOT_UNDERSTOOD):
+                answer = Answer.CUT
             if answer is None:
                 raise
             if changes and silence.occurred and answer in (Answer.BUSY, Answer.DENIED):

@@ -148,15 +148,14 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
 
     def read_staged(self, part: Part) -> bytes:
         """See :meth:`BlobStore.read_staged`."""
-        check_staged(part)
+        check_staged([part], self._own)
         return self._reading("read_staged", part.name, lambda: self._download(part.container, part.name, part.version))
 
     def list_staged(self) -> Iterator[ObjectInfo]:
         """See :meth:`BlobStore.list_staged`. Names are those in :attr:`ObjectInfo.container`, not below the root."""
-        own = f"{self._container}/{self._prefix}/" if self._prefix else f"{self._container}/"
         for container in sorted({self._container, self._settings.temporary_bucket} - {""}):
             for folder in (STAGING_PREFIX, *self._entropy_folders(container)):
-                yield from self._list_keys(container, folder + own, marked=True)
+                yield from self._list_keys(container, folder + self._own, marked=True)
 
     def staged_part(self, container: str, name: str) -> Part:
         """The part for a staged object that another program made, with its length, checksum and generation.
@@ -169,14 +168,12 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`."""
         staged = list(parts)
-        for part in staged:
-            check_staged(part)
+        check_staged(staged, self._own)
         self._delete([(part.container, part.name, part.version) for part in staged])
 
     def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:
         """See :meth:`BlobStore.prepare`: joins pieces until one request can join the rest."""
-        for part in parts:
-            check_staged(part)
+        check_staged(parts, self._own, self._key(target))
         sources = [part for part in parts if part.length]
         with self._telling("prepare", target):
             try:
@@ -190,8 +187,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
         """See :meth:`BlobStore.publish`."""
-        for part in parts:
-            check_staged(part)
+        check_staged(parts, self._own, self._key(target))
         made = super().publish(target, parts, nonce)
         leftovers = [part for part in self._intermediates(target, parts, nonce) if part not in parts]
         self._delete([(part.container, part.name, "") for part in leftovers])
@@ -299,6 +295,10 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
     def _staging_key(self, key: str, leaf: str) -> str:
         return staging_key(self._container, self._prefix, key, leaf, entropy=self._settings.entropy)
 
+    @property
+    def _own(self) -> str:
+        return f"{self._container}/{self._prefix}/" if self._prefix else f"{self._container}/"
+
     def _mark(self) -> dict[str, str]:
         """Metadata that tells our pieces from those of a store with another root."""
         return {_ROOT: f"/{self._prefix}"}
@@ -332,7 +332,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
                 checksum="crc32c",
                 **self._patience(),
             )
-        return _info(blob)
+            return _info(blob)
 
     def _download(self, container: str, key: str, version: str = "") -> bytes:
         data: bytes = self._blob(container, key, version).download_as_bytes(
@@ -342,8 +342,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
 
     def _head_key(self, container: str, key: str) -> ObjectInfo:
         blob = self._blob(container, key)
-        self._reading("head", key, lambda: blob.reload(**self._patience()))
-        return _info(blob)
+        return self._reading("head", key, lambda: (blob.reload(**self._patience()), _info(blob))[1])
 
     def _list_keys(self, container: str, prefix: str, *, marked: bool = False) -> Iterator[ObjectInfo]:
         """Objects of a bucket by key; with ``marked`` only pieces that this root staged."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from stateline.blob.checksum import crc32c
@@ -17,8 +18,10 @@ from stateline.handles import Part
 __all__ = ["check_staged", "is_entropy_folder", "staging_key"]
 
 _KEY_BYTES_MAX: Final = 1024
-_STAGED: Final = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})?" + re.escape(STAGING_PREFIX))
-"""Staged names; a leading UUID is how other writers add entropy."""
+_STAGED: Final = re.compile(
+    r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})?" + re.escape(STAGING_PREFIX) + "(?:[0-9a-f]{2}/)?"
+)
+"""How staged names begin; a leading UUID is how other writers add entropy, and no bucket has a name of two letters."""
 
 _ENTROPY: Final = re.compile(re.escape(STAGING_PREFIX) + "[0-9a-f]{2}/")
 
@@ -29,24 +32,36 @@ def staging_key(bucket: str, prefix: str, key: str, leaf: str, *, entropy: bool)
     name = f"{STAGING_PREFIX}{digits}{bucket}/{key}/{leaf}"
     if len(name.encode()) <= _KEY_BYTES_MAX:
         return name
-    digest = hashlib.sha256(key.encode()).hexdigest()[:32]
     root = f"{prefix}/" if prefix else ""
-    return f"{STAGING_PREFIX}{digits}{bucket}/{root}{digest}/{leaf}"
+    return f"{STAGING_PREFIX}{digits}{bucket}/{root}{_digest(key)}/{leaf}"
 
 
-def check_staged(part: Part) -> None:
-    """Refuses what staging did not make.
+def check_staged(parts: Iterable[Part], root: str, key: str | None = None) -> None:
+    """Refuses what staging did not make here: names say which file a piece is of, and a piece is found from anywhere.
+
+    Args:
+        parts: The pieces.
+        root: Bucket and prefix of the store, with a slash at the end.
+        key: The key of the only object that they may be pieces of.
 
     Raises:
-        InvalidInputError: It is not the name of a staged piece.
+        InvalidInputError: It is not the name of a staged piece, or one of another root or object.
     """
-    if not part.container or _STAGED.match(part.name) is None:
-        raise InvalidInputError(
-            "it is not the name of a staged piece",
-            operation="staged piece",
-            subject=part.name,
-            hint="The point was damaged or belongs to another store",
-        )
+    own = None if key is None else {f"{root.partition('/')[0]}/{key}", f"{root}{_digest(key)}"}
+    for part in parts:
+        staged = _STAGED.match(part.name)
+        folder = "" if staged is None else part.name[staged.end() :].rpartition("/")[0]
+        if not part.container or not f"{folder}/".startswith(root) or (own is not None and folder not in own):
+            raise InvalidInputError(
+                f"it is not the name of a staged piece of {'this store' if key is None else key}",
+                operation="staged piece",
+                subject=part.name,
+                hint="The point was damaged or belongs to another store",
+            )
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def is_entropy_folder(folder: str) -> bool:

@@ -32,7 +32,7 @@ from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.file_writes import write_all, write_pieces
 from stateline.blob.folders import CREATION_ATTEMPTS, Folders, vanishing
-from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix
+from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix, check_staged_name
 from stateline.blob.outcome import (
     Verdict,
     already_exists,
@@ -237,6 +237,8 @@ class LocalStore(BlobStore):
         the names of published files carry a UUID of their writer.
         """
         folders, leaf = _split(target)
+        for part in parts:
+            check_staged_name(part.name)
         length, checksum = sum(part.length for part in parts), crc32c_of_parts(parts)
         with self._translated("publish", target):
             if self._fingerprint(target) is None:
@@ -258,7 +260,7 @@ class LocalStore(BlobStore):
 
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`."""
-        names = [part.name for part in parts]
+        names = [check_staged_name(part.name) for part in parts]
         self.delete(names)
         for name in names:
             with self._translated("discard", name):

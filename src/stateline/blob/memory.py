@@ -13,7 +13,7 @@ from typing import Any
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c, crc32c_of_parts
-from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix
+from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix, check_staged_name
 from stateline.blob.outcome import (
     Verdict,
     already_exists,
@@ -131,6 +131,8 @@ class MemoryStore(BlobStore):
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
         """See :meth:`BlobStore.publish`."""
         check_name(target)
+        for part in parts:
+            check_staged_name(part.name)
         length, checksum = sum(part.length for part in parts), crc32c_of_parts(parts)
         with self._lock:
             found = self._objects.get(target)
@@ -143,7 +145,7 @@ class MemoryStore(BlobStore):
 
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`."""
-        self.delete(part.name for part in parts)
+        self.delete([check_staged_name(part.name) for part in parts])
 
     def _piece(self, target: str, part: Part) -> bytes:
         found = self._objects.get(part.name)

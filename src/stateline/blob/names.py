@@ -13,7 +13,7 @@ from typing import Final
 
 from stateline.errors import InvalidInputError
 
-__all__ = ["MAX_NAME_BYTES", "MAX_SEGMENT_BYTES", "STAGING_PREFIX", "check_name", "check_prefix"]
+__all__ = ["MAX_NAME_BYTES", "MAX_SEGMENT_BYTES", "STAGING_PREFIX", "check_name", "check_prefix", "check_staged_name"]
 
 STAGING_PREFIX: Final = ".inprogress/"
 """Where staged pieces and temporary files live. Spark, Hive, Trino and pyarrow skip names that start with a dot."""
@@ -48,6 +48,22 @@ def check_prefix(prefix: str) -> str:
     if prefix:
         check_name(prefix + "x" if prefix.endswith("/") else prefix)
     return prefix
+
+
+def check_staged_name(name: str) -> str:
+    """Returns ``name`` if staging can have made it: only such objects are joined and discarded.
+
+    Raises:
+        InvalidInputError: It names something else, perhaps a file that readers see.
+    """
+    if not name.startswith(STAGING_PREFIX):
+        raise InvalidInputError(
+            "it is not the name of a staged piece",
+            operation="staged piece",
+            subject=name,
+            hint=f"Pieces are named {STAGING_PREFIX}...; the point was damaged or belongs to another store",
+        )
+    return check_name(name)
 
 
 def _complaint(name: str) -> str | None:

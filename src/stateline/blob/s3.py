@@ -105,7 +105,7 @@ class S3Store(S3Uploads):
         """See :meth:`BlobStore.head`."""
         key = self._key(name)
         arguments = {"Bucket": self._container, "Key": key, **self._checked(ChecksumMode="ENABLED")}
-        return object_info(name, self._reading("head", name, lambda: self._client.head_object(**arguments)))
+        return self._reading("head", name, lambda: object_info(name, self._client.head_object(**arguments)))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See :meth:`BlobStore.list`. Nonces and checksums are not listed."""

@@ -62,7 +62,7 @@ class S3Requests(CopyingStore[Any, S3StoreSettings]):
                 **self._checked(ChecksumCRC32C=encoded_checksum(checksum)),
                 **condition,
             )
-        return self._made(name, len(data), checksum, answer["ETag"], nonce)
+            return self._made(name, len(data), checksum, answer["ETag"], nonce)
 
     def _read_key(self, key: str) -> bytes:
         data: bytes = self._client.get_object(Bucket=self._container, Key=key)["Body"].read()

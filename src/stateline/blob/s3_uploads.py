@@ -193,7 +193,7 @@ class S3Uploads(S3Requests):
                 Metadata=metadata_of(checksum, nonce),
                 **self._checked(ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT"),
             )
-        return _Upload(name, begun["UploadId"], begun.get("ChecksumType") or "")
+            return _Upload(name, begun["UploadId"], begun.get("ChecksumType") or "")
 
     def _place(self, upload: _Upload) -> dict[str, Any]:
         return {"Bucket": self._container, "Key": self._key(upload.target), "UploadId": upload.upload_id}
@@ -248,8 +248,7 @@ class S3Uploads(S3Requests):
         data = b"".join(self._segment(target, parts[segment.piece], segment) for segment in segments)
         checked = self._checked(ChecksumCRC32C=encoded_checksum(crc32c(data)))
         with self._asking():
-            made = self._client.upload_part(Body=data, **place, **checked)
-        return _part_made(place, made)
+            return _part_made(place, self._client.upload_part(Body=data, **place, **checked))
 
     def _copy_part(
         self, target: str, part: Part, key: str, segment: Segment, place: Mapping[str, Any]
@@ -266,7 +265,7 @@ class S3Uploads(S3Requests):
                     raise PieceError(damaged_part(target, part))
             elif whole and made["ChecksumCRC32C"] != encoded_checksum(part.crc32c):
                 raise PieceError(damaged_part(target, part))
-        return _part_made(place, made)
+            return _part_made(place, made)
 
     def _complete(self, upload: _Upload, made: Sequence[Mapping[str, Any]], length: int, checksum: int) -> ObjectInfo:
         whole = {}
@@ -277,7 +276,7 @@ class S3Uploads(S3Requests):
             answer = self._client.complete_multipart_upload(
                 MultipartUpload={"Parts": list(made)}, IfNoneMatch="*", **whole, **self._place(upload)
             )
-        return self._made(upload.target, length, checksum, answer["ETag"], "")
+            return self._made(upload.target, length, checksum, answer["ETag"], "")
 
     def _end(self, place: Mapping[str, Any]) -> None:
         """Aborts an upload, if it is still there."""

@@ -167,6 +167,10 @@ def relative_name(root_url: str, name_or_url: str) -> str:
     Raises:
         InvalidInputError: It lies outside the root, or is not a name that a store can hold.
     """
+    if not isinstance(name_or_url, str):
+        raise InvalidInputError(
+            f"{type(name_or_url).__name__} is not text", subject=repr(name_or_url), hint="Give a URL or a name as a str"
+        )
     if "://" not in name_or_url and not name_or_url.startswith(("/", "file:")):
         return check_name(name_or_url)
     if _scheme(root_url) != _scheme(name_or_url):

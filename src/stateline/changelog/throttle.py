@@ -9,6 +9,7 @@ goes when nothing else is on its way, and alone.
 from __future__ import annotations
 
 from stateline.errors import InternalError, InvalidInputError
+from stateline.options import parse_size
 
 __all__ = ["UploadThrottle"]
 
@@ -17,17 +18,15 @@ class UploadThrottle:
     """A strict limit of bytes in flight. Not safe to use from two threads at once.
 
     Args:
-        max_in_flight: Bytes, 1 or more.
+        max_in_flight: Bytes, or text such as ``"5MB"``; 1 or more.
     """
 
     __slots__ = ("_in_flight", "max_in_flight")
 
-    def __init__(self, max_in_flight: int) -> None:
-        if not isinstance(max_in_flight, int) or isinstance(max_in_flight, bool) or max_in_flight < 1:
-            raise InvalidInputError(
-                f"{max_in_flight!r} is no limit", subject="max_in_flight", hint="Give 1 byte or more"
-            )
-        self.max_in_flight = max_in_flight
+    def __init__(self, max_in_flight: int | str) -> None:
+        self.max_in_flight = parse_size(max_in_flight, "max_in_flight")
+        if self.max_in_flight < 1:
+            raise InvalidInputError(f"{max_in_flight} is no limit", subject="max_in_flight", hint="Give 1 byte or more")
         self._in_flight = 0
 
     @property

@@ -59,6 +59,7 @@ class RootSweep:
         leftovers: The rest.
         leftover_bytes: Bytes of the rest.
         deleted: Whether the rest was deleted.
+        newest_age: Seconds since the newest record was made, by the store's time.
     """
 
     checkpoints: tuple[Checkpoint, ...]
@@ -68,6 +69,7 @@ class RootSweep:
     leftovers: int
     leftover_bytes: int
     deleted: bool
+    newest_age: float
 
 
 def sweep_root(
@@ -124,6 +126,7 @@ def sweep_root(
         leftovers=len(leftovers),
         leftover_bytes=sum(info.size for info in leftovers),
         deleted=delete,
+        newest_age=now - newest,
     )
 
 

@@ -16,12 +16,19 @@ from stateline.blob import BlobStore, open_store
 from stateline.blob.api import ObjectInfo
 from stateline.checkpoint import Checkpoint, CheckpointStore, RootSweep, sweep_root
 from stateline.cli.output import json_option, map_options, plain, print_json, store_option, time_text
+from stateline.environment import system_environment
 from stateline.handles import CommitPoint
 from stateline.options import parse_duration
 from stateline.recoverable.sweep import SweepResult, reachable_names
 from stateline.recoverable.sweep import sweep as sweep_staged
 
 __all__ = ["sweep"]
+
+_LONGEST_BATCH: Final = 7 * 86_400.0
+"""Seconds after which nobody will name a staged piece any more, whatever the newest checkpoint is."""
+
+_CLOCK_SECONDS: Final = 2.0
+"""How exactly stores tell times, and two of them the same time."""
 
 _COUNTS: Final = ("examined", "reachable", "young", "leftovers", "leftover_bytes", "deleted")
 
@@ -53,9 +60,12 @@ def sweep(
     and recording it, which is one micro-batch with all its retries.
 
     With --outputs the hidden staging folders of the outputs are swept, too. Give every ROOT whose query writes to
-    them: pieces of a query whose root is not given look like leftovers.
+    them: pieces of a query whose root is not given look like leftovers. What is younger than the newest checkpoint
+    stays, even if --min-age is shorter, until it is 7 days old: the next checkpoint may name it.
     """
-    parse_duration(min_age, "--min-age")
+    grace = parse_duration(min_age, "--min-age")
+    clock = system_environment().clock
+    began = clock.monotonic()
     tell = _Teller(delete=delete, as_json=as_json)
     stores = [open_store(root, map_options(options)) for root in roots]
     swept = []
@@ -72,10 +82,12 @@ def sweep(
     if outputs:
         urls = {output.url for checkpoint in checkpoints for output in checkpoint.outputs}
         targets |= {url: open_store(url, map_options(output_options)) for url in sorted(urls - targets.keys())}
+    since_newest = max(result.newest_age for result in swept) + _CLOCK_SECONDS + clock.monotonic() - began
+    staged_age = max(grace, min(since_newest, _LONGEST_BATCH))
     for store in targets.values():
         needed = reachable_names(_points(checkpoints, store.url))
         found = sweep_staged(
-            store, needed, min_age=min_age, delete=delete, on_leftover=partial(tell.leftover, store.url)
+            store, needed, min_age=staged_age, delete=delete, on_leftover=partial(tell.leftover, store.url)
         )
         tell.result(store, found, what="staged pieces")
     if not delete and not as_json:

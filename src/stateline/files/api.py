@@ -60,9 +60,9 @@ class FileOutput:
 
         Raises:
             InvalidInputError: A partition column is missing or cannot be a folder, no column would be left for the
-                files, the format cannot hold one, or two differ only in upper and lower case.
+                files, the format cannot hold one, or two differ only in upper and lower case, also in structures.
         """
-        _check_distinct(rows.names)
+        _check_distinct(list(rows))
         for column in self.partition_by:
             if column not in rows.names:
                 raise InvalidInputError(
@@ -122,10 +122,10 @@ class FilesResult:
     open: tuple[OpenFile, ...] = ()
 
 
-def _check_distinct(names: list[str]) -> None:
+def _check_distinct(fields: list[pa.Field]) -> None:
     """Spark, Hive, Trino and DuckDB do not tell upper and lower case apart: they could not read the file."""
     seen: dict[str, str] = {}
-    for name in names:
+    for name in (each.name for each in fields):
         other = seen.get(name.lower())
         seen[name.lower()] = name
         if other is not None:
@@ -136,6 +136,9 @@ def _check_distinct(names: list[str]) -> None:
                 hint="Rename one of them",
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )
+    for kind in (each.type for each in fields):
+        if pa.types.is_nested(kind):
+            _check_distinct([kind.field(index) for index in range(kind.num_fields)])
 
 
 def _unknown(what: str, value: str, known: tuple[str, ...]) -> InvalidInputError:

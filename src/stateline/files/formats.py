@@ -12,6 +12,10 @@ Owns the encoding. Does not own when a file is complete (``rolling``) nor where 
 
 Facts:
 - In JSON maps are objects, binary is base64, decimals are text, times are ISO 8601, NaN and infinities are null.
+- Spark has years that lines have not: Python's times, of which JSON is made, know 1 to 9999, and Arrow's CSV counts
+  years in 16 bits. Others are refused.
+- In CSV floats are ``NaN``, ``Inf`` and ``-Inf``, for Spark reads ``nan`` as null; pyarrow and DuckDB know both.
+- Parquet has no structures without fields.
 - Spark's intervals have no common form in files, so columns of these types are refused with that reason.
 - Readers of lines know compressed ones by the ending of the file's name, so it says ``.gz``.
 - Readers of CSV skip empty lines, so in a file of one column a null is ``""``, too.
@@ -22,10 +26,11 @@ from __future__ import annotations
 
 import gzip
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, cast
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -41,9 +46,9 @@ __all__ = [
     "Encoder",
     "Sink",
     "check_partition",
+    "check_partition_values",
     "check_rows",
     "check_schema",
-    "check_text",
     "make_encoder",
 ]
 
@@ -51,6 +56,11 @@ __all__ = [
 _SAMPLE_ROWS: Final = 16_384
 _UNIQUE_SHARE: Final = 0.5
 """How many of the first rows may have values of their own before a dictionary is not worth its time."""
+
+_YEARS: Final[Mapping[str, tuple[int, int]]] = {"csv": (-32767, 32767), "jsonl": (1, 9999)}
+"""First and last year of a time or date, in formats that do not hold all of Spark's."""
+
+_FOLDER_YEARS: Final = (1, 9999)
 
 
 class Sink(Protocol):
@@ -250,20 +260,17 @@ def check_rows(name: str, rows: pa.Table) -> None:
     Raises:
         InvalidInputError: Names the column, and says what is wrong with a value.
     """
-    check_text(rows)
+    _check_text(rows)
     if name == "text":
         _check_lines(rows)
+    if name in _YEARS:
+        _check_years(rows, *_YEARS[name])
     if name == "jsonl":
-        _check_moments(rows)
-        _json_rows(rows.select([field.name for field in rows.schema if _needs_a_trial(field.type)]))
+        _json_rows(rows.select([field.name for field in rows.schema if _may_have_no_json(field.type)]))
 
 
-def check_text(rows: pa.Table) -> None:
-    """Checks that all text is UTF-8. Spark makes text of any bytes, but readers refuse a file that holds such.
-
-    Raises:
-        InvalidInputError: Names the column.
-    """
+def _check_text(rows: pa.Table) -> None:
+    """Checks that all text is UTF-8. Spark makes text of any bytes, but readers refuse a file that holds such."""
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if not _holds(field.type, _is_text):
             continue
@@ -278,6 +285,48 @@ def check_text(rows: pa.Table) -> None:
             ) from error
 
 
+def check_partition_values(rows: pa.Table) -> None:
+    """Checks that the values of columns can be names of folders.
+
+    Raises:
+        InvalidInputError: Names the column, and says what is wrong with a value.
+    """
+    binary = [index for index, field in enumerate(rows.schema) if _is_binary(field.type)]
+    for index in binary:
+        # Different bytes would become the same text otherwise, and the folder is all that tells the value.
+        column = rows.column(index).cast(pa.large_binary()).cast(pa.large_string(), safe=False)
+        rows = rows.set_column(index, rows.field(index).name, column)
+    _check_text(rows)
+    _check_years(rows, *_FOLDER_YEARS)
+
+
+def _check_years(rows: pa.Table, first: int, last: int) -> None:
+    days = [int(np.datetime64(year - 1970, "Y").astype("datetime64[D]").astype("int64")) for year in (first, last + 1)]
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if pa.types.is_date32(field.type):
+            in_a_day, values = 1, column.cast(pa.int32())
+        elif pa.types.is_timestamp(field.type):
+            in_a_day, values = _SECONDS_A_DAY * _IN_A_SECOND[field.type.unit], column.cast(pa.int64())
+        else:
+            continue
+        bounds = pc.min_max(values).as_py()
+        if bounds["min"] is not None and not days[0] * in_a_day <= bounds["min"] <= bounds["max"] < days[1] * in_a_day:
+            raise _wrong_year(f"column {field.name!r}", first, last)
+
+
+_SECONDS_A_DAY: Final = 86_400
+_IN_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+def _wrong_year(subject: str, first: int, last: int) -> InvalidInputError:
+    return InvalidInputError(
+        f"a value lies outside of the years {first} to {last}",
+        operation="write_files",
+        subject=subject,
+        hint="Make it text, or write it as a column of a Parquet file",
+    )
+
+
 def _check_lines(rows: pa.Table) -> None:
     if pc.any(pc.match_substring_regex(rows.column(0), "[\r\n]")).as_py():
         raise InvalidInputError(
@@ -288,41 +337,9 @@ def _check_lines(rows: pa.Table) -> None:
         )
 
 
-def _check_moments(rows: pa.Table) -> None:
-    """Checks the first and the last value of each column of days or moments: if Python has both, it has all."""
-    for field, column in zip(rows.schema, rows.columns, strict=True):
-        if _is_moment(field.type):
-            try:
-                pc.min_max(column).as_py()
-            except (OverflowError, ValueError) as error:
-                raise _no_such_moment([field.name]) from error
-
-
-def _is_moment(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
-
-
-def _needs_a_trial(kind: pa.DataType) -> bool:
-    """Whether only making Python values tells if JSON can hold them all."""
-    return _holds(kind, pa.types.is_map) or (pa.types.is_nested(kind) and _holds(kind, _is_moment))
-
-
-def _no_such_moment(names: Sequence[str]) -> InvalidInputError:
-    return InvalidInputError(
-        "a day or moment lies outside the years 1 to 9999",
-        operation="write_files",
-        subject=f"columns {list(names)}",
-        hint="Mend it, or use the format parquet",
-    )
-
-
 def _json_rows(rows: pa.Table) -> list[dict[str, Any]]:
     try:
         return cast("list[dict[str, Any]]", rows.to_pylist(maps_as_pydicts="strict"))
-    except UnicodeDecodeError:
-        raise
-    except (OverflowError, ValueError) as error:
-        raise _no_such_moment(rows.column_names) from error
     except KeyError as error:
         raise InvalidInputError(
             f"a map holds a key twice ({error})",
@@ -330,6 +347,8 @@ def _json_rows(rows: pa.Table) -> list[dict[str, Any]]:
             subject=f"columns {rows.column_names}",
             hint="Make its keys distinct, or use the format parquet",
         ) from error
+    except (OverflowError, ValueError) as error:
+        raise _wrong_year(f"columns {rows.column_names}", *_YEARS["jsonl"]) from error
 
 
 def check_partition(field: pa.Field) -> None:
@@ -361,6 +380,8 @@ _INTERVALS: Final = "readers do not agree on the form of intervals"
 def _complaint(name: str, kind: pa.DataType) -> str | None:
     if _is_interval(kind):
         return _INTERVALS
+    if name == "parquet" and pa.types.is_struct(kind) and kind.num_fields == 0:
+        return "Parquet has no structures without fields"
     if name == "csv" and (pa.types.is_nested(kind) or _is_binary(kind)):
         return "a field of CSV is flat text"
     if name == "jsonl" and pa.types.is_map(kind) and not _is_json_name(kind.key_type):
@@ -376,6 +397,12 @@ def _children(kind: pa.DataType) -> list[pa.DataType]:
 
 def _holds(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
     return test(kind) or any(_holds(child, test) for child in _children(kind))
+
+
+def _may_have_no_json(kind: pa.DataType) -> bool:
+    """Whether only the values tell if they have a form in JSON; :func:`_check_years` looks at flat columns."""
+    is_time = pa.types.is_nested(kind) and _holds(kind, lambda child: bool(pa.types.is_temporal(child)))
+    return is_time or _holds(kind, pa.types.is_map)
 
 
 def _is_interval(kind: pa.DataType) -> bool:
@@ -397,8 +424,19 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 def _csv(rows: pa.Table, *, header: bool) -> bytes:
     sink = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(rows, sink, pyarrow.csv.WriteOptions(include_header=header))
+    pyarrow.csv.write_csv(_with_spelled_floats(rows), sink, pyarrow.csv.WriteOptions(include_header=header))
     return bytes(sink.getvalue())
+
+
+def _with_spelled_floats(rows: pa.Table) -> pa.Table:
+    """Columns of floats in which some are no numbers: as text, in the spelling of Spark."""
+    for index, (field, column) in enumerate(zip(rows.schema, rows.columns, strict=True)):
+        if pa.types.is_floating(field.type) and not pc.all(pc.is_finite(column), min_count=0).as_py():
+            text = column.cast(pa.string())
+            for name, spelling in (("nan", "NaN"), ("inf", "Inf"), ("-inf", "-Inf")):
+                text = pc.if_else(pc.equal(text, name), spelling, text)
+            rows = rows.set_column(index, field.name, text)
+    return rows
 
 
 def _csv_of_one_column(rows: pa.Table) -> bytes:

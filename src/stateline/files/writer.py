@@ -24,7 +24,8 @@ from stateline.environment import Environment
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files.api import FileOutput, FilesResult
 from stateline.files.background import BackgroundSink
-from stateline.files.formats import check_rows, check_text, make_encoder
+from stateline.files.formats import check_partition_values, check_rows, make_encoder
+from stateline.files.nulls import filled_variants, with_nulls_inside
 from stateline.files.partitions import is_abbreviated, partition_folder
 from stateline.files.pending import load_rows, store_rows
 from stateline.handles import CommitPoint, FinishedFile, OpenFile, RowsHandle
@@ -89,8 +90,8 @@ class FileWriter:
         self._environment = environment
         self._buffer_bytes = buffer_bytes
         self._buffered = 0
-        self._schema = schema.remove_metadata()
-        self._layout = output.layout(schema)
+        self._schema = with_nulls_inside(schema.remove_metadata())
+        self._layout = output.layout(self._schema)
         self._growing: dict[tuple[str, str], _Growing] = {}
         self._finished: list[FinishedFile] = []
         for file in open_files:
@@ -189,7 +190,7 @@ class FileWriter:
 
     def _checked(self, rows: pa.Table) -> pa.Table:
         try:
-            return rows.select(self._schema.names).cast(self._schema)
+            return filled_variants(rows.select(self._schema.names)).cast(self._schema)
         except (KeyError, ValueError) as error:
             raise InvalidInputError(
                 f"the rows are {rows.schema.to_string(show_field_metadata=False)!r}, expected "
@@ -207,7 +208,7 @@ class FileWriter:
         if not columns:
             yield "", rows
             return
-        check_text(rows.select(columns))
+        check_partition_values(rows.select(columns))
         codes, values = _partition_codes(rows, columns)
         order = np.argsort(codes, kind="stable")
         starts = np.searchsorted(codes[order], np.arange(len(values) + 1))

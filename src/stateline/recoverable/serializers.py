@@ -126,8 +126,10 @@ class _Reader:
 
     def __init__(self, data: bytes, version: int, magic: bytes, what: str) -> None:
         self._what = what
-        if version < 1:
-            raise InvalidInputError(f"{version} is not a version", operation="deserialize", subject=what)
+        if type(version) is not int or version < 1:
+            raise InvalidInputError(f"{version!r} is not a version", operation="deserialize", subject=what)
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise InvalidInputError(f"{type(data).__name__} is not bytes", operation="deserialize", subject=what)
         if version > _VERSION:
             raise self._too_new(version)
         if len(data) < _HEADER.size + _CHECKSUM.size:

@@ -25,7 +25,14 @@ import msgspec
 
 from stateline.blob.api import BlobStore, Buffer
 from stateline.blob.checksum import combine_crc32c, crc32c, crc32c_of_parts
-from stateline.errors import ClosedError, ConflictError, CorruptDataError, DataLossError, NotFoundError
+from stateline.errors import (
+    ClosedError,
+    ConflictError,
+    CorruptDataError,
+    DataLossError,
+    InvalidInputError,
+    NotFoundError,
+)
 from stateline.handles import Part, ResumePoint
 from stateline.recoverable.api import RecoverableWriterSettings
 from stateline.recoverable.committer import Committer, already_published
@@ -139,12 +146,13 @@ class RecoverableStream:
 
         Raises:
             ClosedError: After :meth:`close` or :meth:`close_for_commit`.
+            InvalidInputError: ``data`` is not bytes-like and contiguous.
             DataLossError: A piece that had to be merged is gone.
             UnavailableError: And other errors of the store, from staging a full buffer.
         """
         if self._closed:
             raise self._is_closed("write")
-        view = memoryview(data).cast("B")
+        view = self._bytes_of(data)
         before, before_bytes = self._state, len(self._state.buffer)
         self._state = replace(before)
         try:
@@ -339,6 +347,18 @@ class RecoverableStream:
                 break
             small += 1
         return pieces.with_sealed(len(parts) - small)
+
+    def _bytes_of(self, data: Buffer) -> memoryview:
+        try:
+            view = memoryview(data)
+            return view.cast("B") if view.nbytes else memoryview(b"")  # Python casts no empty view of other types.
+        except TypeError as error:
+            raise InvalidInputError(
+                f"{type(data).__name__} is not contiguous bytes ({error})",
+                operation="write",
+                subject=self._target,
+                hint="Encode text, and copy views with gaps",
+            ) from error
 
     def _is_closed(self, operation: str) -> ClosedError:
         return ClosedError(

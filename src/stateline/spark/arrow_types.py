@@ -74,13 +74,25 @@ def in_utc(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         if target is None:
             target = _schema_in_zone(batch.schema, "UTC")
-        yield batch if batch.schema.equals(target) else batch.cast(target)
+        yield batch if batch.schema.equals(target) else pa.RecordBatch.from_arrays(_cast(batch, target), schema=target)
 
 
 def in_zone(rows: pa.Table, zone: str) -> pa.Table:
     """The same rows, with every time stamp in a zone: the same instants, which Python shows by that zone's clock."""
     target = _schema_in_zone(rows.schema, zone)
-    return rows if rows.schema.equals(target) else rows.cast(target)
+    return rows if rows.schema.equals(target) else pa.Table.from_arrays(_cast(rows, target), schema=target)
+
+
+def _cast(rows: pa.RecordBatch | pa.Table, target: pa.Schema) -> list[Any]:
+    """The columns in types that differ in zones only.
+
+    The others are left alone: pyarrow refuses to cast a null structure whose fields Spark says are never null, even to
+    its own type.
+    """
+    return [
+        column if column.type.equals(field.type) else column.cast(field.type)
+        for column, field in zip(rows.columns, target, strict=True)
+    ]
 
 
 def known_zone(zone: str) -> str:

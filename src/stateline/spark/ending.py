@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stateline.blob import BlobStore, open_store
+from stateline.checkpoint import Checkpoint
 from stateline.environment import Environment
 from stateline.errors import InternalError
 from stateline.files import FileOutput, encode_file
@@ -17,8 +18,13 @@ from stateline.spark.plan import PipelinePlan
 __all__ = ["finish_open_files"]
 
 
-def finish_open_files(plan: PipelinePlan, coordinator: MicroBatchCoordinator[Any], environment: Environment) -> None:
+def finish_open_files(
+    plan: PipelinePlan, coordinator: MicroBatchCoordinator[Any], environment: Environment
+) -> Checkpoint | None:
     """Encodes, decides and publishes every file that the newest checkpoint left open. Idempotent.
+
+    Returns:
+        The newest record; ``None`` if there is none, and so nothing was ever written.
 
     Raises:
         FencedError: Another driver went on with the files.
@@ -33,7 +39,7 @@ def finish_open_files(plan: PipelinePlan, coordinator: MicroBatchCoordinator[Any
         store = open_store(output.url, output.store_options, environment)
         return [_finished(output, store, root, file, environment) for file in files]
 
-    coordinator.finish(finish)
+    return coordinator.finish(finish)
 
 
 def _finished(

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from stateline.errors import InvalidInputError, StatelineError
+from stateline.errors import InvalidInputError, NotFoundError, StatelineError
 from stateline.spark.files_options import FilesSinkOptions
 from stateline.spark.files_sink import FilesSink, finish_sink
 
@@ -35,7 +35,8 @@ _TRIGGERS_THAT_END: Final = ("AvailableNowTrigger", "OneTimeTrigger")
 def finish_files(path: str, **options: str) -> None:
     """Finishes the files that streams into ``path`` left open, in one more record. Idempotent.
 
-    Call it when no query writes there: a query that still runs is fenced, and stops with ``FencedError``.
+    Call it when no query writes there: a query that still runs is fenced, and stops with ``FencedError``. When it
+    returns, all rows are visible, also if somebody else was finishing the same files.
 
     Args:
         path: Root URL of the output, as given to ``start()``.
@@ -43,8 +44,16 @@ def finish_files(path: str, **options: str) -> None:
 
     Raises:
         FencedError: A query went on with the files meanwhile.
+        NotFoundError: No stream has written anything there.
     """
-    finish_sink(FilesSinkOptions.from_spark({"path": path, **options}))
+    parsed = FilesSinkOptions.from_spark({"path": path, **options})
+    if not finish_sink(parsed):
+        raise NotFoundError(
+            "no stream has written anything there",
+            operation="finish_files",
+            subject=parsed.root_url,
+            hint="Check the path, and give the option checkpoint if the stream had one",
+        )
 
 
 class EndOfStreamListener(StreamingQueryListener):

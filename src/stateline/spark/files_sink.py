@@ -31,7 +31,7 @@ from stateline.blob import BlobStore, open_store
 from stateline.blob.urls import same_service
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
-from stateline.errors import InvalidInputError, NotFoundError, NotInstalledError
+from stateline.errors import FencedError, InvalidInputError, NotFoundError, NotInstalledError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.ending import finish_open_files
@@ -105,9 +105,13 @@ class FilesSink(DataSource):
         return _BatchWriter(_Sink.make(self.options, schema, overwrite=overwrite))
 
 
-def finish_sink(options: FilesSinkOptions) -> None:
-    """Finishes the open files of a stream's sink; see :func:`stateline.spark.finish_files`."""
-    _Sink(options, options.root_url, b"").finish()
+def finish_sink(options: FilesSinkOptions) -> bool:
+    """Finishes the open files of a stream's sink; see :func:`stateline.spark.finish_files`.
+
+    Returns:
+        Whether there is one: whether a stream has written anything there.
+    """
+    return _Sink(options, options.root_url, b"").finish()
 
 
 @dataclass(frozen=True)
@@ -168,9 +172,16 @@ class _Sink:
             known.newest_id = report.checkpoint.checkpoint_id
             _KNOWN[self.root_url] = known
 
-    def finish(self) -> None:
-        """Finishes the files that are open, in one more record."""
-        finish_open_files(self._plan(), self._decision().coordinator(), _ENVIRONMENT)
+    def finish(self) -> bool:
+        """Finishes the files that are open, in one more record; whether there is any record."""
+        try:
+            return finish_open_files(self._plan(), self._decision().coordinator(), _ENVIRONMENT) is not None
+        except FencedError:
+            # The listener and the user may both finish the same stream at once: what one decided suits the other.
+            newest = self._decision().coordinator().start()
+            if newest is None or any(output.open for output in newest.outputs):
+                raise
+            return True
 
     def remove_job(self) -> None:
         """Removes what only the decision of a batch job needed, after its files are visible."""

@@ -92,6 +92,22 @@ def test_blocks_side_by_side_are_not_taken_from_each_other(store):
         store.publish("target", theirs, "theirs")
 
 
+@pytest.mark.parametrize("data", [b"", b"short"])
+def test_a_short_file_is_created_beside_blocks_that_a_dead_writer_left(store, data):
+    """Azurite takes blocks that were never committed for a blob, and would refuse to create one for ever."""
+    store.stage("target", bytes_of(1000))
+    parts = [store.stage("target", data)] if data else []
+    assert store.publish("target", parts, "nonce").nonce == "nonce"
+    assert store.get("target") == data
+    store.publish("target", parts, "nonce")
+    with pytest.raises(ConflictError):
+        store.publish("target", parts, "other")
+    store.stage("target", bytes_of(1000))
+    with pytest.raises(ConflictError):
+        store.publish("target", [store.stage("target", b"other")], "other")
+    assert store.get("target") == data
+
+
 def test_a_block_that_vanished_between_check_and_commit_is_data_loss(world, store):
     parts = [store.stage("target", bytes_of(1000))]
     body = b"<?xml version='1.0'?><Error><Code>InvalidBlockList</Code><Message>m</Message></Error>"

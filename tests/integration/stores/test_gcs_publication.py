@@ -221,6 +221,30 @@ def test_names_too_long_to_be_repeated_are_digested(server, opened):
     assert server.names("foo") == [f"root/{target}"]
 
 
+@pytest.mark.parametrize("entropy", ["false", "true"])
+@pytest.mark.parametrize("target", ["bar", "/".join(["n" * 99] * 9)])
+def test_a_point_of_another_root_is_refused_and_stays_good(opened, target, entropy):
+    """A piece is found from anywhere in its bucket: here its rows would become another file, and leave theirs."""
+    theirs = RecoverableWriter(opened("gs://foo/a", entropy=entropy))
+    stream = theirs.open(target)
+    stream.write(b"rows")
+    resume = stream.persist()
+    point = stream.close_for_commit().commit_point
+    for root in ("gs://foo/b", "gs://foo", "gs://foo/a/b", "gs://other/a"):
+        ours = RecoverableWriter(opened(root))
+        with pytest.raises(InvalidInputError, match="another store"):
+            ours.recover_for_commit(point).commit_after_recovery()
+        with pytest.raises(InvalidInputError, match="another store"):
+            ours.recover(resume).close_for_commit()
+        if root != "gs://foo":
+            with pytest.raises(InvalidInputError, match="another store"):
+                ours.store.discard(point.parts)
+            with pytest.raises(InvalidInputError, match="another store"):
+                ours.store.read_staged(point.parts[0])
+    theirs.recover_for_commit(point).commit_after_recovery()
+    assert theirs.store.get(target) == b"rows"
+
+
 def test_a_missing_bucket_is_named(opened):
     for call in (lambda store: store.put("bar", b"x"), lambda store: store.stage("bar", b"x")):
         with pytest.raises(InvalidInputError, match="bucket does not exist"):

@@ -1,12 +1,13 @@
 """What each store makes of servers that lose answers, refuse, or answer half: through the real SDKs, retries on."""
 
+import contextlib
 import types
 
 import botocore.endpoint
 import pytest
 import worlds
 
-from stateline.errors import ConflictError, NotFoundError, OutcomeUnknownError, UnavailableError
+from stateline.errors import ConflictError, NotFoundError, OutcomeUnknownError, StatelineError, UnavailableError
 from stateline.testing.blob_conformance import bytes_of
 from stateline.testing.fault_proxy import (
     FaultProxy,
@@ -206,6 +207,23 @@ def test_a_refusal_after_a_try_without_an_answer_proves_nothing(world, refusal):
     world.faults.clear()
     with pytest.raises(NotFoundError):
         world.store.get("object")
+
+
+@pytest.mark.parametrize("name", [*MUTATIONS, *READS])
+@pytest.mark.parametrize("body", [b"<html>Log in first</html>", b"{}", b"<a/>"])
+def test_an_answer_of_some_other_server_is_a_typed_error(world, name, body):
+    """What stands between us and the service answers everything with 200: nothing that the SDK expects is in it."""
+    operation = Operation(world, name)
+    world.faults.add(answer(200, body), times=1000)
+    if name in ("get", "delete", "list"):
+        with contextlib.suppress(StatelineError):  # Here an answer without anything in it may be as good as any.
+            operation()
+    else:
+        with pytest.raises(StatelineError):
+            operation()
+    expect(world, 1)
+    world.faults.clear()
+    operation.check(operation())
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

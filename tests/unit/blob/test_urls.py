@@ -81,3 +81,11 @@ def test_spellings_of_one_service():
     assert same_service("abfss://c@account.dfs.core.windows.net/x", "az://c")
     assert not same_service("s3://bucket", "/bucket")
     assert not same_service("hdfs://host/x", "gs://bucket")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket", "gs://bucket", "az://container"])
+@pytest.mark.parametrize("endpoint", ["localhost:9000", "http://", "ftp://host", "http://a b", "nothing"])
+def test_an_endpoint_that_is_no_url_is_refused_at_once(url, endpoint):
+    with pytest.raises(InvalidInputError, match="endpoint: it is no URL"):
+        open_store(url, {"endpoint": endpoint})
+    open_store(url, {"endpoint": "http://127.0.0.1:9000/account"})

@@ -247,7 +247,7 @@ def test_retention_never_falls_back_to_an_older_checkpoint(blobs):
     assert names(blobs) == before
 
 
-@pytest.mark.parametrize("number", [0, -1])
+@pytest.mark.parametrize("number", [0, -1, True, "two", None, 1.5])
 def test_the_newest_is_always_kept(blobs, number):
     with pytest.raises(InvalidInputError, match="num_retained"):
         CheckpointStore(blobs).retain(number)

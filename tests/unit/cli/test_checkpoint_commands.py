@@ -415,6 +415,20 @@ def test_a_sweep_spares_the_young_and_the_outputs_it_is_not_given(root: Root) ->
     assert result["young"] == 2
 
 
+@pytest.mark.parametrize(("piece_days", "record_days", "goes"), [(2, 3, False), (3, 2, True), (8, 9, True)])
+def test_a_piece_that_the_next_checkpoint_may_name_stays_at_any_age(
+    root: Root, piece_days: float, record_days: float, goes: bool
+) -> None:
+    """A live query stages pieces before it decides them: without them its decision could not be published."""
+    piece = root.out.stage("next.csv", b"rows")
+    everything_aged(root, 30)
+    age(root.folder / "out" / piece.name, piece_days - 30)
+    age(root.path(record_name(2)), record_days - 30)
+    assert run("sweep", root.url, "--outputs", "--delete", "--min-age", "0s").exit_code == 0
+    assert (root.folder / "out" / piece.name).exists() is not goes
+    assert run("checkpoint", "verify", root.url).exit_code == 0
+
+
 def test_a_root_that_cannot_be_read_is_not_swept(root: Root) -> None:
     root.store.put("shared/garbage", b"garbage")
     everything_aged(root, 30)

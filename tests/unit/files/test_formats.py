@@ -71,6 +71,21 @@ def test_a_null_in_the_only_column_of_csv_is_a_row_that_readers_see(column):
     assert read["v"].to_pylist() == [value if value != "" else None for value in column.to_pylist()]
 
 
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_floats_that_are_no_numbers_are_spelled_in_csv_as_spark_reads_them(kind):
+    values = [0.5, None, float("nan"), float("inf"), float("-inf"), -0.0, 1e20]
+    both = pa.table({"v": pa.array(values, kind), "text": ["nan"] * len(values)})
+    for table in (both, both.select(["v"])):
+        data = lines("csv", table)
+        spelled = [line.split(b",")[0].strip(b'"') for line in data.splitlines()[1:]]
+        assert spelled == [b"0.5", b"", b"NaN", b"Inf", b"-Inf", b"-0", b"1e+20"]
+    assert data.count(b"nan") == 0
+    as_it_is = pyarrow.csv.ConvertOptions(column_types={"v": kind}, null_values=[""], quoted_strings_can_be_null=True)
+    assert str(pyarrow.csv.read_csv(io.BytesIO(data), convert_options=as_it_is)["v"].to_pylist()) == str(
+        both["v"].to_pylist()
+    )
+
+
 def test_maps_are_objects_in_json():
     nested = pa.map_(pa.string(), pa.list_(pa.map_(pa.int64(), pa.float64())))
     data = lines("jsonl", pa.table({"m": pa.array([[("a", [[(1, 0.5)]]), ("b", None)], [], None], nested)}))
@@ -101,6 +116,49 @@ def test_text_refuses_whatever_a_reader_takes_for_the_end_of_a_line(value):
 def test_intervals_inside_of_other_types_are_refused_with_the_reason(name, kind):
     with pytest.raises(InvalidInputError, match="intervals"):
         check_schema(name, pa.schema([("x", kind)]))
+
+
+def test_structures_without_fields_are_refused_in_parquet():
+    for kind in (pa.struct([]), pa.list_(pa.struct([])), pa.map_(pa.string(), pa.struct([]))):
+        with pytest.raises(InvalidInputError, match="structures without fields"):
+            check_schema("parquet", pa.schema([("x", kind)]))
+        check_schema("jsonl", pa.schema([("x", kind)]))
+
+
+FIRST_DAY, LAST_DAY = -719_162, 2_932_896
+"""Of the years 1 and 9999, since the epoch."""
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_json_holds_the_times_of_the_years_1_to_9999(unit, zone):
+    a_day = 86_400 * {"s": 1, "ms": 1000, "us": 1_000_000}[unit]
+    first, last = FIRST_DAY * a_day, (LAST_DAY + 1) * a_day - 1
+    good = pa.table({"x": pa.array([first, None, last], pa.timestamp(unit, zone))})
+    check_rows("jsonl", good)
+    assert json.loads(lines("jsonl", good).splitlines()[0])["x"].startswith("0001-01-01T00:00:00")
+    for value in (first - 1, last + 1):
+        with pytest.raises(InvalidInputError, match=r"'x'.*years 1 to 9999"):
+            check_rows("jsonl", pa.table({"x": pa.array([0, value], pa.timestamp(unit, zone))}))
+
+
+def test_dates_have_the_same_bounds_and_so_have_times_inside_of_other_types():
+    check_rows("jsonl", pa.table({"x": pa.array([FIRST_DAY, LAST_DAY], pa.date32())}))
+    for value in (FIRST_DAY - 1, LAST_DAY + 1):
+        days = pa.array([value], pa.date32())
+        for column in (days, pa.ListArray.from_arrays([0, 1], days), pa.StructArray.from_arrays([days], ["day"])):
+            with pytest.raises(InvalidInputError, match=r"'x'.*years 1 to 9999"):
+                check_rows("jsonl", pa.table({"x": column}))
+            check_rows("parquet", pa.table({"x": column}))
+
+
+def test_csv_holds_years_of_16_bits():
+    """Arrow would write the year 294247 as 32103."""
+    far = pa.array([240_000_000_000_000_000], pa.timestamp("us"))
+    check_rows("csv", pa.table({"x": far}))
+    assert b"9575-" in lines("csv", pa.table({"x": far}))
+    with pytest.raises(InvalidInputError, match=r"'x'.*years -32767 to 32767"):
+        check_rows("csv", pa.table({"x": pa.array([2**63 - 1], pa.timestamp("us"))}))
 
 
 @pytest.mark.parametrize("key", [pa.bool_(), pa.float64(), pa.struct([("a", pa.int64())])])

@@ -263,6 +263,9 @@ TWICE = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
     [
         ("text", pa.array(["a\nb"]), "line break"),
         ("jsonl", TWICE, "key twice"),
+        ("jsonl", pa.array([2**60], pa.timestamp("us", "UTC")), "'x'.*years 1 to 9999"),
+        ("jsonl", pa.array([[2**60]], pa.list_(pa.timestamp("us"))), "'x'.*years 1 to 9999"),
+        ("csv", pa.array([2**62], pa.timestamp("us")), "'x'.*years -32767 to 32767"),
         ("jsonl", NO_TEXT, "'x'.*not UTF-8"),
         ("parquet", NO_TEXT, "'x'.*not UTF-8"),
         ("parquet", pa.StructArray.from_arrays([NO_TEXT], ["inside"]), "'x'.*not UTF-8"),
@@ -284,6 +287,29 @@ def test_a_partition_value_that_is_no_text_is_refused(stores):
     writer = make_writer(FileOutput(url="unused", partition_by=("p",)), stores, rows.schema)
     with pytest.raises(InvalidInputError, match=r"'p'.*not UTF-8"):
         writer.write(rows)
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        (pa.array([b"\xff"], pa.binary()), "not UTF-8"),
+        (pa.array([2**60], pa.timestamp("us", "UTC")), "years 1 to 9999"),
+    ],
+)
+def test_a_partition_value_that_no_folder_tells_is_refused(stores, value, complaint):
+    rows = pa.table({"p": value, "x": [1]})
+    writer = make_writer(FileOutput(url="unused", partition_by=("p",)), stores, rows.schema)
+    with pytest.raises(InvalidInputError, match=f"'p'.*{complaint}"):
+        writer.write(rows)
+
+
+def test_fields_that_readers_take_for_one_are_refused_inside_of_other_types():
+    twice = pa.struct([("id", pa.int64()), ("Id", pa.int64())])
+    for kind in (twice, pa.list_(twice), pa.map_(pa.string(), pa.struct([("s", twice)]))):
+        with pytest.raises(InvalidInputError, match="for one column"):
+            FileOutput(url="unused").file_schema(pa.schema([("x", kind)]))
+    apart = pa.struct([("id", pa.struct([("id", pa.int64())])), ("other", pa.struct([("id", pa.int64())]))])
+    FileOutput(url="unused").file_schema(pa.schema([("x", apart), ("y", apart)]))
 
 
 @pytest.mark.parametrize("names", [("id", "ID"), ("x", "x"), ("Ä", "ä")])
@@ -338,3 +364,58 @@ def test_a_file_rolls_within_a_checkpoint_once_it_has_its_size(tmp_path, stores)
     assert [file.rows for file in result.finished] == [3000, 3000, 3000]
     assert [file.rows for file in result.open] == [1000]
     assert sorted(visible(tmp_path)["x"].to_pylist()) == list(range(9000))
+
+
+WITHOUT_NULLS = pa.struct([pa.field("a", pa.int32(), nullable=False)])
+SOME = pa.StructArray.from_arrays(
+    [pa.array([1, None, 3], pa.int32())], fields=list(WITHOUT_NULLS), mask=pa.array([False, True, False])
+)
+VARIANT = pa.struct(
+    [
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"}),
+    ]
+)
+BYTES = pa.array([b"1", None, b"3"])
+
+
+@pytest.mark.parametrize("name", ["parquet", "arrow", "jsonl"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        SOME,
+        pa.ListArray.from_arrays([0, 2, 2, 3], SOME),
+        pa.MapArray.from_arrays([0, 1, 1, 3], pa.array(["a", "b", "c"]), SOME),
+        pa.StructArray.from_arrays([SOME], fields=[pa.field("s", WITHOUT_NULLS)]),
+        pa.StructArray.from_arrays([BYTES, BYTES], fields=list(VARIANT), mask=pa.array([False, True, False])),
+    ],
+    ids=["structure", "list", "map", "structure in structure", "variant"],
+)
+def test_a_structure_may_be_null_whose_fields_are_not(tmp_path, stores, name, column):
+    """Spark promises fields without nulls for structures that are there; Arrow keeps nulls for the others."""
+    rows = pa.table({"x": column})
+    began = make_writer(FileOutput(url="unused", format=name), stores, rows.schema)
+    began.write(rows)
+    output = FileOutput(url="unused", format=name, rolling=RollingPolicy(every_checkpoint=True))
+    goes_on = make_writer(output, stores, rows.schema, open_files=began.finish().open)
+    goes_on.write(rows)
+    publish(stores, goes_on.finish())
+    (file,) = (tmp_path / "out").glob("part-*")
+    wanted = column.to_pylist() * 2
+    if name == "jsonl":
+        assert len(file.read_text().splitlines()) == len(wanted)
+        return
+    read = ds.dataset(file, format={"parquet": "parquet", "arrow": "ipc"}[name]).to_table()
+    assert read["x"].to_pylist() == wanted
+
+
+def test_the_fields_of_a_variant_are_never_null_in_the_file(tmp_path, stores):
+    """Spark refuses to read it otherwise."""
+    variants = pa.StructArray.from_arrays([BYTES, BYTES], fields=list(VARIANT), mask=pa.array([False, True, False]))
+    rows = pa.table({"x": variants})
+    output = FileOutput(url="unused", rolling=RollingPolicy(every_checkpoint=True))
+    writer = make_writer(output, stores, rows.schema)
+    writer.write(rows)
+    publish(stores, writer.finish())
+    (file,) = (tmp_path / "out").glob("part-*")
+    assert "required binary field_id=-1 value" in str(pq.read_metadata(file).schema)

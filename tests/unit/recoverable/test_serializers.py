@@ -117,6 +117,18 @@ def test_a_newer_version_is_told_apart_from_damage():
         serializer.deserialize(0, serializer.serialize(COMMIT))
 
 
+def test_what_is_neither_version_nor_bytes_is_refused():
+    data = CommitPointSerializer().serialize(COMMIT)
+    for version in ("1", None, 1.0, True, -1):
+        with pytest.raises(InvalidInputError, match="not a version"):
+            CommitPointSerializer().deserialize(version, data)
+    for wrong in ("text", None, 5, [1]):
+        with pytest.raises(InvalidInputError, match="not bytes"):
+            ResumePointSerializer().deserialize(1, wrong)
+    for view in (bytearray(data), memoryview(data)):
+        assert CommitPointSerializer().deserialize(1, view) == COMMIT
+
+
 def test_the_two_kinds_of_points_are_not_mixed_up():
     with pytest.raises(CorruptDataError):
         CommitPointSerializer().deserialize(1, ResumePointSerializer().serialize(RESUME))

@@ -1,13 +1,16 @@
 """What a stream holds in memory, and how it behaves over stores that cannot read pieces back."""
 
+import contextlib
 import random
 import tracemalloc
 import uuid
 
 import msgspec
+import numpy as np
 import pytest
 
 from stateline.blob import StoreDecorator
+from stateline.blob.local import LocalStore
 from stateline.blob.memory import MemoryStore
 from stateline.errors import CorruptDataError, InvalidInputError, OutcomeUnknownError, UnavailableError
 from stateline.handles import Part
@@ -188,3 +191,51 @@ def test_cleanup_keeps_pieces_that_the_kept_point_names_without_bytes(store):
     )
     assert not writer.cleanup(point, keep=kept)
     assert store.get(point.parts[0].name) == b"abc"
+
+
+@pytest.fixture(params=["memory", "local"])
+def rooted(request, tmp_path):
+    return MemoryStore(uuid.uuid4().hex) if request.param == "memory" else LocalStore(tmp_path / "root")
+
+
+def test_a_point_that_names_a_visible_file_as_its_piece_touches_nothing(rooted):
+    """It was put together by hand, or belongs to another store. Discarding its pieces would delete the file."""
+    rooted.put("visible", b"rows")
+    stream = RecoverableWriter(rooted).open("target")
+    stream.write(b"rows")
+    point = stream.persist()
+    wrong = msgspec.structs.replace(point.parts[0], name="visible")
+    writer = RecoverableWriter(rooted)
+    for damaged in (
+        msgspec.structs.replace(point, parts=(wrong,)),
+        msgspec.structs.replace(point, superseded=(wrong,)),
+    ):
+        with contextlib.suppress(InvalidInputError):
+            writer.recover_for_commit(damaged).commit_after_recovery()
+        with contextlib.suppress(InvalidInputError):
+            writer.cleanup(damaged)
+        assert rooted.get("visible") == b"rows"
+    with pytest.raises(InvalidInputError, match="not the name of a staged piece"):
+        writer.recover_for_commit(msgspec.structs.replace(point, target="other", parts=(wrong,))).commit()
+
+
+@pytest.mark.parametrize("data", ["text", None, 5, [1], memoryview(b"abcd")[::2]])
+def test_what_is_not_contiguous_bytes_is_refused_and_nothing_is_accepted(data):
+    stream = RecoverableWriter(MemoryStore(uuid.uuid4().hex)).open("file")
+    with pytest.raises(InvalidInputError, match="not contiguous bytes"):
+        stream.write(data)
+    assert stream.position == 0
+
+
+def test_bytes_of_any_shape_are_accepted():
+    stream = RecoverableWriter(MemoryStore(uuid.uuid4().hex)).open("file")
+    assert stream.write(np.array([], dtype="int64")) == 0
+    assert stream.write(np.zeros((0, 3), dtype="int32")) == 0
+    assert stream.write(np.arange(6, dtype="int16").reshape(2, 3)) == 12
+    assert stream.position == 12
+
+
+@pytest.mark.parametrize("target", [None, 5, b"file"])
+def test_a_target_that_is_no_text_is_refused(target):
+    with pytest.raises(InvalidInputError, match="is not text"):
+        RecoverableWriter(MemoryStore(uuid.uuid4().hex)).open(target)

@@ -1,0 +1,65 @@
+"""Nulls inside of rows, where Arrow and Spark disagree on what a promise of none means.
+
+Owns the rule for columns of structures, lists and maps. Does not own the check of the columns themselves.
+
+Facts:
+
+- Spark says of a field that it is never null, and means: where its structure is there. ``when(x, struct(lit(1)))`` has
+  such fields, and rows without the structure.
+- Arrow keeps the fields of a structure that is not there, as nulls. pyarrow then refuses to cast the column, even to
+  its own type, and to write it as Parquet. So in files everything inside of a column may be null; Spark reads all
+  columns so, whatever the files say.
+- But Spark reads a variant only from fields that are never null. So these get empty values where the variant is null.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+__all__ = ["filled_variants", "with_nulls_inside"]
+
+_MARK: Final = b"variant"
+"""Key of the metadata by which Spark tells a variant from a structure."""
+
+
+def with_nulls_inside(schema: pa.Schema) -> pa.Schema:
+    """The schema, with everything inside of columns allowed to be null."""
+    return pa.schema([field.with_type(_relaxed(field.type)) for field in schema], metadata=schema.metadata)
+
+
+def filled_variants(rows: pa.Table) -> pa.Table:
+    """The rows, with empty fields in columns of variants where the variant is null."""
+    for index, (field, column) in enumerate(zip(rows.schema, rows.columns, strict=True)):
+        if column.null_count and _is_variant(field.type):
+            chunks = [_filled(chunk) for chunk in column.chunks]
+            rows = rows.set_column(index, field, pa.chunked_array(chunks, field.type))
+    return rows
+
+
+def _relaxed(kind: pa.DataType) -> pa.DataType:
+    if _is_variant(kind):
+        return kind
+    if pa.types.is_struct(kind):
+        return pa.struct([_nullable(field) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_field.with_type(_relaxed(kind.key_type)), _nullable(kind.item_field))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_nullable(kind.value_field))
+    if pa.types.is_list(kind):
+        return pa.list_(_nullable(kind.value_field))
+    return kind
+
+
+def _nullable(field: pa.Field) -> pa.Field:
+    return field.with_type(_relaxed(field.type)).with_nullable(True)
+
+
+def _is_variant(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind)) and any(_MARK in (field.metadata or {}) for field in kind)
+
+
+def _filled(variants: pa.StructArray) -> pa.StructArray:
+    fields = [variants.field(index).fill_null(b"") for index in range(variants.type.num_fields)]
+    return pa.StructArray.from_arrays(fields, fields=list(variants.type), mask=variants.is_null())
