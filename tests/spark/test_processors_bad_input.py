@@ -138,6 +138,14 @@ def test_a_value_that_does_not_fit_is_refused_with_what_was_expected(act, messag
         bench(Does(act)).batch([("a", 1)])
 
 
+def test_a_row_inside_of_an_output_row_with_an_unknown_field_is_refused_as_the_outer_one_is():
+    wrong = Does(lambda self, key, rows: [Row(k="a", st=Row(x=1, z=2))])
+    with pytest.raises(
+        InvalidInputError, match=r"field 'st' got Row\(x=1, z=2\).*expected the fields \['x', 'y'\].*'z'"
+    ):
+        Bench(wrong, SCHEMA, "k", "k string, st struct<x:int,y:int>").batch([("a", 1)])
+
+
 def test_a_value_that_does_not_fit_is_told_with_its_key_among_many():
     class Keeps(Does):
         def init(self, handle):
