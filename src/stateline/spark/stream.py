@@ -105,7 +105,7 @@ class KeyedStream:
         check_columns(self._schema, self._keys, "key")
         for column in self._keys:
             check_key_type(self._schema.field(column).type, column)
-        check_collation(df, self._keys)
+        check_collation(df, self._keys, "key")
         check_shared(checkpoint, "checkpoint")
         cores = df.sparkSession.sparkContext.defaultParallelism
         self._parallelism = min(cores, max_parallelism) if parallelism is None else parallelism
@@ -263,6 +263,8 @@ class KeyedStream:
             window=window,
             watermark=self._watermark,
         )
+        compared = [column for one in aggregations.values() for column in one.compared]
+        check_collation(self._df, compared, "aggregated column")
         return self._stage(program, window=window, acts_on_watermark=program.closes_windows)
 
     def _start(self) -> SavepointStart | None:
