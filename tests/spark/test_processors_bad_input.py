@@ -338,6 +338,22 @@ def test_a_frame_with_other_columns_or_values_is_refused():
     assert bench(good, form="pandas").batch([("a", 1)]) == [("b", 2), ("c", None), (None, 1)]
 
 
+def test_naive_times_inside_of_values_of_a_frame_are_by_the_clock_of_the_session_as_whole_columns_are():
+    noon = pd.Timestamp("2024-01-01 12:00")
+    aware = noon.tz_localize("UTC")
+    output = "k string, t timestamp, a array<timestamp>, st struct<x:timestamp,y:int>, m map<string,timestamp>"
+    made = [
+        pd.DataFrame({"k": ["a"], "t": [noon], "a": [[time, None]], "st": [inside], "m": [{"q": time, "r": None}]})
+        for time, inside in ((noon, {"x": noon, "y": 1}), (noon, (noon, 1)), (aware, (aware, 1)))
+    ]
+    running = Does(lambda self, key, rows: made)
+    taken = Bench(running, SCHEMA, "k", output, form="pandas", time_zone="America/New_York").batch([("a", 1)])
+    shown = [
+        (t.hour, [x and x.hour for x in a], st["x"].hour, [x and x.hour for _, x in m]) for _, t, a, st, m in taken
+    ]
+    assert sorted(shown) == [(17, [12, None], 12, [12, None])] + [(17, [17, None], 17, [17, None])] * 2
+
+
 def test_a_long_of_one_frame_is_not_cut_off_by_a_missing_one_of_another():
     frames = [pd.DataFrame({"k": ["a"], "n": [2**53 + 1]}), pd.DataFrame({"k": ["b"], "n": [np.nan]})]
     whole = Does(lambda self, key, rows: [*frames, pd.DataFrame({"k": [None], "n": pd.array([2**63 - 1], "Int64")})])
