@@ -5,7 +5,8 @@ frozen dataclass, whose fields say with :func:`setting` how a string becomes a v
 
 Facts:
 - Sizes: ``"5MB"`` = 5,000,000 bytes (decimal, as in SI), ``"5MiB"`` = 5,242,880 bytes; a bare number is bytes.
-- Durations: ``"500ms"``, ``"10s"``, ``"2min"``, ``"1h"``, ``"1d"``; a bare number is seconds.
+- Durations: ``"500ms"``, ``"10s"``, ``"2min"``, ``"1h"``, ``"1d"``, or with the words of Spark, from microseconds to
+  weeks: ``"10 minutes"``; a bare number is seconds.
 - An unknown key is an error that names the nearest known one, never silence.
 """
 
@@ -49,7 +50,11 @@ _SIZE_UNITS: Final = {
 _DURATION_UNITS: Final = {
     "": 1.0,
     "us": 1e-6,
+    "microsecond": 1e-6,
+    "microseconds": 1e-6,
     "ms": 1e-3,
+    "millisecond": 1e-3,
+    "milliseconds": 1e-3,
     "s": 1.0,
     "sec": 1.0,
     "second": 1.0,
@@ -64,6 +69,8 @@ _DURATION_UNITS: Final = {
     "d": 86400.0,
     "day": 86400.0,
     "days": 86400.0,
+    "week": 604800.0,
+    "weeks": 604800.0,
 }
 _MAX_TEXT: Final = 100
 """Characters of a size. Longer ones are no sizes, and take long to parse."""

@@ -455,6 +455,20 @@ class Types(StatefulProcessor):
         pass
 
 
+class RowsInside(StatefulProcessor):
+    """Puts out rows of rows whose fields are in another order, or not all there."""
+
+    def init(self, handle):
+        pass
+
+    def handleInputRows(self, key, rows, timerValues):
+        for inside in (Row(y=2, x=1), Row(x=5), {"y": 2, "x": 1}, None):
+            yield Row(k=key[0], st=inside, a=[inside, None], m={"q": inside})
+
+    def close(self):
+        pass
+
+
 SCALARS = (
     "by byte, sh short, i int, v long, f float, d double, s string, b binary, bo boolean, da date, ts timestamp, "
     "ntz timestamp_ntz, de decimal(10,2)"

@@ -120,6 +120,15 @@ def test_each_aggregation_over_batches_answers_as_spark_does_over_all_rows(event
             assert mine == (pytest.approx(value, rel=0.1 if name == "about" else 1e-9)), (row["key"], name)
 
 
+def lower_case(events):
+    """Strings that Spark takes for equal where their bytes are not."""
+    return events.events().withColumn("name", F.expr("key collate UTF8_LCASE"))
+
+
+def test_a_string_of_another_collation_may_be_kept_where_it_is_not_compared(events):
+    events.keyed(lower_case(events)).aggregate(n=st.count("name"), last=st.last("name", by="at"))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -131,6 +140,15 @@ def test_each_aggregation_over_batches_answers_as_spark_does_over_all_rows(event
         (lambda e: e.keyed(e.events().withWatermark("at", "1 minute"), watermark=("at", "2 minutes")), "there are two"),
         (lambda e: e.keyed().aggregate("append", n=st.count()), "in mode append a row is final"),
         (lambda e: e.keyed().window("at", "1 minute").aggregate("append", n=st.count()), "in mode append"),
+        (
+            lambda e: e.keyed(lower_case(e)).aggregate(n=st.count_distinct("name")),
+            "column 'name': its collation is UTF8_L",
+        ),
+        (
+            lambda e: e.keyed(lower_case(e)).aggregate(n=st.max_by("at", "name")),
+            "column 'name': its collation is UTF8_L",
+        ),
+        (lambda e: e.keyed(lower_case(e), key="name"), "key 'name': its collation is UTF8_LCASE"),
         (lambda e: e.keyed().aggregate("upsert", n=st.count()), "append, complete, update"),
         (lambda e: e.keyed().aggregate(output_mode="append", n=st.count()), "Give the mode first"),
         (lambda e: e.keyed().window("value", "1 minute"), "must be a timestamp"),

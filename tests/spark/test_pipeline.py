@@ -156,6 +156,19 @@ def test_the_time_zone_of_the_session_changes_nothing(place):
     assert newest == {key: kept["newest"][1] for key, kept in place.model().items()}
 
 
+def test_relative_places_are_those_of_the_program_also_after_it_changed_its_folder(place, monkeypatch):
+    place.add(0, 20)
+    here = place.folder / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)  # The tasks' processes were started elsewhere.
+    stage = KeyedStream(place.events(), key="key", checkpoint="../state").aggregate(n=count())
+    pipeline = stage.write_files("../out")
+    monkeypatch.chdir("/")
+    place.run(pipeline)
+    assert builtins.sum(row["n"] for row in place.output()) == 20
+    assert {row["n"] for row in place.state().values()} == {row["n"] for row in place.output()}
+
+
 def test_a_restart_goes_on_with_state_and_open_files_at_any_parallelism(place):
     for number, parallelism in enumerate((1, 3, 2)):
         place.add(number, 60)

@@ -163,6 +163,12 @@ def test_state_gives_back_in_its_own_batch_what_it_gives_back_later(spark, tmp_p
     check_same(spark, tmp_path, kit.GivenBack(), batches, EVENTS, "k", "k string, seen string")
 
 
+def test_the_fields_of_rows_inside_of_rows_that_are_put_out_go_by_their_names(spark, tmp_path):
+    inside = "struct<x:int,y:int>"
+    output = f"k string, st {inside}, a array<{inside}>, m map<string,{inside}>"
+    check_same(spark, tmp_path, kit.RowsInside(), [[("a", 1, at(0))]], EVENTS, "k", output)
+
+
 @pytest.fixture
 def time_zone(spark):
     """Another time zone of the session, and not of Python."""

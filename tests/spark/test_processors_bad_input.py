@@ -138,6 +138,14 @@ def test_a_value_that_does_not_fit_is_refused_with_what_was_expected(act, messag
         bench(Does(act)).batch([("a", 1)])
 
 
+def test_a_row_inside_of_an_output_row_with_an_unknown_field_is_refused_as_the_outer_one_is():
+    wrong = Does(lambda self, key, rows: [Row(k="a", st=Row(x=1, z=2))])
+    with pytest.raises(
+        InvalidInputError, match=r"field 'st' got Row\(x=1, z=2\).*expected the fields \['x', 'y'\].*'z'"
+    ):
+        Bench(wrong, SCHEMA, "k", "k string, st struct<x:int,y:int>").batch([("a", 1)])
+
+
 def test_a_value_that_does_not_fit_is_told_with_its_key_among_many():
     class Keeps(Does):
         def init(self, handle):
@@ -328,6 +336,22 @@ def test_a_frame_with_other_columns_or_values_is_refused():
         assert raised.value.kind is ErrorKind.SCHEMA_MISMATCH
     good = frames(pd.DataFrame([["b", 2.0]]), pd.DataFrame(), pd.DataFrame({"n": [None, 1], "k": ["c", None]}))
     assert bench(good, form="pandas").batch([("a", 1)]) == [("b", 2), ("c", None), (None, 1)]
+
+
+def test_naive_times_inside_of_values_of_a_frame_are_by_the_clock_of_the_session_as_whole_columns_are():
+    noon = pd.Timestamp("2024-01-01 12:00")
+    aware = noon.tz_localize("UTC")
+    output = "k string, t timestamp, a array<timestamp>, st struct<x:timestamp,y:int>, m map<string,timestamp>"
+    made = [
+        pd.DataFrame({"k": ["a"], "t": [noon], "a": [[time, None]], "st": [inside], "m": [{"q": time, "r": None}]})
+        for time, inside in ((noon, {"x": noon, "y": 1}), (noon, (noon, 1)), (aware, (aware, 1)))
+    ]
+    running = Does(lambda self, key, rows: made)
+    taken = Bench(running, SCHEMA, "k", output, form="pandas", time_zone="America/New_York").batch([("a", 1)])
+    shown = [
+        (t.hour, [x and x.hour for x in a], st["x"].hour, [x and x.hour for _, x in m]) for _, t, a, st, m in taken
+    ]
+    assert sorted(shown) == [(17, [12, None], 12, [12, None])] + [(17, [17, None], 17, [17, None])] * 2
 
 
 def test_a_long_of_one_frame_is_not_cut_off_by_a_missing_one_of_another():

@@ -51,6 +51,8 @@ def test_whole_numbers_of_bytes_keep_their_value(size):
     ("text", "seconds"),
     [
         (0, 0.0), (1.5, 1.5), ("1.5", 1.5), ("500ms", 0.5), ("10s", 10.0), ("5 min", 300.0), ("2m", 120.0),
+        ("100 milliseconds", 0.1), ("1 millisecond", 0.001), ("5 microseconds", 5e-6),
+        ("1 week", 604800.0), ("2 weeks", 1209600.0),
         ("1h", 3600.0), ("2 days", 172800.0), ("1d", 86400.0), ("250us", 0.00025), (timedelta(minutes=1), 60.0),
     ],
 )  # fmt: skip

@@ -22,7 +22,7 @@ from stateline.blob.names import check_name
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError, NotInstalledError
 
-__all__ = ["open_store", "refuse_credentials", "relative_name", "same_service", "split_local_url"]
+__all__ = ["absolute_url", "open_store", "refuse_credentials", "relative_name", "same_service", "split_local_url"]
 
 _CLOUDS: Final = {
     "s3": ("stateline.blob.s3", "S3Store", "s3"),
@@ -132,6 +132,16 @@ def refuse_credentials(url: str) -> None:
 def same_service(url: str, other: str) -> bool:
     """Whether two URLs lead to the same kind of store, however their schemes are spelled: ``s3a`` is ``s3``."""
     return _scheme(url) == _scheme(other)
+
+
+def absolute_url(url: str | os.PathLike[str]) -> str:
+    """The same place for every process: a local path that is relative to this process's folder becomes absolute.
+
+    Raises:
+        InvalidInputError: As :func:`open_store`, of the form of the URL.
+    """
+    text = _text_of(url)
+    return text if "://" in text else split_local_url(text)
 
 
 def split_local_url(url: str) -> str:

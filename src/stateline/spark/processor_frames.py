@@ -11,14 +11,16 @@ Facts:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import datetime as dt
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import types as spark_types
 from pyspark.sql.pandas.types import _create_converter_to_pandas
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from stateline.spark.frame_blocks import FrameColumns, blocks_are_known, frame_parts
 from stateline.spark.processor_rows import Slices, wrong_output
@@ -92,7 +94,10 @@ class FrameForm:
                 return pa.Array.from_pandas(values, type=field.type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
                 return self._codec.column(number, _without_missing(values))
-        return self._codec.column(number, _without_missing(values))
+        items, convert = _without_missing(values), _instants(kind, self._time_zone)
+        if convert is not None:
+            items = [None if item is None else convert(item) for item in items]
+        return self._codec.column(number, items)
 
 
 def _key_items(column: pa.Array, time_zone: str) -> list[Any]:
@@ -152,6 +157,52 @@ def _in_utc(values: pd.Series, time_zone: str) -> pd.Series:
     if stamps.dt.tz is None:
         stamps = stamps.dt.tz_localize(time_zone, ambiguous=False)
     return stamps.dt.tz_convert("UTC")
+
+
+def _instants(kind: DataType, zone: str) -> Callable[[Any], Any] | None:
+    """Makes instants of the times inside of values, as :func:`_in_utc` of columns; ``None`` where there are none."""
+    if isinstance(kind, spark_types.TimestampType):
+        return lambda value: _instant(value, zone)
+    if isinstance(kind, spark_types.ArrayType):
+        element = _instants(kind.elementType, zone)
+        return None if element is None else lambda items: None if items is None else [element(item) for item in items]
+    if isinstance(kind, spark_types.MapType):
+        key, value = _instants(kind.keyType, zone), _instants(kind.valueType, zone)
+        if key is None and value is None:
+            return None
+        pairs = _either(key), _either(value)
+        return lambda items: (
+            None
+            if items is None
+            else [(pairs[0](name), pairs[1](item)) for name, item in getattr(items, "items", lambda: items)()]
+        )
+    if isinstance(kind, StructType):
+        fields = {field.name: _instants(field.dataType, zone) for field in kind}
+        return _fields_instants(fields) if any(fields.values()) else None
+    return None
+
+
+def _either(convert: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    return (lambda value: value) if convert is None else convert
+
+
+def _fields_instants(fields: dict[str, Callable[[Any], Any] | None]) -> Callable[[Any], Any]:
+    def convert(value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, dict):
+            return {name: _either(fields.get(name))(item) for name, item in value.items()}
+        items = list(value)
+        return [_either(one)(item) for one, item in zip(fields.values(), items, strict=False)] + items[len(fields) :]
+
+    return convert
+
+
+def _instant(value: Any, zone: str) -> Any:
+    if not isinstance(value, dt.datetime | np.datetime64) or pd.isna(value):
+        return None if value is pd.NaT else value
+    stamp = pd.Timestamp(value)
+    return stamp.tz_localize(zone, ambiguous=False) if stamp.tzinfo is None else stamp
 
 
 def _without_missing(values: pd.Series) -> list[Any]:

@@ -7,7 +7,7 @@ Facts:
 - All rows of a batch are converted at once, in the order of their keys; a key gets a slice.
 - Rows hold what Arrow gives, as in Spark: structs are dicts, maps are lists of pairs, time stamps have the zone of the
   session. So do grouping keys.
-- Output is collected for the whole batch and converted once per column.
+- Output is collected for the whole batch and converted once per column. Fields go by name, also those of rows inside.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class RowForm:
     def __init__(self, output: StructType, time_zone: str) -> None:
         self._names = output.names
         self._zone = known_zone(time_zone)
-        self._codec = StructCodec(output, "output row", is_output=True)
+        self._codec = StructCodec(output, "output row", is_output=True, by_name=True)
         self._yielded: list[Any] = []
         self.take = self._yielded.extend
 

@@ -47,16 +47,26 @@ class StructCodec:
         is_output: Whether rows are output, and not state. There a naive time stamp is UTC, in state local; and a
             decimal with too many digits is refused, in state rounded. Both as in Spark.
         is_key: Whether rows are looked up by: then all NaN are one, and -0.0 is 0.0, as in every key.
+        by_name: Whether the fields of a row inside a value go by their names, and not by their places. As in Spark,
+            they do where rows of rows are put out, and not in state nor in data frames.
     """
 
-    def __init__(self, struct: StructType, subject: str, *, is_output: bool = False, is_key: bool = False) -> None:
+    def __init__(
+        self,
+        struct: StructType,
+        subject: str,
+        *,
+        is_output: bool = False,
+        is_key: bool = False,
+        by_name: bool = False,
+    ) -> None:
         self._subject = subject
         self._expected = struct.simpleString().removeprefix("struct")
         types = [stored_type(field.type, field.name) for field in arrow_schema(struct)]
         self.schema = pa.schema([pa.field(name, kind) for name, kind in zip(struct.names, types, strict=True)])
         self.has_mutable = any(isinstance(field.dataType, _NESTED) for field in struct)
         self._readers = [_reader(field.dataType, is_key=is_key) for field in struct]
-        self._writers = [_writer(field.dataType, is_output=is_output) for field in struct]
+        self._writers = [_writer(field.dataType, is_output=is_output, by_name=by_name) for field in struct]
         self._kept_types = [_kept_types(field.dataType, is_key=is_key) for field in struct]
         self._kept_rows: set[tuple[type, ...]] = set()  # Seen so far: a look at this is all that most rows cost.
         self._quick = [_quick(field.dataType) for field in struct]
@@ -266,19 +276,19 @@ def _nullable(convert: Convert) -> Convert:
     return lambda item: None if item is None else convert(item)
 
 
-def _writer(kind: DataType, *, is_output: bool) -> Convert:
+def _writer(kind: DataType, *, is_output: bool, by_name: bool) -> Convert:
     """From what a processor gives to what Arrow takes."""
     if isinstance(kind, spark_types.TimestampType):
         return _plain if is_output else lambda value: _plain(value).astimezone(dt.UTC)
     if isinstance(kind, spark_types.ArrayType):
-        element = _nullable(_writer(kind.elementType, is_output=is_output))
+        element = _nullable(_writer(kind.elementType, is_output=is_output, by_name=by_name))
         return lambda items: [element(item) for item in items]
     if isinstance(kind, spark_types.MapType):
-        key = _writer(kind.keyType, is_output=is_output)
-        value = _nullable(_writer(kind.valueType, is_output=is_output))
+        key = _writer(kind.keyType, is_output=is_output, by_name=by_name)
+        value = _nullable(_writer(kind.valueType, is_output=is_output, by_name=by_name))
         return lambda items: [(key(name), value(item)) for name, item in _pairs(items)]
     if isinstance(kind, StructType):
-        return _struct_writer(kind, is_output=is_output)
+        return _struct_writer(kind, is_output=is_output, by_name=by_name)
     if isinstance(kind, spark_types.StringType):
         return _text
     if isinstance(kind, spark_types.IntegralType):
@@ -308,11 +318,13 @@ def _decimal_writer(scale: int) -> Convert:
 _DIGITS: Final = decimal.Context(prec=80)
 
 
-def _struct_writer(kind: StructType, *, is_output: bool) -> Convert:
+def _struct_writer(kind: StructType, *, is_output: bool, by_name: bool) -> Convert:
     names = kind.names
-    fields = [_nullable(_writer(field.dataType, is_output=is_output)) for field in kind]
+    fields = [_nullable(_writer(field.dataType, is_output=is_output, by_name=by_name)) for field in kind]
 
     def write(value: Any) -> dict[str, Any]:
+        if by_name and isinstance(value, Row) and hasattr(value, "__fields__"):
+            value = _named(value, names)
         if isinstance(value, dict):
             items = [value.get(name) for name in names]
         else:
@@ -322,6 +334,15 @@ def _struct_writer(kind: StructType, *, is_output: bool) -> Convert:
         return {name: field(item) for name, field, item in zip(names, fields, items, strict=True)}
 
     return write
+
+
+def _named(row: Row, names: Sequence[str]) -> dict[str, Any]:
+    """The fields of a row by their names: as of output rows, one that is missing is null and one more is refused."""
+    given: dict[str, Any] = row.asDict()
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise ValueError(f"expected the fields {list(names)}, got {unknown}")
+    return given
 
 
 def _plain(value: Any) -> Any:

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
+from stateline.blob.urls import absolute_url
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import check_key_type, check_parallelism
@@ -105,13 +106,13 @@ class KeyedStream:
         check_columns(self._schema, self._keys, "key")
         for column in self._keys:
             check_key_type(self._schema.field(column).type, column)
-        check_collation(df, self._keys)
-        check_shared(checkpoint, "checkpoint")
+        check_collation(df, self._keys, "key")
+        self._checkpoint = absolute_url(checkpoint)  # Tasks run in other folders.
+        check_shared(self._checkpoint, "checkpoint")
         cores = df.sparkSession.sparkContext.defaultParallelism
         self._parallelism = min(cores, max_parallelism) if parallelism is None else parallelism
         check_parallelism(self._parallelism, max_parallelism)
         self._max_parallelism = max_parallelism
-        self._checkpoint = checkpoint
         given = dict(options or {})
         if start_from is not None:
             given["start_from"] = start_from
@@ -263,6 +264,8 @@ class KeyedStream:
             window=window,
             watermark=self._watermark,
         )
+        compared = [column for one in aggregations.values() for column in one.compared]
+        check_collation(self._df, compared, "aggregated column")
         return self._stage(program, window=window, acts_on_watermark=program.closes_windows)
 
     def _start(self) -> SavepointStart | None:
@@ -337,6 +340,7 @@ class PipelineStage:
         Raises:
             InvalidInputError: An unknown format, codec or column.
         """
+        path = absolute_url(path)
         check_shared(path, "path")
         columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         output = FileOutput(

@@ -65,14 +65,18 @@ def check_columns(schema: pa.Schema, columns: Sequence[str], what: str) -> None:
         check_known([column], schema.names, what)
 
 
-def check_collation(df: DataFrame, columns: Sequence[str]) -> None:
-    """Refuses strings that Spark compares by other rules than their bytes: its hash and ours would differ."""
+def check_collation(df: DataFrame, columns: Iterable[str], what: str) -> None:
+    """Refuses strings that Spark compares by other rules than their bytes: its hash, equality and order are not ours.
+
+    Raises:
+        InvalidInputError: There are such.
+    """
     for column in columns:
         collation = getattr(df.schema[column].dataType, "collation", "UTF8_BINARY")
         if collation != "UTF8_BINARY":
             raise InvalidInputError(
                 f"its collation is {collation}",
-                subject=f"key {column!r}",
+                subject=f"{what} {column!r}",
                 hint="Cast it: F.col(...).cast('string collate UTF8_BINARY')",
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stateline.blob.urls import open_store, relative_name, same_service
+from stateline.blob.urls import absolute_url, open_store, relative_name, same_service
 from stateline.errors import InvalidInputError
 
 
@@ -89,3 +89,15 @@ def test_an_endpoint_that_is_no_url_is_refused_at_once(url, endpoint):
     with pytest.raises(InvalidInputError, match="endpoint: it is no URL"):
         open_store(url, {"endpoint": endpoint})
     open_store(url, {"endpoint": "http://127.0.0.1:9000/account"})
+
+
+def test_a_relative_local_place_becomes_absolute_and_other_urls_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for given in ("a/b%20c", "file:a/b%20c", "x/../a/b%20c"):
+        assert absolute_url(given) == f"{tmp_path}/a/b%20c"
+        assert open_store(absolute_url(given)).url == open_store(given).url
+    for given in ("s3://bucket/p", "memory://m", "file:///r/s%20t", "az://c/p"):
+        assert absolute_url(given) == given
+    for given in (5, None, "s3:/bucket", "s3://user:secret@bucket"):
+        with pytest.raises(InvalidInputError):
+            absolute_url(given)

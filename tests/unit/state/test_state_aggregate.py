@@ -332,6 +332,21 @@ def test_a_key_with_nothing_but_nulls_has_an_empty_list() -> None:
     assert found == {1: {"l": [], "n": 0}}
 
 
+@pytest.mark.parametrize(("kind", "bits"), [(np.float64, np.uint64), (np.float32, np.uint32)])
+def test_every_nan_is_the_same_value_whatever_its_bits(kind: Any, bits: Any) -> None:
+    plain = np.array([np.nan, 0.0, 1.5], dtype=kind)
+    signed = (plain.view(bits) | (bits(1) << bits(8 * plain.itemsize - 1))).view(kind)[:2]  # -NaN and -0.0
+    column = pa.array(np.concatenate([plain, signed]), from_pandas=False)
+    batch = pa.table({"k": pa.array([1] * len(column)), "v": column})
+    plan = agg.KeyedAggregation.bind(batch.schema, ["k"], {"n": agg.count_distinct("v"), "s": agg.collect_set("v", 9)})
+    table = StateTable(plan.state_schema, ALL, MAX_PARALLELISM)
+    for _ in range(2):
+        update = plan.update(table, batch)
+        table = table.with_changes(update.changes)
+        (row,) = update.output.to_pylist()
+        assert (row["n"], len(row["s"])) == (3, 3)
+
+
 @pytest.mark.parametrize("distinct", [0, 1, 10, 200, 5_000, 100_000])
 @pytest.mark.parametrize("rsd", [0.05, 0.01])
 def test_the_approximate_count_is_within_four_deviations(distinct: int, rsd: float) -> None:
@@ -354,7 +369,7 @@ def test_the_sketch_of_many_keys_at_once() -> None:
 
 
 def test_parameters_are_checked() -> None:
-    for wrong in (0.0, 1.0, 0.0001, -1.0):
+    for wrong in (0.0, 1.0, 0.0001, -1.0, None, "0.05"):
         with pytest.raises(InvalidInputError, match="rsd"):
             agg.approx_count_distinct("i64", wrong)
     with pytest.raises(InvalidInputError, match="limit"):
@@ -531,3 +546,21 @@ def test_an_aggregator_that_does_wrong_is_told_what(made: Any, error: type[Excep
     with pytest.raises(error, match=said) as caught:
         feed({"x": made("i64")}, [[{"k": 1, "i64": 1}], [{"k": 1, "i64": 2}]])
     assert f"x={made.__name__}(i64)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"state_schema": None}, "state_schema: a pyarrow.Schema .* was expected, None came"),
+        ({"state_schema": [("low", pa.int64())]}, "state_schema: a pyarrow.Schema .* was expected, .*'low'"),
+        ({"state_schema": pa.schema([])}, "state_schema: a pyarrow.Schema of one column or more"),
+        ({"output_type": "long"}, "output_type: a pyarrow.DataType was expected, 'long' came"),
+    ],
+)
+def test_an_aggregator_that_does_not_say_what_it_keeps_is_refused_where_it_is_bound(declared: Any, said: str) -> None:
+    schema = pa.schema([("k", pa.int64()), ("i64", pa.int64())])
+    made = type("Made", (Spread,), declared)
+    with pytest.raises(InvalidInputError, match=f"x=Made: {said}"):
+        agg.KeyedAggregation.bind(schema, ["k"], {"x": made("i64")})
+    with pytest.raises(InvalidInputError, match=r"x=Spread: columns: names of columns were expected, \(5,\) came"):
+        agg.KeyedAggregation.bind(schema, ["k"], {"x": Spread(5)})

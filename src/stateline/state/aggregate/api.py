@@ -113,9 +113,11 @@ class Aggregation(ABC):
 
     Attributes:
         columns: Input columns that it reads.
+        compared: Those of them whose values it compares with each other, strings by their bytes.
     """
 
     columns: tuple[str, ...]
+    compared: tuple[str, ...] = ()
 
     @property
     @abstractmethod

@@ -34,6 +34,7 @@ class Collect(Aggregation):
 
     def __init__(self, column: str, limit: int, *, distinct: bool, newest: bool = False) -> None:
         self.columns = (column,)
+        self.compared = (column,) if distinct else ()
         self._limit = parse_int(limit, "limit", minimum=1)
         self._distinct = distinct
         self._newest = newest
@@ -86,7 +87,7 @@ class CountDistinct(Aggregation):
     """The exact number of distinct values of a column. Its state holds all of them."""
 
     def __init__(self, column: str) -> None:
-        self.columns = (column,)
+        self.columns = self.compared = (column,)
 
     @property
     def definition(self) -> str:

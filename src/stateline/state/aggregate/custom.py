@@ -84,9 +84,29 @@ class Aggregator(Aggregation):
 
     def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
         """See :meth:`Aggregation.bind`."""
+        self._check_declared(name)
         for column in self.columns:
             field_of(schema, column, self.definition)
         return _BoundAggregator(self, name)
+
+    def _check_declared(self, name: str) -> None:
+        """Refuses a class that does not say what it keeps and gives; it would fail later, in some other way."""
+        state, output = getattr(self, "state_schema", None), getattr(self, "output_type", None)
+        reason = None
+        if not isinstance(state, pa.Schema) or not len(state):
+            reason = f"state_schema: a pyarrow.Schema of one column or more was expected, {state!r:.100} came"
+        elif not isinstance(output, pa.DataType):
+            reason = f"output_type: a pyarrow.DataType was expected, {output!r:.100} came"
+        elif not all(isinstance(column, str) for column in self.columns):
+            reason = f"columns: names of columns were expected, {self.columns!r:.100} came"
+        if reason is not None:
+            raise InvalidInputError(
+                reason,
+                operation="aggregate",
+                subject=f"{name}={type(self).__qualname__}",
+                hint="Declare what the docstring of Aggregator says",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
 
 
 class _BoundAggregator(BoundAggregation):

@@ -33,7 +33,7 @@ class Extreme(Aggregation):
     """The smallest or the largest value of a column."""
 
     def __init__(self, column: str, *, largest: bool) -> None:
-        self.columns = (column,)
+        self.columns = self.compared = (column,)
         self._largest = largest
 
     @property
@@ -98,6 +98,7 @@ class ValueAtExtreme(Aggregation):
 
     def __init__(self, column: str, by: str, *, largest: bool, function: str) -> None:
         self.columns = (column,) if column == by else (column, by)
+        self.compared = (by,)
         self._column = column
         self._by = by
         self._largest = largest

@@ -6,6 +6,7 @@ Owns cutting, joining and deduplicating lists of many rows at once. Does not own
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Self
 
@@ -88,6 +89,8 @@ def first_of_each(owners: Rows, codes: Rows) -> Mask:
 def element_codes(elements: pa.Array) -> Rows:
     """A number for each element, equal exactly where elements are; NaN equals NaN, -0.0 equals 0.0."""
     if pa.types.is_floating(elements.type):
-        elements = pc.add(elements, pa.scalar(0.0, elements.type))
+        # Arrow tells NaN apart by their bits, and a division of zeros sets the sign that a literal does not have.
+        one = pa.scalar(math.nan, elements.type)
+        elements = pc.if_else(pc.is_nan(elements), one, pc.add(elements, pa.scalar(0.0, elements.type)))
     codes: Rows = elements.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes

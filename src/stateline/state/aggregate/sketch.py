@@ -46,12 +46,13 @@ class ApproxCountDistinct(Aggregation):
     """
 
     def __init__(self, column: str, rsd: float = 0.05) -> None:
-        self.columns = (column,)
+        self.columns = self.compared = (column,)
         # Spark's rule, so that one rsd means one number of registers in both.
-        precision = math.ceil(2 * math.log2(1.106 / rsd)) if 0 < rsd < 1 else 0
+        is_share = isinstance(rsd, int | float) and 0 < rsd < 1
+        precision = math.ceil(2 * math.log2(1.106 / rsd)) if is_share else 0
         if not _PRECISION_MIN <= precision <= _PRECISION_MAX:
             raise InvalidInputError(
-                f"{rsd} is out of bounds", subject="rsd", hint="Give a relative standard deviation of 0.005 to 0.39"
+                f"{rsd!r} is out of bounds", subject="rsd", hint="Give a relative standard deviation of 0.005 to 0.39"
             )
         self._precision = precision
 
