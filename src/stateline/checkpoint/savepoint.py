@@ -33,7 +33,7 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
-from stateline.blob.urls import open_store
+from stateline.blob.urls import open_store, relative_name
 from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint, OutputState
 from stateline.checkpoint.layout import CLAIMED, METADATA, SAVEPOINT_PREFIX, SHARED_PREFIX
 from stateline.checkpoint.metadata import decode_claim, decode_record, decode_savepoint, encode_claim, encode_savepoint
@@ -377,16 +377,18 @@ def _copied_names(savepoint: Savepoint, root: BlobStore) -> dict[str, str]:
 
 
 def _claimed_names(savepoint: Savepoint, root: BlobStore, query_id: str) -> dict[str, str]:
-    if not savepoint.folder or savepoint.store.url != root.url:
+    try:
+        folder = relative_name(root.url, savepoint.url)
+    except InvalidInputError as error:
         raise InvalidInputError(
             "a savepoint can be claimed only where the new root is",
             operation="start_from_savepoint",
             subject=savepoint.url,
             hint=f"Copy its folder below {root.url} and open it there, or use mode='copy'",
-        )
-    _claim(savepoint.store, savepoint.name_in_store(CLAIMED), query_id, "start_from_savepoint")
-    open_savepoint(savepoint.store, savepoint.folder)  # It may have been dropped before it was claimed.
-    return {name: savepoint.name_in_store(name) for name in extents_of(savepoint.checkpoint)}
+        ) from error
+    _claim(root, f"{folder}/{CLAIMED}", query_id, "start_from_savepoint")
+    open_savepoint(root, folder)  # It may have been dropped before it was claimed.
+    return {name: f"{folder}/{name}" for name in extents_of(savepoint.checkpoint)}
 
 
 def _claim(store: BlobStore, name: str, owner: str, operation: str) -> None:

@@ -201,8 +201,7 @@ class RunReader:
             InvalidInputError: Of kind ``SCHEMA_MISMATCH``.
         """
         try:
-            space = np.zeros(handle.size, dtype=np.uint8)
-            tail = self._fetch_tail(handle, space)
+            tail, space = self._fetch_tail(handle)
             buffer = pa.py_buffer(space)
             index = read_index(buffer, handle)
             batches = index.holding(hashes)
@@ -294,9 +293,7 @@ class RunReader:
         if handle.size <= self._settings.whole_bytes:
             data = self._store.get(handle.name)
             return pa.py_buffer(data), [Extent(0, memoryview(data))], True
-        # Pages that are never written cost no memory, so a slice of a huge run is a small buffer.
-        space = np.zeros(handle.size, dtype=np.uint8)
-        tail = self._fetch_tail(handle, space)
+        tail, space = self._fetch_tail(handle)
         buffer = pa.py_buffer(space)
         index = read_index(buffer, handle)
         batches = index.covering(handle.key_groups)
@@ -309,16 +306,22 @@ class RunReader:
         extents = [Extent(first, view[first:last]) for first, last in (*ranges, (tail, handle.size))]
         return buffer, extents, whole
 
-    def _fetch_tail(self, handle: RunHandle, space: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
-        """Fetches the end of the run into its place, all of the tail; returns where it begins."""
+    def _fetch_tail(self, handle: RunHandle) -> tuple[int, np.ndarray[Any, np.dtype[np.uint8]]]:
+        """Fetches the end of the run, all of the tail; where it begins, and a space for the run with the end in place.
+
+        Pages that are never written cost no memory, so a slice of a huge run is a small buffer. There is no space
+        before the object has proved to be as long as the handle says.
+        """
         start = max(handle.size - TAIL_GUESS_BYTES, 0)
         while True:
             data = self._store.get_range(handle.name, start, handle.size)
-            space[start:] = np.frombuffer(data, dtype=np.uint8)
             needed = max(handle.size - tail_bytes(data), 0)
             if needed >= start:
-                return start
+                break
             start = needed
+        space = np.zeros(handle.size, dtype=np.uint8)
+        space[start:] = np.frombuffer(data, dtype=np.uint8)
+        return start, space
 
     def _decode_whole(self, buffer: pa.Buffer, handle: RunHandle) -> OpenRun:
         check_whole(buffer, handle)
@@ -362,7 +365,7 @@ def _split(start: int, end: int, step: int) -> list[tuple[int, int]]:
 
 def _gone(handle: RunHandle) -> DataLossError:
     return DataLossError(
-        "the run is gone, and a checkpoint names it",
+        f"the run is gone, and checkpoints from {handle.checkpoint_id} on name it",
         operation="open",
         subject=handle.name,
         hint="It was deleted or expired (check lifecycle rules): restore it, or go back to an older checkpoint",

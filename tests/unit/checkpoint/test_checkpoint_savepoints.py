@@ -412,6 +412,17 @@ def test_a_claimed_savepoint_is_used_where_it_is_and_goes_with_its_query(stores)
     assert not any("/shared/" in name for name in names(store))
 
 
+def test_a_savepoint_is_claimed_by_its_url(tmp_path):
+    root = LocalStore(tmp_path / "root", LocalStoreSettings(fsync=False))
+    query = Query({"root": root, "out": memory()}.__getitem__)
+    made = query.savepoint()
+    query.store.delete(names(query.store, "chk-"))
+    root = CheckpointStore(query.store)
+    record = root.publish(start(open_savepoint(made.url), root, "claim", outputs={URL: query.out}))
+    assert made.owner() == "new"
+    assert_same_state(record, query.store, query.record)
+
+
 def test_a_savepoint_has_one_owner(stores):
     query = Query(stores)
     savepoint = query.savepoint()

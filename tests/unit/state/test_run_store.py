@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 from state_kit import ALL, LONGS, MAX_PARALLELISM, changes, run_of
@@ -140,6 +141,14 @@ def test_a_truncated_object_is_an_error(remote: InstrumentedStore) -> None:
     for settings in (BIG, RunReaderSettings()):
         with pytest.raises(CorruptDataError):
             reader(remote, settings=settings).open(handle)
+
+
+def test_a_record_that_asks_for_more_memory_than_its_object_has_bytes_gets_none(remote: InstrumentedStore) -> None:
+    handle = msgspec.structs.replace(written(remote), size=2**63 - 1)
+    with pytest.raises(CorruptDataError):
+        reader(remote, settings=BIG).open(handle)
+    with pytest.raises(CorruptDataError):
+        reader(remote).open_at(handle, np.zeros(1, np.int64))
 
 
 def test_an_unknown_or_senseless_setting_is_refused() -> None:
