@@ -304,7 +304,7 @@ class CheckpointStateOutputStream:
         while True:
             try:
                 create(self._name)
-            except DataLossError as error:
+            except (DataLossError, InvalidInputError) as error:
                 if failure is None:
                     raise
                 raise failure from error  # The pieces do not fit another name, so the failure before it is what counts.

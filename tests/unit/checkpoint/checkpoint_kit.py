@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from stateline.blob import BlobStore, StoreDecorator
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.checkpoint import Checkpoint, FileState, InlineState, OperatorState, OutputState, SubtaskState
-from stateline.errors import DataLossError
+from stateline.errors import DataLossError, StatelineError
 from stateline.handles import CommitPoint, FinishedFile, OpenFile, Part, ResumePoint, RowsHandle, RunHandle
 from stateline.key_groups import range_for_subtask
 
@@ -162,10 +162,11 @@ def full_checkpoint() -> Checkpoint:
 
 
 class PiecesOfOneTarget(StoreDecorator):
-    """As Azure: a piece can be published under the name alone that it was staged for."""
+    """As Azure and Cloud Storage: a piece can be published under the name alone that it was staged for."""
 
-    def __init__(self, inner: BlobStore) -> None:
+    def __init__(self, inner: BlobStore, refusal: type[StatelineError] = DataLossError) -> None:
         super().__init__(inner)
+        self.refusal = refusal
         self.target_of: dict[str, str] = {}
 
     def stage(self, target: str, data: Buffer) -> Part:
@@ -175,5 +176,5 @@ class PiecesOfOneTarget(StoreDecorator):
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
         if any(self.target_of[piece.name] != target for piece in parts):
-            raise DataLossError("a piece of another target")
+            raise self.refusal("a piece of another target")
         return self.inner.publish(target, parts, nonce)

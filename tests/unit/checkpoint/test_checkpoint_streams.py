@@ -29,6 +29,7 @@ from stateline.errors import (
     AlreadyExistsError,
     ClosedError,
     CorruptDataError,
+    DataLossError,
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
@@ -368,9 +369,10 @@ def test_pieces_are_staged_for_the_name_that_the_file_gets(store, monkeypatch):
     assert set(bound.target_of.values()) == {handle.name}
 
 
-def test_a_failure_is_told_as_it_was_where_pieces_fit_no_other_name(store, monkeypatch):
+@pytest.mark.parametrize("refusal", [DataLossError, InvalidInputError])
+def test_a_failure_is_told_as_it_was_where_pieces_fit_no_other_name(store, monkeypatch, refusal):
     monkeypatch.setattr(module, "PIECE_BYTES", 1000)
-    out = stream(Faulty(PiecesOfOneTarget(store), [UnavailableError("the first failure")]))
+    out = stream(Faulty(PiecesOfOneTarget(store, refusal), [UnavailableError("the first failure")]))
     out.write(b"x" * 5000)
     with pytest.raises(UnavailableError, match="the first failure"):
         out.close_and_get_handle()
