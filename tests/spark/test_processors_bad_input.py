@@ -354,6 +354,27 @@ def test_naive_times_inside_of_values_of_a_frame_are_by_the_clock_of_the_session
     assert sorted(shown) == [(17, [12, None], 12, [12, None])] + [(17, [17, None], 17, [17, None])] * 2
 
 
+@pytest.mark.parametrize("missing", [None, pd.NaT])
+def test_frames_of_one_batch_may_differ_in_whether_times_have_a_zone(missing):
+    noon = pd.Timestamp("2024-01-01 12:00")
+    made = [pd.DataFrame({"k": ["a"], "t": [t]}) for t in (noon, noon.tz_localize("UTC"), missing)]
+    running = Does(lambda self, key, rows: made)
+    form = {"form": "pandas", "time_zone": "America/New_York"}
+    taken = Bench(running, SCHEMA, "k", "k string, t timestamp", **form).batch([("a", 1)])
+    assert sorted(t and t.hour for _, t in taken if t) == [12, 17]
+    assert len(taken) == 3
+
+
+@pytest.mark.parametrize("output", ["k string, t timestamp", "k string, t array<timestamp>"])
+def test_a_time_that_no_clock_shows_is_refused_by_name(output):
+    never = pd.Timestamp("2024-03-31 02:30")
+    made = pd.DataFrame({"k": ["a", "b"], "t": [[never], [never]] if "array" in output else [never, never]})
+    form = {"form": "pandas", "time_zone": "Europe/Berlin"}
+    running = Bench(Does(lambda self, key, rows: [made]), SCHEMA, "k", output, **form)
+    with pytest.raises(InvalidInputError, match="no clock of Europe/Berlin shows 2024-03-31 02:30"):
+        running.batch([("a", 1)])
+
+
 def test_a_long_of_one_frame_is_not_cut_off_by_a_missing_one_of_another():
     frames = [pd.DataFrame({"k": ["a"], "n": [2**53 + 1]}), pd.DataFrame({"k": ["b"], "n": [np.nan]})]
     whole = Does(lambda self, key, rows: [*frames, pd.DataFrame({"k": [None], "n": pd.array([2**63 - 1], "Int64")})])

@@ -22,6 +22,7 @@ from pyspark.sql import types as spark_types
 from pyspark.sql.pandas.types import _create_converter_to_pandas
 from pyspark.sql.types import DataType, StructType
 
+from stateline.errors import InvalidInputError
 from stateline.spark.frame_blocks import FrameColumns, blocks_are_known, frame_parts
 from stateline.spark.processor_rows import Slices, wrong_output
 from stateline.spark.processor_values import StructCodec
@@ -152,11 +153,30 @@ def _joined(parts: Sequence[Any]) -> pd.Series:
 
 
 def _in_utc(values: pd.Series, time_zone: str) -> pd.Series:
-    """Time stamps as instants: naive ones are in the session's time zone, as in Spark."""
+    """Time stamps as instants: naive ones are in the session's time zone, as in Spark.
+
+    Raises:
+        InvalidInputError: A naive one that no clock of the zone shows.
+    """
+    if values.dtype.kind == "O" and len({getattr(item, "tzinfo", None) is None for item in values.dropna()}) > 1:
+        values = pd.Series([_instant(item, time_zone) for item in values])  # Of frames with times of both kinds.
+        return pd.to_datetime(values, utc=True)
     stamps = values if values.dtype.kind == "M" else pd.to_datetime(values)
     if stamps.dt.tz is None:
-        stamps = stamps.dt.tz_localize(time_zone, ambiguous=False)
+        local, stamps = stamps, stamps.dt.tz_localize(time_zone, ambiguous=False, nonexistent="NaT")
+        lost = local[stamps.isna() & local.notna()]
+        if len(lost):
+            raise _no_such_time(lost.iloc[0], time_zone)
     return stamps.dt.tz_convert("UTC")
+
+
+def _no_such_time(local: pd.Timestamp, zone: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"no clock of {zone} shows {local}: clocks are put forward over it",
+        operation="process",
+        subject="output",
+        hint="Yield times with a zone, such as those of pd.Timestamp(..., tz='UTC')",
+    )
 
 
 def _instants(kind: DataType, zone: str) -> Callable[[Any], Any] | None:
@@ -202,7 +222,12 @@ def _instant(value: Any, zone: str) -> Any:
     if not isinstance(value, dt.datetime | np.datetime64) or pd.isna(value):
         return None if value is pd.NaT else value
     stamp = pd.Timestamp(value)
-    return stamp.tz_localize(zone, ambiguous=False) if stamp.tzinfo is None else stamp
+    if stamp.tzinfo is not None:
+        return stamp
+    known = stamp.tz_localize(zone, ambiguous=False, nonexistent="NaT")
+    if known is pd.NaT:
+        raise _no_such_time(stamp, zone)
+    return known
 
 
 def _without_missing(values: pd.Series) -> list[Any]:
