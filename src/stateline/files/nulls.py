@@ -30,9 +30,9 @@ def with_nulls_inside(schema: pa.Schema) -> pa.Schema:
 
 
 def filled_variants(rows: pa.Table) -> pa.Table:
-    """The rows, with empty fields in columns of variants where the variant is null."""
+    """The rows, with empty fields in variants that are null, also inside of other values."""
     for index, (field, column) in enumerate(zip(rows.schema, rows.columns, strict=True)):
-        if column.null_count and _is_variant(field.type):
+        if _holds_variant(field.type):
             chunks = [_filled(chunk) for chunk in column.chunks]
             rows = rows.set_column(index, field, pa.chunked_array(chunks, field.type))
     return rows
@@ -60,6 +60,21 @@ def _is_variant(kind: pa.DataType) -> bool:
     return bool(pa.types.is_struct(kind)) and any(_MARK in (field.metadata or {}) for field in kind)
 
 
-def _filled(variants: pa.StructArray) -> pa.StructArray:
-    fields = [variants.field(index).fill_null(b"") for index in range(variants.type.num_fields)]
-    return pa.StructArray.from_arrays(fields, fields=list(variants.type), mask=variants.is_null())
+def _holds_variant(kind: pa.DataType) -> bool:
+    children = [kind.field(index).type for index in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+    return _is_variant(kind) or any(map(_holds_variant, children))
+
+
+def _filled(values: pa.Array) -> pa.Array:
+    kind = values.type
+    if not _holds_variant(kind):
+        return values
+    if pa.types.is_struct(kind):
+        inside = [values.field(index) for index in range(kind.num_fields)]
+        fields = [each.fill_null(b"") if _is_variant(kind) else _filled(each) for each in inside]
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=values.is_null())
+    offsets = pa.array(values.offsets.to_numpy())  # A copy: with a mask, pyarrow takes no slice of offsets.
+    if pa.types.is_map(kind):
+        return pa.MapArray.from_arrays(offsets, values.keys, _filled(values.items), type=kind, mask=values.is_null())
+    lists = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
+    return lists.from_arrays(offsets, _filled(values.values), type=kind, mask=values.is_null())

@@ -377,6 +377,7 @@ VARIANT = pa.struct(
     ]
 )
 BYTES = pa.array([b"1", None, b"3"])
+VARIANTS = pa.StructArray.from_arrays([BYTES, BYTES], fields=list(VARIANT), mask=pa.array([False, True, False]))
 
 
 @pytest.mark.parametrize("name", ["parquet", "arrow", "jsonl"])
@@ -387,9 +388,23 @@ BYTES = pa.array([b"1", None, b"3"])
         pa.ListArray.from_arrays([0, 2, 2, 3], SOME),
         pa.MapArray.from_arrays([0, 1, 1, 3], pa.array(["a", "b", "c"]), SOME),
         pa.StructArray.from_arrays([SOME], fields=[pa.field("s", WITHOUT_NULLS)]),
-        pa.StructArray.from_arrays([BYTES, BYTES], fields=list(VARIANT), mask=pa.array([False, True, False])),
+        VARIANTS,
+        pa.ListArray.from_arrays(pa.array([0, None, 2, 3], pa.int32()), VARIANTS)[1:],
+        pa.MapArray.from_arrays(pa.array([0, None, 0, 3], pa.int32()), pa.array(["a", "b", "c"]), VARIANTS)[1:],
+        pa.StructArray.from_arrays([VARIANTS], fields=[pa.field("v", VARIANT)], mask=pa.array([True, False, False])),
+        pa.LargeListArray.from_arrays([1, 3], VARIANTS),
     ],
-    ids=["structure", "list", "map", "structure in structure", "variant"],
+    ids=[
+        "structure",
+        "list",
+        "map",
+        "structure in structure",
+        "variant",
+        "list of variants",
+        "map of variants",
+        "structure of variants",
+        "long list of variants",
+    ],
 )
 def test_a_structure_may_be_null_whose_fields_are_not(tmp_path, stores, name, column):
     """Spark promises fields without nulls for structures that are there; Arrow keeps nulls for the others."""
@@ -411,8 +426,7 @@ def test_a_structure_may_be_null_whose_fields_are_not(tmp_path, stores, name, co
 
 def test_the_fields_of_a_variant_are_never_null_in_the_file(tmp_path, stores):
     """Spark refuses to read it otherwise."""
-    variants = pa.StructArray.from_arrays([BYTES, BYTES], fields=list(VARIANT), mask=pa.array([False, True, False]))
-    rows = pa.table({"x": variants})
+    rows = pa.table({"x": VARIANTS})
     output = FileOutput(url="unused", rolling=RollingPolicy(every_checkpoint=True))
     writer = make_writer(output, stores, rows.schema)
     writer.write(rows)
