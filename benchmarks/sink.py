@@ -22,8 +22,8 @@ from benchmarks.harness import median, spark_as_it_comes, spread, table, write_r
 SCHEMA = "id long, name string, amount double, at timestamp"
 
 
-def make_source(folder: Path, *, batches: int, rows: int, seed: int) -> None:
-    """One Parquet file per micro-batch."""
+def make_source(folder: Path, *, batches: int, rows: int, files: int, seed: int) -> None:
+    """As many Parquet files per micro-batch, of one row group each: Spark reads each of them in a task."""
     generator = np.random.default_rng(seed)
     names = pa.array([f"customer-{number:06}" for number in range(50_000)])
     for batch in range(batches):
@@ -35,12 +35,14 @@ def make_source(folder: Path, *, batches: int, rows: int, seed: int) -> None:
                 "at": pa.array(1_700_000_000_000_000 + generator.integers(0, 10**12, rows), pa.timestamp("us", "UTC")),
             }
         )
-        pq.write_table(made, folder / f"{batch:05}.parquet")
+        step = -(-rows // files)
+        for file in range(files):
+            pq.write_table(made.slice(file * step, step), folder / f"{batch:05}-{file}.parquet")
 
 
-def run_stream(spark: Any, source: Path, place: Path, sink: str) -> float:
+def run_stream(spark: Any, source: Path, files: int, place: Path, sink: str) -> float:
     """Seconds of all triggers of one stream."""
-    events = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source))
+    events = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", files).parquet(str(source))
     writer = events.writeStream.format(sink).option("path", str(place / "out")).option("finish", "never")
     query = writer.option("checkpointLocation", str(place / "spark")).trigger(availableNow=True).start()
     began = time.perf_counter()
@@ -69,6 +71,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks sink", description=__doc__)
     parser.add_argument("--batches", type=int, default=40, help="micro-batches")
     parser.add_argument("--rows", type=int, default=250_000, help="rows per micro-batch")
+    parser.add_argument("--source-files", type=int, default=1, help="files of the source per micro-batch")
     parser.add_argument("--rounds", type=int, default=3, help="rounds; the median counts")
     parser.add_argument(
         "--tuned-peers",
@@ -93,7 +96,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="stateline-bench-") as folder:
         source = Path(folder, "source")
         source.mkdir()
-        make_source(source, batches=arguments.batches, rows=arguments.rows, seed=1)
+        make_source(source, batches=arguments.batches, rows=arguments.rows, files=arguments.source_files, seed=1)
         for round_ in range(arguments.rounds):
             for engine in engines:
                 place = Path(folder, f"{engine.replace(' ', '-')}-{round_}")
@@ -102,9 +105,9 @@ def main(argv: list[str]) -> int:
                 if engine.endswith("batch"):
                     took = run_batch(session, source, place, sink)
                 elif engine == "spark stream":
-                    took = run_stream(session, source, place, sink)
+                    took = run_stream(session, source, arguments.source_files, place, sink)
                 else:
-                    took = run_stream(session, source, place, sink) + finish_stream(place)
+                    took = run_stream(session, source, arguments.source_files, place, sink) + finish_stream(place)
                 seconds[engine].append(took)
                 written = list((place / "out").glob("*.parquet"))
                 files[engine] = len(written)
