@@ -62,4 +62,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.stderr.write(f"Stopped. The next soak goes on with the seeds after those of {REPORT}.\n")
+        sys.exit(130)
