@@ -126,7 +126,11 @@ def lower_case(events):
 
 
 def test_a_string_of_another_collation_may_be_kept_where_it_is_not_compared(events):
-    events.keyed(lower_case(events)).aggregate(n=st.count("name"), last=st.last("name", by="at"))
+    events.add(*LATE_AND_EARLY[:1])
+    stage = events.keyed(lower_case(events)).aggregate(n=st.count("name"), last=st.last("name", by="at"))
+    [ours] = events.run(stage).values()
+    assert {row["key"] for row in ours} == {row["last"] for row in ours} != set()
+    assert all(row["last"] == row["key"] and row["n"] > 0 for row in ours)
 
 
 @pytest.mark.parametrize(

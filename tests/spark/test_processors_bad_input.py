@@ -354,14 +354,14 @@ def test_naive_times_inside_of_values_of_a_frame_are_by_the_clock_of_the_session
     assert sorted(shown) == [(17, [12, None], 12, [12, None])] + [(17, [17, None], 17, [17, None])] * 2
 
 
-@pytest.mark.parametrize("missing", [None, pd.NaT])
-def test_frames_of_one_batch_may_differ_in_whether_times_have_a_zone(missing):
+@pytest.mark.parametrize(("other", "hours"), [(None, []), (pd.NaT, []), ("2024-01-01 12:00", [17])])
+def test_frames_of_one_batch_may_differ_in_whether_times_have_a_zone(other, hours):
     noon = pd.Timestamp("2024-01-01 12:00")
-    made = [pd.DataFrame({"k": ["a"], "t": [t]}) for t in (noon, noon.tz_localize("UTC"), missing)]
+    made = [pd.DataFrame({"k": ["a"], "t": [t]}) for t in (noon, noon.tz_localize("UTC"), other)]
     running = Does(lambda self, key, rows: made)
     form = {"form": "pandas", "time_zone": "America/New_York"}
     taken = Bench(running, SCHEMA, "k", "k string, t timestamp", **form).batch([("a", 1)])
-    assert sorted(t and t.hour for _, t in taken if t) == [12, 17]
+    assert sorted(t.hour for _, t in taken if t) == [12, 17, *hours]
     assert len(taken) == 3
 
 

@@ -22,12 +22,16 @@ Format::
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, TypeVar
+
+import msgspec
 
 from stateline.blob.checksum import crc32c
 from stateline.errors import CorruptDataError, UnsupportedVersionError
 
-__all__ = ["MAX_METADATA_BYTES", "corrupt", "members_of", "seal", "unseal"]
+__all__ = ["MAX_METADATA_BYTES", "corrupt", "decode_value", "members_of", "seal", "unseal"]
+
+T = TypeVar("T")
 
 MAX_METADATA_BYTES: Final = 64 * 1024 * 1024
 """Some 350,000 runs. What is larger is refused before it is parsed, and before it is written."""
@@ -81,6 +85,24 @@ def members_of(data: bytes) -> bytes:
     """What lies between header and trailer of a document that :func:`unseal` has taken."""
     header = _HEADER.match(data)
     return data[header.end() if header else 0 : len(data) - _TRAILER_BYTES]
+
+
+def decode_value(data: bytes | str, kind: type[T], what: str, subject: str) -> T:
+    """A JSON value that somebody keeps inside of a document, as text of a property or as bytes of a state.
+
+    Args:
+        data: The value.
+        kind: What it must be, in the words of msgspec.
+        what: What it is to people, for the error.
+        subject: The document.
+
+    Raises:
+        CorruptDataError: It is something else.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise corrupt(f"{what} cannot be read: {error}", subject) from error
 
 
 def corrupt(message: str, subject: str) -> CorruptDataError:

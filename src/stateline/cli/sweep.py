@@ -27,8 +27,8 @@ __all__ = ["sweep"]
 _LONGEST_BATCH: Final = 7 * 86_400.0
 """Seconds after which nobody will name a staged piece any more, whatever the newest checkpoint is."""
 
-_CLOCK_SECONDS: Final = 2.0
-"""How exactly stores tell times, and two of them the same time."""
+_SLACK_SECONDS: Final = 60.0
+"""How exactly stores tell times, and how long it may take until one has told the present."""
 
 _COUNTS: Final = ("examined", "reachable", "young", "leftovers", "leftover_bytes", "deleted")
 
@@ -82,9 +82,11 @@ def sweep(
     if outputs:
         urls = {output.url for checkpoint in checkpoints for output in checkpoint.outputs}
         targets |= {url: open_store(url, map_options(output_options)) for url in sorted(urls - targets.keys())}
-    since_newest = max(result.newest_age for result in swept) + _CLOCK_SECONDS + clock.monotonic() - began
-    staged_age = max(grace, min(since_newest, _LONGEST_BATCH))
+    newest_age = max(result.newest_age for result in swept) + _SLACK_SECONDS
     for store in targets.values():
+        # Each target is swept at its own present: what was just younger than the newest record must be so there, too.
+        since_newest = newest_age + clock.monotonic() - began
+        staged_age = max(grace, min(since_newest, _LONGEST_BATCH))
         needed = reachable_names(_points(checkpoints, store.url))
         found = sweep_staged(
             store, needed, min_age=staged_age, delete=delete, on_leftover=partial(tell.leftover, store.url)

@@ -61,6 +61,8 @@ _YEARS: Final[Mapping[str, tuple[int, int]]] = {"csv": (-32767, 32767), "jsonl":
 """First and last year of a time or date, in formats that do not hold all of Spark's."""
 
 _FOLDER_YEARS: Final = (1, 9999)
+_SECONDS_A_DAY: Final = 86_400
+_IN_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 class Sink(Protocol):
@@ -312,10 +314,6 @@ def _check_years(rows: pa.Table, first: int, last: int) -> None:
         bounds = pc.min_max(values).as_py()
         if bounds["min"] is not None and not days[0] * in_a_day <= bounds["min"] <= bounds["max"] < days[1] * in_a_day:
             raise _wrong_year(f"column {field.name!r}", first, last)
-
-
-_SECONDS_A_DAY: Final = 86_400
-_IN_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 def _wrong_year(subject: str, first: int, last: int) -> InvalidInputError:

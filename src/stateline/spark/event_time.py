@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateline.checkpoint import Checkpoint, InlineState
-from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
+from stateline.checkpoint.envelope import decode_value
+from stateline.errors import ErrorKind, InvalidInputError
 from stateline.options import check_known, parse_choice, parse_duration
 
 __all__ = [
@@ -176,15 +177,8 @@ class Watermark:
         state = None if record is None else record.states.get(_STATE)
         if record is None or state is None:
             return cls()
-        try:
-            applied = msgspec.json.decode(state.data if isinstance(state, InlineState) else b"", type=_Applied)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CorruptDataError(
-                f"its watermark cannot be read: {error}",
-                operation="start",
-                subject=f"checkpoint {record.checkpoint_id}",
-                hint="A newer version of Stateline may have written it",
-            ) from error
+        data = state.data if isinstance(state, InlineState) else b""
+        applied = decode_value(data, _Applied, "its watermark", f"checkpoint {record.checkpoint_id}")
         return cls(record.watermark_us, applied.applied_us, applied.column)
 
     def after(self, plan: WatermarkPlan | None, max_event_time_us: int | None) -> Watermark:

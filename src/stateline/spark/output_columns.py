@@ -18,11 +18,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-import msgspec
 import pyarrow as pa
 
 from stateline.checkpoint import Checkpoint
-from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
+from stateline.checkpoint.envelope import decode_value
+from stateline.errors import ErrorKind, InvalidInputError
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 
 __all__ = ["check_columns", "columns_of", "columns_properties"]
@@ -67,15 +67,8 @@ def columns_properties(plan: PipelinePlan, newest: Checkpoint | None, output_url
 
 
 def _remembered(properties: Mapping[str, str], key: str) -> dict[str, str]:
-    try:
-        return msgspec.json.decode(properties.get(key, "{}"), type=dict[str, str])
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise CorruptDataError(
-            f"the columns of the output cannot be read: {error}",
-            operation="start",
-            subject=f"property {key!r} of the newest checkpoint",
-            hint="Go on from an older checkpoint or a savepoint",
-        ) from error
+    subject = f"property {key!r} of the newest checkpoint"
+    return decode_value(properties.get(key, "{}"), dict[str, str], "the columns of the output", subject)
 
 
 def _key(operator: OperatorPlan, output_urls: Mapping[str, str]) -> str:

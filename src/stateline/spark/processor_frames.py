@@ -159,7 +159,8 @@ def _in_utc(values: pd.Series, time_zone: str) -> pd.Series:
         InvalidInputError: A naive one that no clock of the zone shows.
     """
     if values.dtype.kind == "O" and len({getattr(item, "tzinfo", None) is None for item in values.dropna()}) > 1:
-        values = pd.Series([_instant(item, time_zone) for item in values])  # Of frames with times of both kinds.
+        times = [pd.Timestamp(item) if isinstance(item, str) else item for item in values]
+        values = pd.Series([_instant(time, time_zone) for time in times])  # Of frames with times of both kinds.
         return pd.to_datetime(values, utc=True)
     stamps = values if values.dtype.kind == "M" else pd.to_datetime(values)
     if stamps.dt.tz is None:

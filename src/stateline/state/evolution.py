@@ -18,11 +18,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import msgspec
 import pyarrow as pa
 
 from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint
-from stateline.errors import CorruptDataError
+from stateline.checkpoint.envelope import decode_value
 from stateline.state.schema import StateSchema, schema_mismatch
 
 __all__ = ["ColumnStep", "apply_evolution", "carried_properties", "check_evolution", "plan_evolution"]
@@ -79,15 +78,10 @@ def carried_properties(newest: Checkpoint | None, wanted: Mapping[str, str]) -> 
 
 
 def _dropped(record: Checkpoint, name: str) -> list[str]:
-    try:
-        return msgspec.json.decode(record.properties.get(_DROPPED + name, "[]"), type=list[str])
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise CorruptDataError(
-            f"the columns that were dropped cannot be read: {error}",
-            operation="open",
-            subject=f"state {name!r} in checkpoint {record.checkpoint_id}",
-            hint="Go on from an older checkpoint or a savepoint",
-        ) from error
+    subject = f"state {name!r} in checkpoint {record.checkpoint_id}"
+    return decode_value(
+        record.properties.get(_DROPPED + name, "[]"), list[str], "the columns that were dropped", subject
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from stateline.blob import open_store
+from stateline.blob import BlobStore, open_store
 from stateline.blob.checksum import crc32c
 from stateline.checkpoint import (
     Checkpoint,
@@ -29,10 +29,12 @@ from stateline.checkpoint import (
 from stateline.checkpoint.layout import record_name
 from stateline.cli import checkpoint as checkpoint_commands
 from stateline.cli.commands import stateline
-from stateline.environment import SystemIds
+from stateline.environment import Environment, SystemIds
 from stateline.files.pending import store_rows
 from stateline.handles import CommitPoint, FinishedFile, OpenFile, Part, ResumePoint
+from stateline.recoverable.sweep import SweepResult
 from stateline.state import KeyedStateBackend, StateSchema
+from stateline.testing import ManualClock
 
 SCHEMA = StateSchema(pa.schema([("tail", pa.string())]), pa.schema([("n", pa.int64())]))
 DAY = 86_400
@@ -413,6 +415,24 @@ def test_a_sweep_spares_the_young_and_the_outputs_it_is_not_given(root: Root) ->
     assert (root.folder / "out" / dead.name).exists()
     [result, _] = facts(run("sweep", root.url, "--min-age", "0s", "--json"))
     assert result["young"] == 2
+
+
+def test_each_target_of_a_sweep_is_swept_at_its_own_present(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece that was just younger than the newest record is so still when an hour went by for another target."""
+    clock, ages = ManualClock(), []
+
+    def slow(store: BlobStore, *_: object, min_age: float, **__: object) -> SweepResult:
+        ages.append(min_age)
+        clock.advance(3600)
+        return SweepResult(examined=0, reachable=0, young=0, leftovers=0, leftover_bytes=0, deleted=True)
+
+    monkeypatch.setattr("stateline.cli.sweep.sweep_staged", slow)
+    monkeypatch.setattr("stateline.cli.sweep.system_environment", lambda: Environment(clock=clock))
+    everything_aged(root, 2)
+    assert run("sweep", root.url, "--outputs", "--delete", "--min-age", "0s").exit_code == 0
+    first, second = ages
+    assert first > 2 * 86_400
+    assert second == first + 3600
 
 
 @pytest.mark.parametrize(("piece_days", "record_days", "goes"), [(2, 3, False), (3, 2, True), (8, 9, True)])
