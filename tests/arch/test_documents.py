@@ -17,6 +17,7 @@ DOCUMENTS = [path for path in repository_files() if path.suffix == ".md"]
 IDS = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
+PAGE = re.compile(r"(?<![\w/])docs/[\w/-]+\.md")
 DOTTED = re.compile(r"`(stateline(?:\.\w+)+)(?:\(\))?`")
 MAP_ENTRY = re.compile(r"^(?P<indent> *)(?P<name>[\w./-]+)(?:  .*)?$")
 
@@ -45,6 +46,13 @@ def test_links_lead_somewhere(document: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    sources = [path for path in repository_files() if path.suffix == ".py"]
+    named = {(path.relative_to(ROOT).as_posix(), page) for path in sources for page in PAGE.findall(path.read_text())}
+    assert len(named) > 10
+    assert [(source, page) for source, page in sorted(named) if not (ROOT / page).exists()] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)

@@ -2,7 +2,7 @@
 
 Owns what Arrow and numpy do not do fast enough for each other. Does not own any meaning of the values.
 
-Facts (measured, ``docs/decisions/state-runs.md``):
+Facts (measured, ``docs/decisions/0017-grouping.md``):
 - Taking rows in random order from a column of strings costs Arrow six times what it costs numpy to take records of one
   fixed length, and keys are often of one length: identifiers, codes, padded numbers.
 - For numbers without nulls, numpy takes rows about half as fast again as Arrow.

@@ -6,9 +6,9 @@ Facts:
 - Keys are equal as Spark groups them: null equals null, NaN equals NaN, -0.0 equals 0.0 (and becomes it).
 - The hash orders rows; **only the whole key decides**. Two different keys with one hash are two keys everywhere:
   in a batch, in a run, in a search and in a merge. Among rows of one hash the order means nothing.
-- Hashes are uniform, so the upper bits of a hash and the number of its row, packed into one word, can be sorted as
-  plain
-  integers: twice as fast as sorting with an index (``docs/decisions/state-runs.md``).
+- Hashes are uniform, so rows sorted by 16 bits of them, which numpy does by counting, are few places from where they
+  belong, and an adaptive sort of those is one pass: three times as fast as one sort
+  (``docs/decisions/0017-grouping.md``).
 """
 
 from __future__ import annotations
@@ -162,25 +162,15 @@ def equal_at(left: KeyRows, left_rows: Rows, right: KeyRows, right_rows: Rows) -
     return np.ones(len(left_rows), dtype=np.bool_) if equal is None else equal
 
 
-_ROW_BITS_MAX: Final = 28
-"""Beyond 2**28 rows too few bits of the hash are left to make the packed sort worth its check."""
+_RADIX_BITS: Final = 16
 
 
 def _sorted_by_hash(hashes: Hashes) -> tuple[Rows, Hashes]:
-    """A stable order by hash, and the hashes in that order."""
-    bits = len(hashes).bit_length()
-    if bits <= _ROW_BITS_MAX:
-        low = np.uint64((1 << bits) - 1)
-        packed = hashes & ~low
-        packed |= np.arange(len(hashes), dtype=np.uint64)
-        packed.sort()
-        packed &= low
-        order = packed.view(np.int64)
-        ordered = hashes.take(order)
-        if not (ordered[1:] < ordered[:-1]).any():
-            return order, ordered
-    # Two different hashes share their upper bits: one batch of 250,000 uniform hashes in some thousands.
-    order = np.argsort(hashes, kind="stable")
+    """A stable order by hash of one row or more, and the hashes in that order."""
+    low = hashes.min()
+    shift = max(int(hashes.max() - low).bit_length() - _RADIX_BITS, 0)
+    near = ((hashes - low) >> np.uint64(shift)).astype(np.uint16).argsort(kind="stable")
+    order = near.take(hashes.take(near).argsort(kind="stable"))
     return order, hashes.take(order)
 
 

@@ -177,8 +177,8 @@ def _best_balanced(rows: Sequence[int], fewer: int) -> range:
     """The adjacent runs that shorten the stack by ``fewer`` or more with the least futile rewriting.
 
     Rewriting a big run to take a small one in is futile, so the best window is the one whose biggest run is the
-    smallest
-    part of it. Picking the window with the fewest rows instead rewrites each row fifty times (``docs/decisions``).
+    smallest part of it. Picking the window with the fewest rows instead rewrites each row fifty times
+    (``docs/decisions/0017-grouping.md``).
     """
     best, best_score = range(len(rows)), (float("inf"), 0)
     for start in range(len(rows)):

@@ -5,7 +5,7 @@ order (``simulation``, ``explore``).
 
 Each actor is a greenlet: it runs on the caller's thread until it reaches a switch point (a store call, a wait, a
 hand-off to an executor, a sleep), where control goes back to the scheduler. Nothing else can interrupt it, so a run is
-a function of the order chosen. ``docs/decisions/simulation.md`` says why greenlets and not threads.
+a function of the order chosen. ``docs/decisions/0018-greenlets.md`` says why greenlets and not threads.
 
 Rules:
 - Actors that die together (one simulated process) share a :class:`Group`. A dead group's code is unwound by
