@@ -24,6 +24,7 @@ from stateline.errors import ClosedError, InvalidInputError, NotInstalledError
 from stateline.key_groups import KeyGroupRange
 from stateline.metrics import Metrics
 from stateline.prometheus import MetricsCollector
+from tests.pages import code_of
 from tests.unit.changelog.worlds import ManualWorld, memory_store, open_storage
 
 DOCS = Path(generate.__file__).parent
@@ -315,16 +316,6 @@ def test_every_stateline_name_in_the_table_of_names_exists() -> None:
     for _, ours, _ in generate.NAMES:
         for name in re.findall(r"[A-Za-z_]+", re.sub(r"\(.*\)| with .*", "", ours.replace("ChangelogWriter.", ""))):
             assert hasattr(package, name) or hasattr(writer, name) or hasattr(package.ChangelogStorage, name), name
-
-
-def code_of(text: str) -> str:
-    """The Python of a page, each line where it stands in the page, so that a traceback names the right one."""
-    lines, inside = [], False
-    for line in text.splitlines():
-        if line.startswith("```"):
-            inside = line == "```python"
-        lines.append(line if inside and not line.startswith("```") else "")
-    return "\n".join(lines)
 
 
 def test_the_guide_runs(tmp_path: Path) -> None:
