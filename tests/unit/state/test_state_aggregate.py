@@ -245,6 +245,15 @@ def test_variances(column: str, made: Callable[[str], agg.Aggregation], model: C
                 assert math.isclose(row["x"], model(values), rel_tol=1e-6, abs_tol=1e-9)
 
 
+@pytest.mark.parametrize("value", [0.1, 123456789.123, 1e308, -1e308])
+@pytest.mark.parametrize("batches", [[3], [1, 2], [7, 3, 5]])
+def test_equal_values_do_not_vary(value: float, batches: list[int]) -> None:
+    """Not by a rounding error either, nor where their sum is infinite: to Spark it is exactly 0."""
+    rows = [[{"k": 1, "f64": one} for one in [None, *[value] * count]] for count in batches]
+    functions = {"v": agg.variance, "vp": agg.var_pop, "s": agg.stddev, "sp": agg.stddev_pop}
+    assert feed({name: made("f64") for name, made in functions.items()}, rows) == {1: dict.fromkeys(functions, 0.0)}
+
+
 # -- extremes ---------------------------------------------------------------------------------------
 
 

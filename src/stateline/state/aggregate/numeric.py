@@ -28,7 +28,7 @@ from stateline.state.aggregate.api import (
     merge_nullable,
     overflow,
 )
-from stateline.state.columns import Mask, from_words, valid_mask
+from stateline.state.columns import Mask, Rows, from_words, valid_mask
 
 __all__ = ["Count", "Mean", "Sum", "Variance"]
 
@@ -200,9 +200,14 @@ class _BoundVariance(BoundAggregation):
         valid = valid_mask(column)
         values = _doubles(column)
         count = rows.counts(valid)
-        divisor = np.maximum(count, 1)
-        average = np.add.reduceat(values, rows.starts) / divisor
-        difference = values - average.take(rows.index)
+        # Seen from the first value, equal values differ by nothing at all, and huge ones do not overflow their sum.
+        pivot = values.take(_first_valid(valid, rows))
+        shifted = values - pivot.take(rows.index)
+        if valid is not None:
+            shifted = np.where(valid, shifted, 0.0)
+        offset = np.add.reduceat(shifted, rows.starts) / np.maximum(count, 1)
+        average = pivot + offset
+        difference = shifted - offset.take(rows.index)
         if valid is not None:
             difference = np.where(valid, difference, 0.0)
         squares = np.add.reduceat(difference * difference, rows.starts)
@@ -261,7 +266,7 @@ def _sum_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _mean_type(kind: pa.DataType) -> pa.DataType:
-    """Spark's type of a mean; digits before the point win where 38 are not enough, down to six behind it."""
+    """Spark's type of a mean: four digits more behind the point, also where 38 in all leave fewer before it."""
     if not pa.types.is_decimal(kind):
         return pa.float64()
     digits, scale = kind.precision + 4, kind.scale + 4
@@ -350,6 +355,16 @@ def _decimal_mean(total: pa.Array, count: pa.Array, kind: pa.DataType, definitio
         quotient = pc.divide(wide, divisor)
         rounded = pc.round(quotient, ndigits=kind.scale, round_mode="half_towards_infinity")
         return pc.if_else(some, rounded, pa.scalar(None, rounded.type)).cast(kind)
+
+
+def _first_valid(valid: Mask | None, rows: GroupedRows) -> Rows:
+    """The first row of each group that is not null; of a group of nulls its first row."""
+    if valid is None:
+        return rows.starts
+    first: Rows = rows.starts.copy()
+    places = np.flatnonzero(valid)
+    first[rows.index.take(places[::-1])] = places[::-1]  # The first one of a group is written last.
+    return first
 
 
 # -- columns ----------------------------------------------------------------------------------------------------------
