@@ -20,13 +20,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from fractions import Fraction
+from types import UnionType
 from typing import Any, Final, TypeVar
 
 from stateline.errors import ErrorKind, InvalidInputError
 
 __all__ = [
     "Secret",
+    "check_instance",
     "check_known",
+    "check_text",
     "normalise_settings",
     "parse_bool",
     "parse_choice",
@@ -228,6 +231,35 @@ def check_known(options: Iterable[str], known: Iterable[str], what: str = "optio
             near = difflib.get_close_matches(str(key), names, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(names)) or 'none'}"
             raise InvalidInputError(f"unknown {what}", subject=repr(key), hint=hint, kind=ErrorKind.UNKNOWN_OPTION)
+
+
+def check_instance(value: object, kind: type | UnionType, name: str, expected: str) -> None:
+    """Refuses an argument of another class than it must have.
+
+    Args:
+        value: What the user gave.
+        kind: The class, or ``this | that``.
+        name: The argument.
+        expected: What to give, in words that go on after "Give".
+
+    Raises:
+        InvalidInputError: It is something else.
+    """
+    if not isinstance(value, kind):
+        raise InvalidInputError(f"it is a {type(value).__name__}", subject=name, hint=f"Give {expected}")
+
+
+def check_text(value: object, name: str) -> None:
+    """Refuses what is no text, or text that no record can keep.
+
+    Raises:
+        InvalidInputError: It is no ``str``, or has surrogates.
+    """
+    check_instance(value, str, name, "text")
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        raise _bad(name, value, "text that is valid Unicode") from None
 
 
 def _bad(name: str, value: object, expected: str) -> InvalidInputError:

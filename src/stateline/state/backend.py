@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
+from os import PathLike
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
@@ -34,7 +35,7 @@ from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState
 from stateline.environment import Environment, system_environment
 from stateline.errors import ClosedError, ErrorKind, InvalidInputError
 from stateline.key_groups import KeyGroupRange, check_parallelism
-from stateline.options import parse_int
+from stateline.options import check_instance, check_text, parse_int
 from stateline.state.aggregate.plan import KeyedAggregation
 from stateline.state.columns import contiguous, take
 from stateline.state.evolution import carried_properties, check_evolution
@@ -57,6 +58,7 @@ Rows: TypeAlias = Any
 _PROGRAM: Final = "stateline.state.KeyedStateBackend"
 _KEY_VALUE: Final = "key-value"
 _RUNS_IN_MEMORY_MAX: Final = 8
+_KEY_GROUPS: Final = "a KeyGroupRange, such as KeyGroupRange(0, 63)"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ class KeyedState:
     def scan(self, key_groups: KeyGroupRange | None = None) -> Iterator[pa.RecordBatch]:
         """All rows, in batches of key and value columns, in no order that means anything."""
         self._check_open()
+        check_instance(key_groups, KeyGroupRange | None, "key_groups", _KEY_GROUPS)
         return self.table.scan(key_groups)
 
     def to_table(self) -> pa.Table:
@@ -151,6 +154,7 @@ class KeyedState:
 
     def _grouped(self, rows: Rows) -> Groups:
         self._check_open()
+        check_instance(rows, pa.Table | pa.RecordBatch, "rows", "a pyarrow.Table or a pyarrow.RecordBatch")
         return group_rows(key_rows(self.schema, [self._column(rows, name) for name in self.schema.keys.names]))
 
     def _value(self, rows: Rows, field: pa.Field) -> pa.Array:
@@ -236,6 +240,10 @@ class KeyedStateBackend:
         self._checkpoints = checkpoints
         self._environment = environment
         self._retained_checkpoints = parse_int(retained_checkpoints, "retained_checkpoints", minimum=1)
+        check_instance(merging, MergeSettings | None, "merging", "MergeSettings")
+        check_instance(runs, RunSettings | None, "runs", "RunSettings")
+        check_instance(fetching, RunReaderSettings | None, "fetching", "RunReaderSettings")
+        check_instance(cache, RunCache | None, "cache", "a RunCache")
         self._merging = merging
         self._runs = runs
         self._fetching = fetching
@@ -247,7 +255,7 @@ class KeyedStateBackend:
     @classmethod
     def open(
         cls,
-        root: str | BlobStore,
+        root: str | PathLike[str] | BlobStore,
         *,
         checkpoint_id: int | None = None,
         key_groups: KeyGroupRange | None = None,
@@ -258,7 +266,7 @@ class KeyedStateBackend:
         """Opens a root at its newest checkpoint, or makes a new one.
 
         Args:
-            root: URL or store of the checkpoint root.
+            root: URL, path or store of the checkpoint root.
             checkpoint_id: A retained checkpoint to read instead of the newest one.
             key_groups: What to see of it; everything by default. A part can be read but not checkpointed.
             max_parallelism: Number of key groups of a new root; an old one keeps its own.
@@ -269,16 +277,17 @@ class KeyedStateBackend:
         Raises:
             NotFoundError: There is no such checkpoint.
             CorruptDataError: The newest record cannot be read.
-            InvalidInputError: Key groups or ``retained_checkpoints`` out of bounds.
+            InvalidInputError: Key groups or ``retained_checkpoints`` out of bounds, or an argument of another class.
         """
         environment = environment or system_environment()
-        store = open_store(root, environment=environment) if isinstance(root, str) else root
+        store = root if isinstance(root, BlobStore) else open_store(root, environment=environment)
         checkpoints = CheckpointStore(store, environment=environment)
         restored = checkpoints.latest() if checkpoint_id is None else checkpoints.get(checkpoint_id)
         count = max_parallelism if restored is None else restored.max_parallelism
         check_parallelism(1, count)
         everything = KeyGroupRange(0, count - 1)
         visible = everything if key_groups is None else key_groups
+        check_instance(visible, KeyGroupRange, "key_groups", _KEY_GROUPS)
         if visible.intersection(everything) != visible or not len(visible):
             raise InvalidInputError(
                 f"{visible} is not within {everything}",
@@ -329,6 +338,7 @@ class KeyedStateBackend:
         Raises:
             InvalidInputError: The stored state was made by another definition (kind ``SCHEMA_MISMATCH``).
         """
+        check_instance(aggregation, KeyedAggregation, "aggregation", "what KeyedAggregation.bind() returns")
         state = self._opened(name, aggregation.state_schema, aggregation.definition, exact=True)
         return AggregatedState(state, aggregation)
 
@@ -348,6 +358,7 @@ class KeyedStateBackend:
         """
         self._check_open()
         self._check_writable()
+        check_text(position, "position")
         if self._unsettled is not None:
             # The last attempt may have succeeded. Its record is settled first: it has the next id, or none has.
             self._settle(self._unsettled)
@@ -409,10 +420,10 @@ class KeyedStateBackend:
         self._closed = True
         self._store.close()
 
-    # -- opening --------------------------------------------------------------------------------------------------
-
     def _opened(self, name: str, schema: StateSchema | None, definition: str, *, exact: bool = False) -> KeyedState:
         self._check_open()
+        check_text(name, "name")
+        check_instance(schema, StateSchema | None, "schema", "a StateSchema, such as StateSchema.of(schema, key_names)")
         known = self._states.get(name)
         restored = self._restored
         stored = None if restored is None else restored.operator(name)

@@ -361,3 +361,72 @@ def test_an_empty_checkpoint_is_a_checkpoint(root: str) -> None:
         planes.put(rows(N1=(1, None)))
         planes.delete(keys("N1"))
         assert backend.checkpoint().operators[0].subtasks[0].runs == ()
+
+
+NOT_ROWS = [None, [], {"tailnum": ["N1"]}, pa.array(["N1"]), pa.chunked_array([["N1"]])]
+
+
+@pytest.mark.parametrize("wrong", NOT_ROWS, ids=lambda wrong: type(wrong).__name__)
+def test_what_are_no_rows_is_refused(root: str, wrong: Any) -> None:
+    with KeyedStateBackend.open(root) as backend:
+        planes = backend.state("planes", PLANES)
+        flights = backend.aggregation("flights", KeyedAggregation.bind(PLANES.row, ["origin"], {"n": agg.count()}))
+        for call in (planes.put, planes.get, planes.delete, flights.update):
+            with pytest.raises(InvalidInputError, match=f"rows: it is a {type(wrong).__name__}"):
+                call(wrong)
+
+
+@pytest.mark.parametrize("wrong", [1, None, b"planes", "\ud800"])
+def test_a_name_or_position_that_no_record_can_keep_is_refused_at_once(root: str, wrong: Any) -> None:
+    with KeyedStateBackend.open(root) as backend:
+        with pytest.raises(InvalidInputError, match="name"):
+            backend.state(wrong, PLANES)
+        with pytest.raises(InvalidInputError, match="position"):
+            backend.checkpoint(wrong)
+        assert backend.names() == []
+        assert backend.checkpoint("the program goes on").checkpoint_id == 0
+
+
+def test_arguments_of_another_class_are_refused_by_name(root: str) -> None:
+    with KeyedStateBackend.open(root) as backend:
+        schema: Any = PLANES.row
+        planes = backend.state("planes", PLANES)
+        for call, name in (
+            (lambda: backend.state("others", schema), "schema"),
+            (lambda: backend.aggregation("n", {"n": agg.count()}), "aggregation"),  # type: ignore[arg-type]
+            (lambda: planes.scan((0, 3)), "key_groups"),  # type: ignore[arg-type]
+            (lambda: StateSchema.of(PLANES, ["tailnum"]), "schema"),  # type: ignore[arg-type]
+            (lambda: StateSchema.of(schema, None), "key_names"),  # type: ignore[arg-type]
+            (lambda: KeyedAggregation.bind(schema, "origin", {"n": agg.count()}), "keys"),
+            (lambda: KeyedAggregation.bind(schema, ["origin"], [agg.count()]), "aggregations"),  # type: ignore[arg-type]
+            (lambda: KeyedAggregation.bind(schema, ["origin"], {1: agg.count()}), "name"),  # type: ignore[dict-item]
+        ):
+            with pytest.raises(InvalidInputError, match=name):
+                call()
+        assert backend.names() == ["planes"], "nothing that fails at the next checkpoint"
+    for settings in ({"key_groups": (0, 3)}, {"merging": 1}, {"runs": {}}, {"fetching": 1}, {"cache": "/tmp"}):
+        (name,) = settings
+        with pytest.raises(InvalidInputError, match=name):
+            KeyedStateBackend.open(root, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [None, 123, b"x"])
+def test_a_root_that_is_none_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidInputError, match="it is no URL"):
+        KeyedStateBackend.open(wrong)
+
+
+def test_a_root_may_be_a_path(tmp_path: Path) -> None:
+    with KeyedStateBackend.open(tmp_path) as backend:
+        assert backend.checkpoint().checkpoint_id == 0
+
+
+@pytest.mark.parametrize("column", [["5"], [5.0], pa.array([5], pa.int32())], ids=["text", "double", "int"])
+def test_a_batch_of_other_types_than_those_bound_is_refused(root: str, column: Any) -> None:
+    with KeyedStateBackend.open(root) as backend:
+        bound = KeyedAggregation.bind(PLANES.row, ["origin"], {"n": agg.sum("flights"), "c": agg.count("flights")})
+        flights = backend.aggregation("flights", bound)
+        with pytest.raises(InvalidInputError, match=r"'flights': it has type .* bound to int64") as caught:
+            flights.update(pa.table({"origin": ["LGA"], "flights": column}))
+        assert caught.value.kind is ErrorKind.SCHEMA_MISMATCH
+        assert flights.results().num_rows == 0

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateline.errors import ErrorKind, InvalidInputError
-from stateline.options import check_known
+from stateline.options import check_instance, check_known, check_text
 from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows
 from stateline.state.columns import contiguous
 from stateline.state.keys import KeyRows, group_rows, key_rows
@@ -59,6 +59,7 @@ class KeyedAggregation:
     output_schema: pa.Schema
     input_columns: tuple[str, ...]
     definition: str
+    _input: pa.Schema
     _bound: tuple[BoundAggregation, ...]
 
     @classmethod
@@ -73,12 +74,16 @@ class KeyedAggregation:
         Raises:
             InvalidInputError: Nothing to keep, a name that is taken, a column that does not exist or does not fit.
         """
+        check_instance(schema, pa.Schema, "schema", "a pyarrow.Schema")
+        check_instance(keys, list | tuple, "keys", "a list of column names")
+        check_instance(aggregations, Mapping, "aggregations", 'a dict, such as {"n": count()}')
         if not aggregations:
             raise InvalidInputError(
                 "there is no aggregation", operation="aggregate", hint="Give one, such as n=count()"
             )
         check_known(keys, schema.names, "key column")
         for name, aggregation in aggregations.items():
+            check_text(name, "name of an aggregation")
             if name in keys:
                 raise InvalidInputError(
                     "a key column has that name", operation="aggregate", subject=f"{name!r}", hint="Choose another"
@@ -102,6 +107,7 @@ class KeyedAggregation:
             output_schema=pa.schema([*state.keys, *outputs]),
             input_columns=tuple(read),
             definition=json.dumps({"keys": list(keys), "aggregations": texts}),
+            _input=pa.schema([stored.field(name) for name in read]),
             _bound=tuple(bound.values()),
         )
 
@@ -124,7 +130,8 @@ class KeyedAggregation:
             return self._empty(keys)
         by_name = dict(zip(names, keys.columns, strict=True))
         columns = {
-            name: by_name[name] if name in by_name else _plain(rows.column(name), name) for name in self.input_columns
+            field.name: by_name[field.name] if field.name in by_name else _plain(rows.column(field.name), field)
+            for field in self._input
         }
         grouped = GroupedRows(groups, columns)
         found = table.probe(groups.keys)
@@ -158,21 +165,28 @@ class KeyedAggregation:
         return Update(StateRows(keys, nothing), pa.RecordBatch.from_pylist([], schema=self.output_schema))
 
     def _check_columns(self, rows: Rows) -> None:
+        check_instance(rows, pa.Table | pa.RecordBatch, "rows", "a pyarrow.Table or a pyarrow.RecordBatch")
         for name in self.input_columns:
             if rows.schema.names.count(name) != 1:
-                raise InvalidInputError(
+                raise _refused(
+                    name,
                     f"the column comes {rows.schema.names.count(name)} times",
-                    operation="update",
-                    subject=f"column {name!r}",
-                    hint=f"Columns of the batch: {', '.join(rows.schema.names)}",
-                    kind=ErrorKind.SCHEMA_MISMATCH,
+                    f"Columns of the batch: {', '.join(rows.schema.names)}",
                 )
 
 
-def _plain(column: Any, name: str) -> pa.Array:
+def _plain(column: Any, field: pa.Field) -> pa.Array:
     """One contiguous array of the type that is stored."""
-    kind = stored_type(column.type, name)
+    if stored_type(column.type, field.name) != field.type:
+        reason = f"it has type {column.type}, the aggregations are bound to {field.type}"
+        raise _refused(field.name, reason, "Cast it before: each batch has the types of the first one")
     array = contiguous(column)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    return array if array.type == kind else array.cast(kind)
+    return array if array.type == field.type else array.cast(field.type)
+
+
+def _refused(column: str, reason: str, hint: str) -> InvalidInputError:
+    return InvalidInputError(
+        reason, operation="update", subject=f"column {column!r}", hint=hint, kind=ErrorKind.SCHEMA_MISMATCH
+    )
