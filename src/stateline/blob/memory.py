@@ -1,14 +1,14 @@
 """A store in this process's memory: the reference implementation, and what tests and simulations run on.
 
-``memory://name`` opens the store of that name; every open of one name in one process sees the same objects. Nothing
-survives the process.
+``memory://name`` opens the store of that name; every open of one name in one process sees the same objects, and
+``memory://name/folder`` those below a folder of it, as on every other store. Nothing survives the process.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
@@ -41,7 +41,8 @@ class MemoryStore(BlobStore):
     """Objects in a dictionary under one lock.
 
     Args:
-        name: The name after ``memory://``. Stores of one name share their objects within the process.
+        name: What stands after ``memory://``: a name, or a name and a folder. Stores of one name share their objects
+            within the process.
         environment: Clock for ``modified_at`` and ids for staged names.
     """
 
@@ -51,8 +52,10 @@ class MemoryStore(BlobStore):
     def __init__(self, name: str, environment: Environment | None = None) -> None:
         self._name = name
         self._environment = environment or system_environment()
+        shared, _, folder = name.partition("/")
+        self._folder = f"{folder}/" if folder else ""
         with self._shared_lock:
-            self._objects, self._lock = self._shared.setdefault(name, ({}, threading.Lock()))
+            self._objects, self._lock = self._shared.setdefault(shared, ({}, threading.Lock()))
 
     def __repr__(self) -> str:
         return f"MemoryStore({self._name!r})"
@@ -62,9 +65,9 @@ class MemoryStore(BlobStore):
 
     @classmethod
     def forget(cls, name: str) -> None:
-        """Drops a named store and its objects. Open stores of that name keep what they have."""
+        """Drops a named store and its objects, in all folders. Open stores of that name keep what they have."""
         with cls._shared_lock:
-            cls._shared.pop(name, None)
+            cls._shared.pop(name.partition("/")[0], None)
 
     @property
     def url(self) -> str:
@@ -75,17 +78,17 @@ class MemoryStore(BlobStore):
         """See :meth:`BlobStore.put`."""
         made = self._make(check_name(name), bytes(data))
         with self._lock:
-            self._objects[name] = made
+            self._objects[self._folder + name] = made
         return made.info
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put_if_absent`."""
         made = self._make(check_name(name), bytes(data))
         with self._lock:
-            found = self._objects.setdefault(name, made)
+            found = self._objects.setdefault(self._folder + name, made)
         if found.data != made.data:
             raise already_exists(name)
-        return found.info
+        return self._told(found, name)
 
     def get(self, name: str) -> bytes:
         """See :meth:`BlobStore.get`."""
@@ -101,21 +104,21 @@ class MemoryStore(BlobStore):
 
     def head(self, name: str) -> ObjectInfo:
         """See :meth:`BlobStore.head`."""
-        return self._find(name, "head").info
+        return self._told(self._find(name, "head"), name)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See :meth:`BlobStore.list`."""
         check_prefix(prefix)
         with self._lock:
-            found = [item.info for name, item in self._objects.items() if name.startswith(prefix)]
-        return iter(found)
+            found = [item for item in self._objects.items() if item[0].startswith(self._folder + prefix)]
+        return (self._told(made, name.removeprefix(self._folder)) for name, made in found)
 
     def delete(self, names: Iterable[str]) -> None:
         """See :meth:`BlobStore.delete`."""
         wanted = [check_name(name) for name in names]
         with self._lock:
             for name in wanted:
-                self._objects.pop(name, None)
+                self._objects.pop(self._folder + name, None)
 
     @property
     def copies_cheaply(self) -> bool:
@@ -135,20 +138,20 @@ class MemoryStore(BlobStore):
             check_staged_name(part.name)
         length, checksum = sum(part.length for part in parts), crc32c_of_parts(parts)
         with self._lock:
-            found = self._objects.get(target)
+            found = self._objects.get(self._folder + target)
             if found is None:
                 data = b"".join(self._piece(target, part) for part in parts)
-                found = self._objects[target] = self._make(target, data, nonce)
+                found = self._objects[self._folder + target] = self._make(target, data, nonce)
         if judge(found.info, length=length, crc32c=checksum, nonce=nonce) is not Verdict.OURS:
             raise conflict(target, found.info, length=length, crc32c=checksum)
-        return found.info
+        return self._told(found, target)
 
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`."""
         self.delete([check_staged_name(part.name) for part in parts])
 
     def _piece(self, target: str, part: Part) -> bytes:
-        found = self._objects.get(part.name)
+        found = self._objects.get(self._folder + part.name)
         if found is None:
             raise parts_missing(target, part.name)
         if found.info.size != part.length or found.info.crc32c != part.crc32c:
@@ -158,10 +161,14 @@ class MemoryStore(BlobStore):
     def _find(self, name: str, operation: str) -> _Object:
         check_name(name)
         with self._lock:
-            found = self._objects.get(name)
+            found = self._objects.get(self._folder + name)
         if found is None:
             raise NotFoundError("there is no such object", operation=operation, subject=f"{self.url}/{name}")
         return found
+
+    def _told(self, found: _Object, name: str) -> ObjectInfo:
+        """What is known of an object, under the name that it has here: another folder may have made it."""
+        return found.info if found.info.name == name else replace(found.info, name=name)
 
     def _make(self, name: str, data: bytes, nonce: str = "") -> _Object:
         now = self._environment.clock.now()

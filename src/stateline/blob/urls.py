@@ -2,7 +2,7 @@
 
 | URL | store | extra |
 |---|---|---|
-| ``memory://name`` | this process's memory | |
+| ``memory://name/folder`` | this process's memory | |
 | ``file:///folder``, ``/folder``, ``folder`` | local disk | |
 | ``s3://bucket/prefix`` (also ``s3a``) | Amazon S3 and compatible | ``stateline[s3]`` |
 | ``gs://bucket/prefix`` | Google Cloud Storage | ``stateline[gcs]`` |

@@ -91,11 +91,7 @@ class Savepoint:
 
     def owner(self) -> str | None:
         """Who claimed it: a query id, or ``"dropped"``; ``None`` for nobody. One GET."""
-        try:
-            data = self.store.get(self.name_in_store(CLAIMED))
-        except NotFoundError:
-            return None
-        return decode_claim(data, f"{self.url}/{CLAIMED}")
+        return _owner(self.store, self.name_in_store(CLAIMED))
 
 
 def create_savepoint(
@@ -256,7 +252,7 @@ def open_savepoint(where: BlobStore | str, folder: str = "", *, environment: Env
         ) from error
 
 
-def drop_savepoint(store: BlobStore, folder: str, *, dry_run: bool = False) -> list[str]:
+def drop_savepoint(store: BlobStore, folder: str, *, dry_run: bool = False, owned_by: str | None = None) -> list[str]:
     """Deletes a savepoint or what an interrupted :func:`create_savepoint` left; returns the names that it deleted.
 
     Idempotent. It is claimed first, so that no query starts from it meanwhile; then ``_metadata`` goes, then the rest.
@@ -265,9 +261,11 @@ def drop_savepoint(store: BlobStore, folder: str, *, dry_run: bool = False) -> l
         store: The store below which the folder lies.
         folder: Its name.
         dry_run: Refuse what would be refused, and return what would be deleted, but delete nothing.
+        owned_by: The query that claimed it, where that is gone for good, or where this is a copy of what it claimed: a
+            copy brings the mark along, and nobody but the caller can tell it from the original.
 
     Raises:
-        ConflictError: A query owns it.
+        ConflictError: A query owns it, and it is not ``owned_by``.
         InvalidInputError: ``folder`` is not the name of a savepoint.
     """
     if not folder.startswith(SAVEPOINT_PREFIX) or "/" in folder:
@@ -275,17 +273,17 @@ def drop_savepoint(store: BlobStore, folder: str, *, dry_run: bool = False) -> l
             "it is not the folder of a savepoint",
             operation="drop_savepoint",
             subject=folder,
-            hint=f"Its name begins with {SAVEPOINT_PREFIX!r}; `stateline savepoint ls` names them",
+            hint=f"Its name begins with {SAVEPOINT_PREFIX!r}; `stateline savepoint ls` names them. Delete a copy that "
+            "has another name as you made it, by hand",
         )
     names = sorted(info.name for info in store.list(f"{folder}/"))
     claimed, metadata = f"{folder}/{CLAIMED}", f"{folder}/{METADATA}"
-    if dry_run and claimed in names:
-        subject = f"{store.url}/{claimed}"
-        owner = decode_claim(store.get(claimed), subject)
-        if owner != _DROPPED:
-            raise _owned(subject, owner, "drop_savepoint")
+    owner = _owner(store, claimed)
+    if owner is not None and owner not in (_DROPPED, owned_by):
+        raise _owned(f"{store.url}/{claimed}", owner, "drop_savepoint", hint=_hint_of_drop(owner))
     if names and not dry_run:
-        _claim(store, claimed, _DROPPED, "drop_savepoint")
+        if owner in (None, _DROPPED):
+            _claim(store, claimed, _DROPPED, "drop_savepoint")
         store.delete([metadata])
         store.delete([name for name in names if name not in (claimed, metadata)])
         store.delete([claimed])
@@ -391,6 +389,14 @@ def _claimed_names(savepoint: Savepoint, root: BlobStore, query_id: str) -> dict
     return {name: f"{folder}/{name}" for name in extents_of(savepoint.checkpoint)}
 
 
+def _owner(store: BlobStore, name: str) -> str | None:
+    try:
+        data = store.get(name)
+    except NotFoundError:
+        return None
+    return decode_claim(data, f"{store.url}/{name}")
+
+
 def _claim(store: BlobStore, name: str, owner: str, operation: str) -> None:
     try:
         store.put_if_absent(name, encode_claim(owner))
@@ -437,12 +443,21 @@ def _is_retained(source: CheckpointStore, checkpoint_id: int) -> bool:
     return True
 
 
-def _owned(subject: str, owner: str, operation: str) -> ConflictError:
+def _owned(
+    subject: str, owner: str, operation: str, hint: str = "Make a savepoint of that query, or use another one"
+) -> ConflictError:
     return ConflictError(
         "it was dropped" if owner == _DROPPED else f"query {owner} owns it",
         operation=operation,
         subject=subject,
-        hint="Make a savepoint of that query, or use another one",
+        hint=hint,
+    )
+
+
+def _hint_of_drop(owner: str) -> str:
+    return (
+        "That query needs its objects. If this is a copy of the folder, or the query is gone for good, add "
+        f"--owned-by {owner}"
     )
 
 

@@ -124,18 +124,20 @@ def ls(context: click.Context, url: str, options: tuple[str, ...], *, as_json: b
 @savepoint.command("drop")
 @click.argument("url")
 @click.option("--delete", is_flag=True, help="Really delete; without it, only say what would be deleted.")
+@click.option("--owned-by", metavar="QUERY", help="Also if this query has claimed it: where that is gone for good.")
 @json_option
 @store_option
-def drop(url: str, options: tuple[str, ...], *, delete: bool, as_json: bool) -> None:
+def drop(url: str, owned_by: str | None, options: tuple[str, ...], *, delete: bool, as_json: bool) -> None:
     """Delete the savepoint whose folder is URL, or what an interrupted creation left there.
 
-    Without --delete nothing is deleted. A savepoint that a query has claimed is that query's, and is refused.
+    Without --delete nothing is deleted. A savepoint that a query has claimed is that query's, and is refused. So is a
+    copy of its folder, which looks the same: name the query with --owned-by.
     """
     parent, _, folder = url.rstrip("/").removesuffix(f"/{METADATA}").rpartition("/")
     store = open_store(parent or ".", map_options(options))
     if not folder or next(store.list(f"{folder}/"), None) is None:
         raise NotFoundError("there is no such folder", subject=url, hint="`stateline savepoint ls` names them")
-    names = drop_savepoint(store, folder, dry_run=not delete)
+    names = drop_savepoint(store, folder, dry_run=not delete, owned_by=owned_by)
     if as_json:
         print_json({"folder": folder, "deleted": delete, "objects": names})
         return

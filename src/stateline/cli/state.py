@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -41,6 +42,9 @@ from stateline.state.stored import StoredState
 __all__ = ["diff", "export", "get", "ls", "state"]
 
 _NULL: Final = r"\N"
+_ESCAPED_NULL: Final = re.compile(r"\\+\\N")
+"""Text that would be null with one backslash less: that one goes, so that every text can be said."""
+
 _ROWS_PER_SLICE: Final = 1_000_000
 _ROW_GROUP_ROWS: Final = 1_048_576
 
@@ -116,8 +120,8 @@ def get(
 ) -> None:
     r"""Print the row of one KEY: one value per key column, in their order.
 
-    \N means null, binary is given as base64; -- goes before a value that begins with a dash. Fetches only the parts of
-    the state that may hold the key. Exits with 1 if the key is not there.
+    \N means null, \\N the text \N; binary is given as base64; -- goes before a value that begins with a dash. Fetches
+    only the parts of the state that may hold the key. Exits with 1 if the key is not there.
     """
     snapshot = resolve_pointer(pointer, options=map_options(options))
     stored = StoredState.of(snapshot.store, snapshot.checkpoint, operator)
@@ -144,7 +148,7 @@ def get(
 def diff(
     before: str, after: str, operator: str | None, limit: int | None, options: tuple[str, ...], *, as_json: bool
 ) -> None:
-    """Print what happened to each key from BEFORE to AFTER, two checkpoints of one root.
+    """Print what happened to each key from BEFORE to AFTER, two checkpoints of one root, in any order.
 
     The first column is insert, update_before, update_after or delete. A key that has the same values in both is not
     printed, whatever happened to it in between.
@@ -275,7 +279,7 @@ def _leaving_nothing(store: _Remembering) -> Iterator[None]:
 
 def _changes(old: StoredState, new: StoredState) -> Iterator[Mapping[str, Any]]:
     parts = max(new.stored_rows // _ROWS_PER_SLICE, 1)
-    reader = new.reader()
+    reader = max(old, new, key=lambda state: state.checkpoint_id).reader()  # Rows become newer, never older.
     pairs: Sequence[tuple[SubtaskState, SubtaskState]] = list(zip(old.slices(parts), new.slices(parts), strict=True))
     with _naming_who_needs_it(old), _naming_who_needs_it(new):
         for was, now in pairs:
@@ -334,6 +338,8 @@ def _key_columns(stored: StoredState, texts: Sequence[str]) -> list[pa.Array]:
 def _key_value(field: pa.Field, text: str) -> pa.Array:
     if text == _NULL:
         return pa.nulls(1, field.type)
+    if _ESCAPED_NULL.fullmatch(text):
+        text = text[1:]
     try:
         if pa.types.is_binary(field.type) or pa.types.is_fixed_size_binary(field.type):
             return pa.array([base64.b64decode(text, validate=True)], field.type)

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from stateline.blob import open_store
 from stateline.blob.memory import MemoryStore
 from stateline.environment import Environment
 from stateline.errors import AlreadyExistsError, ConflictError, NotFoundError
@@ -31,6 +32,23 @@ def test_a_forgotten_name_starts_empty_and_open_stores_keep_theirs(store):
     assert store.get("a") == b"1"
     with pytest.raises(NotFoundError):
         MemoryStore(name).get("a")
+
+
+def test_a_url_below_a_store_opens_a_folder_of_it(store):
+    folder = open_store(f"{store.url}/a/b/")
+    assert folder.url == f"{store.url}/a/b"
+    folder.put("c", b"1")
+    store.put("a/b/d", b"2")
+    store.put("a/bc", b"3")
+    assert sorted(info.name for info in folder.list("")) == ["c", "d"]
+    assert sorted(info.name for info in store.list("a/")) == ["a/b/c", "a/b/d", "a/bc"]
+    assert (folder.get("d"), folder.head("d").name, store.head("a/b/c").name) == (b"2", "d", "a/b/c")
+    assert folder.publish("e", [folder.stage("e", b"x")], "n").name == "e"
+    assert [info.name for info in store.list("a/b/e")] == ["a/b/e"]
+    assert folder.put_if_absent("d", b"2").name == "d"
+    store.delete(["a/b/d"])
+    with pytest.raises(NotFoundError, match=f"{folder.url}/d"):
+        pickle.loads(pickle.dumps(folder)).get("d")
 
 
 def test_times_and_ids_come_from_the_environment(store):

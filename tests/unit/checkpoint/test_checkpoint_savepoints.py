@@ -395,6 +395,11 @@ def extents(record):
     return extents_of(record)
 
 
+def test_the_url_of_every_savepoint_opens_it(stores):
+    savepoint = Query(stores).savepoint()
+    assert open_savepoint(savepoint.url).checkpoint == savepoint.checkpoint
+
+
 def test_a_claimed_savepoint_is_used_where_it_is_and_goes_with_its_query(stores):
     query = Query(stores)
     savepoint = query.savepoint()

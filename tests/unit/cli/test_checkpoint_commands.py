@@ -343,6 +343,24 @@ def test_a_dry_drop_refuses_what_a_real_one_refuses(root: Root) -> None:
     assert open_savepoint(url).checkpoint.checkpoint_id == 2
 
 
+def test_a_copy_of_a_claimed_savepoint_is_dropped_by_the_name_of_its_owner(root: Root) -> None:
+    url = made_savepoint(root)
+    store = CheckpointStore(f"file://{root.folder}/savepoints")
+    savepoint = open_savepoint(store.store, url.rpartition("/")[2])
+    outputs = {output.url: open_store(output.url) for output in savepoint.checkpoint.outputs}
+    start_from_savepoint(savepoint, store, query_id="new", mode="claim", outputs=outputs)
+    copied = root.folder / "elsewhere" / "savepoint-copy"
+    shutil.copytree(url.removeprefix("file://"), copied)
+    refused = run("savepoint", "drop", f"file://{copied}", "--delete", "--owned-by", "another")
+    assert refused.exit_code == 1
+    assert "add --owned-by new" in refused.output
+    assert run("savepoint", "drop", f"file://{copied}", "--owned-by", "new").exit_code == 0
+    assert (copied / "_metadata").exists()
+    assert run("savepoint", "drop", f"file://{copied}", "--owned-by", "new", "--delete").exit_code == 0
+    assert [path for path in copied.rglob("*") if path.is_file()] == []
+    assert open_savepoint(url).owner() == "new"
+
+
 def test_a_damaged_savepoint_and_an_incomplete_one_are_told(root: Root) -> None:
     url = made_savepoint(root)
     folder = Path(url.removeprefix("file://"))

@@ -102,6 +102,33 @@ def test_diff_gives_the_net_changes(url: str) -> None:
     assert run("diff", url, url).output == ""
 
 
+def test_diff_reads_both_as_the_newer_one_in_any_order(tmp_path: Path) -> None:
+    where = f"file://{tmp_path}/root"
+    keys = pa.schema([("k", pa.int64())])
+    for number, kept in enumerate((pa.int32(), pa.int64())):
+        with KeyedStateBackend.open(where, retained_checkpoints=9) as backend:
+            state = backend.state("o", StateSchema(keys, pa.schema([("v", kept)])))
+            state.put(pa.table({"k": [1, 2 + number], "v": pa.array([number, 7], kept)}))
+            backend.checkpoint()
+    for before, after, change in (("chk-0", "chk-1", "insert"), ("chk-1", "chk-0", "delete")):
+        answer = run("diff", f"{where}/{before}", f"{where}/{after}", "--json")
+        assert answer.exit_code == 0, answer.output
+        assert {"__change": change, "k": 3, "v": 7} in facts(answer)
+        assert len(facts(answer)) == 3
+
+
+def test_every_text_can_be_a_key(tmp_path: Path) -> None:
+    where = f"file://{tmp_path}/root"
+    keys = [None, r"\N", r"\\N", r"\\\N", r"\\", "N", r"\n", "", r"\\NN"]
+    with KeyedStateBackend.open(where) as backend:
+        schema = StateSchema(pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64())]))
+        backend.state("o", schema).put(pa.table({"k": keys, "v": range(len(keys))}))
+        backend.checkpoint()
+    typed = [r"\N", r"\\N", r"\\\N", r"\\\\N", r"\\", "N", r"\n", "", r"\\NN"]
+    found = [facts(run("get", where, text, "--json")) for text in typed]
+    assert found == [[{"k": key, "v": number}] for number, key in enumerate(keys)]
+
+
 @pytest.mark.parametrize("ending", ["parquet", "jsonl", "arrow"])
 def test_export_writes_all_rows_once_and_overwrites_nothing(url: str, tmp_path: Path, ending: str) -> None:
     target = f"file://{tmp_path}/exported/state.{ending}"
