@@ -102,6 +102,13 @@ class KeyGroupRange:
 
     def intersection(self, other: KeyGroupRange) -> KeyGroupRange:
         """The key groups in both; :attr:`EMPTY` where there is none."""
+        if not isinstance(other, KeyGroupRange):
+            raise InvalidInputError(
+                f"{other!r} is no KeyGroupRange",
+                operation="intersection",
+                subject=str(self),
+                hint="Give a KeyGroupRange",
+            )
         start, end = max(self.start, other.start), min(self.end, other.end)
         return KeyGroupRange(start, end) if start <= end else KeyGroupRange.EMPTY
 
@@ -116,8 +123,7 @@ def check_parallelism(parallelism: int, max_parallelism: int) -> None:
         InvalidInputError: Names the bound that is broken, or what is no whole number.
     """
     for name, value in (("max_parallelism", max_parallelism), ("parallelism", parallelism)):
-        if not isinstance(value, int | np.integer):
-            raise InvalidInputError(f"{value!r} is no whole number", subject=name, hint="Give an int, such as 4")
+        _check_whole(value, name)
     if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise InvalidInputError(
             f"{max_parallelism} is out of bounds",
@@ -132,6 +138,11 @@ def check_parallelism(parallelism: int, max_parallelism: int) -> None:
         )
 
 
+def _check_whole(value: object, subject: str) -> None:
+    if not isinstance(value, Integral):
+        raise InvalidInputError(f"{value!r} is no whole number", subject=subject, hint="Give an int, such as 4")
+
+
 def range_for_subtask(index: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
     """The key groups of subtask ``index`` (0 to ``parallelism - 1``).
 
@@ -139,6 +150,7 @@ def range_for_subtask(index: int, parallelism: int, max_parallelism: int) -> Key
     differ by at most one.
     """
     check_parallelism(parallelism, max_parallelism)
+    _check_whole(index, "subtask")
     if not 0 <= index < parallelism:
         raise InvalidInputError(f"{index} is out of bounds", subject="subtask", hint=f"Give 0 to {parallelism - 1}")
     start = -(-index * max_parallelism // parallelism)
@@ -149,6 +161,7 @@ def range_for_subtask(index: int, parallelism: int, max_parallelism: int) -> Key
 def subtask_for_key_group(key_group: int, parallelism: int, max_parallelism: int) -> int:
     """The subtask whose :func:`range_for_subtask` holds ``key_group``."""
     check_parallelism(parallelism, max_parallelism)
+    _check_whole(key_group, "key group")
     if not 0 <= key_group < max_parallelism:
         raise InvalidInputError(
             f"{key_group} is out of bounds", subject="key group", hint=f"Give 0 to {max_parallelism - 1}"
@@ -172,9 +185,14 @@ def key_group_of(hash64: int | npt.NDArray[Any], max_parallelism: int) -> int | 
     """
     check_parallelism(1, max_parallelism)
     if isinstance(hash64, np.ndarray):
+        if hash64.dtype.kind not in "iu":
+            raise InvalidInputError(
+                f"{hash64.dtype} is no type of hashes", subject="hash64", hint="Give int64 or uint64"
+            )
         high = hash64.astype(np.uint64, copy=False) >> np.uint64(32)
         return ((high * np.uint64(max_parallelism)) >> np.uint64(32)).astype(np.int64)
-    return (((int(hash64) & _MASK_64) >> 32) * max_parallelism) >> 32
+    _check_whole(hash64, "hash64")
+    return (((int(hash64) & _MASK_64) >> 32) * int(max_parallelism)) >> 32
 
 
 def hash_bounds(key_groups: KeyGroupRange, max_parallelism: int) -> tuple[int, int]:
@@ -187,7 +205,7 @@ def hash_bounds(key_groups: KeyGroupRange, max_parallelism: int) -> tuple[int, i
 def default_max_parallelism(parallelism: int) -> int:
     """The number of key groups for a new state: ``min(max(next_pow2(p + p // 2), 128), 32768)``."""
     check_parallelism(parallelism, MAX_PARALLELISM_LIMIT)
-    wanted = parallelism + parallelism // 2
+    wanted = int(parallelism) + int(parallelism) // 2
     return min(max(1 << (wanted - 1).bit_length(), 128), MAX_PARALLELISM_LIMIT)
 
 
@@ -395,7 +413,7 @@ def _as_array(value: Any) -> pa.Array:
         if isinstance(value, bytearray | memoryview):
             return pa.array([bytes(value)])
         return pa.array([value])
-    except (pa.ArrowException, OverflowError) as error:
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
         raise InvalidInputError(
             f"{value!r} cannot be a key", operation="stable_hash", hint="Give a value of a supported key type"
         ) from error

@@ -27,7 +27,7 @@ from stateline.errors import ErrorKind, InvalidInputError
 
 __all__ = [
     "Secret",
-    "check_instance",
+    "check_kind",
     "check_known",
     "check_text",
     "normalise_settings",
@@ -36,6 +36,7 @@ __all__ = [
     "parse_duration",
     "parse_int",
     "parse_size",
+    "plain_options",
     "pop_prefixed",
     "setting",
     "settings_from_options",
@@ -203,6 +204,18 @@ def normalise_settings(settings: Any) -> None:
             object.__setattr__(settings, spec.name, parse(getattr(settings, spec.name), spec.name))
 
 
+def plain_options(options: Mapping[str, str] | None) -> dict[str, str]:
+    """A dictionary of one's own from what a user gave as options; an empty one for ``None``.
+
+    Raises:
+        InvalidInputError: It is no mapping.
+    """
+    if options is None:
+        return {}
+    check_kind(options, Mapping, "options")
+    return dict(options)
+
+
 def pop_prefixed(options: dict[str, str], prefix: str) -> dict[str, str]:
     """Takes the options with a prefix out, and gives them without it."""
     return {key.removeprefix(prefix): options.pop(key) for key in list(options) if key.startswith(prefix)}
@@ -215,8 +228,9 @@ def settings_from_options(cls: type[S], options: Mapping[str, str]) -> S:
         InvalidInputError: An unknown key (the hint names the nearest known one) or a bad value.
     """
     names = [spec.name for spec in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    check_known(options, names)
-    return cls(**options)
+    given = plain_options(options)
+    check_known(given, names)
+    return cls(**given)
 
 
 def check_known(options: Iterable[str], known: Iterable[str], what: str = "option") -> None:
@@ -233,20 +247,21 @@ def check_known(options: Iterable[str], known: Iterable[str], what: str = "optio
             raise InvalidInputError(f"unknown {what}", subject=repr(key), hint=hint, kind=ErrorKind.UNKNOWN_OPTION)
 
 
-def check_instance(value: object, kind: type | UnionType, name: str, expected: str) -> None:
-    """Refuses an argument of another class than it must have.
+def check_kind(value: object, kind: type | UnionType, name: str, expected: str = "") -> None:
+    """Refuses an argument of another type, where it would fail later and far from its caller.
 
     Args:
         value: What the user gave.
         kind: The class, or ``this | that``.
         name: The argument.
-        expected: What to give, in words that go on after "Give".
+        expected: What to give, in words that go on after "Give"; by default the class.
 
     Raises:
         InvalidInputError: It is something else.
     """
     if not isinstance(value, kind):
-        raise InvalidInputError(f"it is a {type(value).__name__}", subject=name, hint=f"Give {expected}")
+        wanted = expected or f"a {getattr(kind, '__name__', kind)}"
+        raise InvalidInputError(f"it is a {type(value).__name__}", subject=name, hint=f"Give {wanted}")
 
 
 def check_text(value: object, name: str) -> None:
@@ -255,7 +270,7 @@ def check_text(value: object, name: str) -> None:
     Raises:
         InvalidInputError: It is no ``str``, or has surrogates.
     """
-    check_instance(value, str, name, "text")
+    check_kind(value, str, name, "text")
     try:
         str(value).encode()
     except UnicodeEncodeError:

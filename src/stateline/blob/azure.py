@@ -41,6 +41,7 @@ from azure.storage.blob import BlobBlock, BlobServiceClient, ContainerClient, Ex
 
 from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status, scrubbed
 from stateline.blob.api import Buffer, ObjectInfo
+from stateline.blob.arguments import checked_names, checked_parts, plain_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.cloud import (
     CloudSettings,
@@ -119,7 +120,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put`."""
-        check_name(name)
+        data = plain_bytes(data, "put", check_name(name))
         checksum = crc32c(data)
         with self._telling("put", name):
             return self._put_settled(name, lambda: self._send(name, data, checksum, "", replacing=True), data, checksum)
@@ -182,7 +183,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
 
     def delete(self, names: Iterable[str]) -> None:
         """See :meth:`BlobStore.delete`."""
-        keys = [self._key(name) for name in names]
+        keys = [self._key(name) for name in checked_names(names)]
         with self._telling("delete", ""):
             self._each(self._delete_one, keys)
 
@@ -190,7 +191,8 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
 
     def stage(self, target: str, data: Buffer) -> Part:
         """See :meth:`BlobStore.stage`."""
-        key, checksum = self._key(target), crc32c(data)
+        key, data = self._key(target), plain_bytes(data, "stage", target)
+        checksum = crc32c(data)
         if len(data) >= max(self._settings.block_size_min, 1):
             with self._telling("stage", target):
                 return Part(name=self._put_block(key, data), length=len(data), crc32c=checksum)
@@ -223,7 +225,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
 
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`. Blocks that no blob names vanish by themselves."""
-        keys = [self._staged_key(part) for part in parts if not _is_block(part)]
+        keys = [self._staged_key(part) for part in checked_parts(parts, "discard") if not _is_block(part)]
         with self._telling("discard", ""):
             self._each(self._delete_one, keys)
 

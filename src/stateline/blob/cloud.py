@@ -27,6 +27,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from stateline.blob.answers import Answer, PieceError, Refusal, safe_cause, scrubbed, typed_error
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
+from stateline.blob.arguments import checked_parts, plain_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.names import check_name, check_staged_name
 from stateline.blob.outcome import Verdict, already_exists, conflict, damaged_part, judge, parts_missing
@@ -220,7 +221,7 @@ class CloudStore(BlobStore, Generic[C, S]):
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put_if_absent`."""
-        check_name(name)
+        data = plain_bytes(data, "put_if_absent", check_name(name))
         checksum = crc32c(data)
         with self._telling("put_if_absent", name):
             return self._created(
@@ -234,6 +235,7 @@ class CloudStore(BlobStore, Generic[C, S]):
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
         """See :meth:`BlobStore.publish`."""
         check_name(target)
+        parts = checked_parts(parts, "publish")
         length, checksum = sum(part.length for part in parts), crc32c_of_parts(parts)
 
         def taken(found: ObjectInfo) -> StatelineError:

@@ -41,6 +41,7 @@ from msgspec.structs import replace
 
 from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status
 from stateline.blob.api import Buffer, ObjectInfo
+from stateline.blob.arguments import checked_names, checked_parts, plain_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.cloud import as_bytes, split_cloud_url, try_unanswered
 from stateline.blob.cloud_copies import CopyingStore
@@ -78,7 +79,8 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put`."""
-        key, checksum = self._key(name), crc32c(data)
+        key, data = self._key(name), plain_bytes(data, "put", name)
+        checksum = crc32c(data)
 
         def put() -> ObjectInfo:
             return self._named(self._send(self._container, key, data, checksum, {}), name)
@@ -133,7 +135,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
 
     def delete(self, names: Iterable[str]) -> None:
         """See :meth:`BlobStore.delete`."""
-        self._delete([(self._container, self._key(name), "") for name in names])
+        self._delete([(self._container, self._key(name), "") for name in checked_names(names)])
 
     # -- staging --------------------------------------------------------------------------------------------------
 
@@ -141,6 +143,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         """See :meth:`BlobStore.stage`."""
         container = self._settings.temporary_bucket or self._container
         key = self._staging_key(self._key(target), str(self._environment.ids.new_uuid()))
+        data = plain_bytes(data, "stage", target)
         checksum = crc32c(data)
         with self._telling("stage", key):
             wanted = Part(name=key, length=len(data), crc32c=checksum, container=container)
@@ -167,7 +170,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
 
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`."""
-        staged = list(parts)
+        staged = checked_parts(parts, "discard")
         check_staged(staged, self._own)
         self._delete([(part.container, part.name, part.version) for part in staged])
 

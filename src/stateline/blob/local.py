@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
+from stateline.blob.arguments import checked_names, checked_parts, plain_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.file_writes import write_all, write_pieces
 from stateline.blob.folders import CREATION_ATTEMPTS, Folders, vanishing
@@ -131,6 +132,7 @@ class LocalStore(BlobStore):
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put`."""
         folders, leaf = _split(name)
+        data = plain_bytes(data, "put", name)
 
         def rename(temporary: str, staging: int, folder: int) -> None:
             os.rename(temporary, leaf, src_dir_fd=staging, dst_dir_fd=folder)
@@ -141,6 +143,7 @@ class LocalStore(BlobStore):
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put_if_absent`."""
+        data = plain_bytes(data, "put_if_absent", name)
         self._put_new(name, [data])
         return self._info(name, len(data), crc32c(data))
 
@@ -187,7 +190,7 @@ class LocalStore(BlobStore):
     def delete(self, names: Iterable[str]) -> None:
         """See :meth:`BlobStore.delete`. Folders that become empty are removed."""
         by_folder: dict[tuple[str, ...], list[str]] = {}
-        for name in names:
+        for name in checked_names(names):
             folders, leaf = _split(name)
             by_folder.setdefault(folders, []).append(leaf)
         removed: set[str] = set()
@@ -223,7 +226,7 @@ class LocalStore(BlobStore):
 
     def stage(self, target: str, data: Buffer) -> Part:
         """See :meth:`BlobStore.stage`."""
-        check_name(target)
+        data = plain_bytes(data, "stage", check_name(target))
         leaf = self._environment.ids.new_id()
         name = STAGING_PREFIX + leaf
         with self._translated("stage", name), self._staged(leaf, [data]) as staging:
@@ -237,7 +240,7 @@ class LocalStore(BlobStore):
         the names of published files carry a UUID of their writer.
         """
         folders, leaf = _split(target)
-        for part in parts:
+        for part in checked_parts(parts, "publish"):
             check_staged_name(part.name)
         length, checksum = sum(part.length for part in parts), crc32c_of_parts(parts)
         with self._translated("publish", target):
@@ -260,7 +263,7 @@ class LocalStore(BlobStore):
 
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`."""
-        names = [check_staged_name(part.name) for part in parts]
+        names = [check_staged_name(part.name) for part in checked_parts(parts, "discard")]
         self.delete(names)
         for name in names:
             with self._translated("discard", name):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
+from stateline.blob.arguments import checked_names, checked_parts, plain_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix, check_staged_name
 from stateline.blob.outcome import (
@@ -76,14 +77,14 @@ class MemoryStore(BlobStore):
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put`."""
-        made = self._make(check_name(name), bytes(data))
+        made = self._make(check_name(name), bytes(plain_bytes(data, "put", name)))
         with self._lock:
             self._objects[self._folder + name] = made
         return made.info
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put_if_absent`."""
-        made = self._make(check_name(name), bytes(data))
+        made = self._make(check_name(name), bytes(plain_bytes(data, "put_if_absent", name)))
         with self._lock:
             found = self._objects.setdefault(self._folder + name, made)
         if found.data != made.data:
@@ -115,7 +116,7 @@ class MemoryStore(BlobStore):
 
     def delete(self, names: Iterable[str]) -> None:
         """See :meth:`BlobStore.delete`."""
-        wanted = [check_name(name) for name in names]
+        wanted = [check_name(name) for name in checked_names(names)]
         with self._lock:
             for name in wanted:
                 self._objects.pop(self._folder + name, None)
@@ -127,14 +128,14 @@ class MemoryStore(BlobStore):
 
     def stage(self, target: str, data: Buffer) -> Part:
         """See :meth:`BlobStore.stage`."""
-        check_name(target)
+        data = plain_bytes(data, "stage", check_name(target))
         info = self.put_if_absent(STAGING_PREFIX + self._environment.ids.new_id(), data)
         return Part(name=info.name, length=info.size, crc32c=info.crc32c or 0)
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
         """See :meth:`BlobStore.publish`."""
         check_name(target)
-        for part in parts:
+        for part in checked_parts(parts, "publish"):
             check_staged_name(part.name)
         length, checksum = sum(part.length for part in parts), crc32c_of_parts(parts)
         with self._lock:
@@ -148,7 +149,7 @@ class MemoryStore(BlobStore):
 
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`."""
-        self.delete([check_staged_name(part.name) for part in parts])
+        self.delete([check_staged_name(part.name) for part in checked_parts(parts, "discard")])
 
     def _piece(self, target: str, part: Part) -> bytes:
         found = self._objects.get(self._folder + part.name)

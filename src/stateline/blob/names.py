@@ -45,6 +45,10 @@ def check_prefix(prefix: str) -> str:
     Raises:
         InvalidInputError: As :func:`check_name`.
     """
+    if not isinstance(prefix, str):
+        raise InvalidInputError(
+            f"{type(prefix).__name__} is not text", operation="list", subject="prefix", hint="Give '' for everything"
+        )
     if prefix:
         check_name(prefix + "x" if prefix.endswith("/") else prefix)
     return prefix
@@ -67,7 +71,9 @@ def check_staged_name(name: str) -> str:
 
 
 def _complaint(name: str) -> str | None:
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str):
+        return f"{type(name).__name__} is not text"
+    if not name:
         return "it is empty"
     try:
         encoded = name.encode("utf-8")

@@ -9,6 +9,7 @@ The law: a rule here never turns a real failure into a success or a conflict tha
 from __future__ import annotations
 
 from enum import Enum
+from numbers import Integral
 
 from stateline.blob.api import ObjectInfo
 from stateline.errors import (
@@ -93,8 +94,10 @@ def parts_missing(target: str, part_name: str) -> DataLossError:
 
 def check_range(name: str, start: int, end: int) -> None:
     """Checks the half-open range of :meth:`BlobStore.get_range`."""
-    if not 0 <= start <= end:
-        raise InvalidInputError(f"[{start}, {end}) is no range", operation="get_range", subject=name)
+    if not isinstance(start, Integral) or not isinstance(end, Integral) or not 0 <= start <= end:
+        raise InvalidInputError(
+            f"[{start!r}, {end!r}) is no range", operation="get_range", subject=name, hint="Give 0 <= start <= end"
+        )
 
 
 def too_short(name: str, end: int, size: int) -> CorruptDataError:

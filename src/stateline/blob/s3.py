@@ -25,6 +25,7 @@ from botocore.config import Config
 
 from stateline.blob.answers import Answer, answer_of_status
 from stateline.blob.api import Buffer, ObjectInfo
+from stateline.blob.arguments import checked_names, plain_bytes
 from stateline.blob.checksum import crc32c
 from stateline.blob.cloud import split_cloud_url, try_unanswered
 from stateline.blob.names import check_name, check_prefix
@@ -76,7 +77,7 @@ class S3Store(S3Uploads):
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put`."""
-        check_name(name)
+        data = plain_bytes(data, "put", check_name(name))
         checksum = crc32c(data)
         with self._telling("put", name):
             return self._put_settled(name, lambda: self._send(name, data, checksum, ""), data, checksum)
@@ -131,7 +132,7 @@ class S3Store(S3Uploads):
 
     def delete(self, names: Iterable[str]) -> None:
         """See :meth:`BlobStore.delete`."""
-        deletions = self._deletions([self._key(name) for name in names])
+        deletions = self._deletions([self._key(name) for name in checked_names(names)])
         with self._telling("delete", ""):
             self._each(lambda request: request(), deletions)
 

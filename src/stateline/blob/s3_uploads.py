@@ -36,6 +36,7 @@ from typing import Any, Final, NamedTuple
 
 from stateline.blob.answers import Answer, PieceError, Refusal
 from stateline.blob.api import Buffer, ObjectInfo
+from stateline.blob.arguments import checked_parts, plain_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.names import STAGING_PREFIX, check_name
 from stateline.blob.outcome import damaged_part
@@ -90,7 +91,7 @@ class S3Uploads(S3Requests):
 
     def stage(self, target: str, data: Buffer) -> Part:
         """See :meth:`BlobStore.stage`."""
-        check_name(target)
+        data = plain_bytes(data, "stage", check_name(target))
         name = STAGING_PREFIX + self._environment.ids.new_id()
         checksum = crc32c(data)
         with self._telling("stage", name):
@@ -109,7 +110,7 @@ class S3Uploads(S3Requests):
 
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`. An upload that is still there is aborted."""
-        pieces, uploads = _told_apart(parts)
+        pieces, uploads = _told_apart(checked_parts(parts, "discard"))
         deletions = self._deletions([self._staged_key(part) for part in pieces])
         aborts: list[Callable[[], None]] = [partial(self._end, self._place(upload)) for upload in uploads]
         with self._telling("discard", ""):

@@ -21,8 +21,17 @@ from stateline.blob.api import BlobStore
 from stateline.blob.names import check_name
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError, NotInstalledError
+from stateline.options import plain_options
 
-__all__ = ["absolute_url", "open_store", "refuse_credentials", "relative_name", "same_service", "split_local_url"]
+__all__ = [
+    "absolute_url",
+    "open_store",
+    "refuse_credentials",
+    "relative_name",
+    "same_service",
+    "split_local_url",
+    "store_of",
+]
 
 _CLOUDS: Final = {
     "s3": ("stateline.blob.s3", "S3Store", "s3"),
@@ -54,7 +63,7 @@ def open_store(
     """
     url = _text_of(url)
     scheme = urlsplit(url).scheme.lower() if "://" in url else ""
-    settings = dict(options or {})
+    settings = plain_options(options)
     if scheme in ("", "file"):
         from stateline.blob.local import LocalStore  # noqa: PLC0415 - each backend loads on demand
 
@@ -82,6 +91,24 @@ def open_store(
         ) from error
     store: BlobStore = getattr(module, class_name).open(url, settings, environment)
     return store
+
+
+def store_of(where: BlobStore | str | os.PathLike[str], environment: Environment | None = None) -> BlobStore:
+    """The store itself, or the one that a URL names.
+
+    Raises:
+        InvalidInputError: It is neither; or as :func:`open_store`.
+    """
+    if isinstance(where, str | os.PathLike):
+        return open_store(where, environment=environment)
+    if not hasattr(where, "put_if_absent"):
+        raise InvalidInputError(
+            f"{type(where).__name__} is neither a URL nor a store",
+            operation="open_store",
+            subject=repr(where),
+            hint="Give text such as file:///folder, or what open_store returned",
+        )
+    return where
 
 
 def _text_of(url: str | os.PathLike[str]) -> str:

@@ -29,6 +29,7 @@ import msgspec
 
 from stateline.changelog.handle import ChangelogHandle, SegmentHandle
 from stateline.errors import InvalidInputError
+from stateline.options import check_kind
 
 if TYPE_CHECKING:
     from stateline.changelog.upload_task import UploadTask
@@ -98,8 +99,12 @@ class SequenceNumberRange(msgspec.Struct, frozen=True):
     end: SequenceNumber
 
     def __post_init__(self) -> None:
+        check_kind(self.start, SequenceNumber, "start")
+        check_kind(self.end, SequenceNumber, "end")
         if self.end < self.start:
-            raise InvalidInputError(f"[{self.start}, {self.end}) is no range", subject="SequenceNumberRange")
+            raise InvalidInputError(
+                f"[{self.start}, {self.end}) is no range", subject="SequenceNumberRange", hint="Give start <= end"
+            )
 
     def __len__(self) -> int:
         return self.end.value - self.start.value
@@ -175,6 +180,8 @@ class UploadTasksResult:
         successful: Mapping[UploadTask, list[UploadResult]] | None = None,
         failed: Mapping[UploadTask, BaseException] | None = None,
     ) -> None:
+        for name, given in (("successful", successful), ("failed", failed)):
+            check_kind({} if given is None else given, Mapping, name)
         self.successful = dict(successful or {})
         self.failed = dict(failed or {})
 

@@ -14,6 +14,7 @@ from stateline.changelog.block import Compression, decode_block
 from stateline.changelog.columns import ChangeColumns, joined_columns
 from stateline.changelog.frame import EncodedFrame, encode_frame
 from stateline.errors import ClosedError
+from stateline.options import check_kind
 
 __all__ = ["StateChangeSet"]
 
@@ -30,6 +31,8 @@ class StateChangeSet:
     __slots__ = ("_columns", "_count", "_frame", "log_id", "sequence_number", "size")
 
     def __init__(self, log_id: UUID, sequence_number: SequenceNumber, changes: Iterable[StateChange]) -> None:
+        check_kind(log_id, UUID, "log_id")
+        check_kind(sequence_number, SequenceNumber, "sequence_number")
         self._fill(log_id, sequence_number, (ChangeColumns.of(changes),))
 
     @classmethod

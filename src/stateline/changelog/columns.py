@@ -24,6 +24,7 @@ from stateline.blob.api import Buffer
 from stateline.changelog.api import StateChange
 from stateline.errors import InvalidInputError
 from stateline.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupRange
+from stateline.options import check_kind
 
 __all__ = ["MAX_CHANGE_BYTES", "ChangeColumns", "batch_columns", "joined_columns", "sorted_columns"]
 
@@ -52,15 +53,19 @@ class ChangeColumns:
         Raises:
             InvalidInputError: A key group below -1 or above 32767, or a value that is no bytes.
         """
+        check_kind(changes, Iterable, "changes")
         changes = tuple(changes)
         for change in changes:
-            if not isinstance(change, StateChange):
-                raise InvalidInputError(f"{type(change).__name__} is no change", subject="StateChange")
+            check_kind(change, StateChange, "change")
             is_integer = isinstance(change.key_group, int | np.integer)
             if not is_integer or not StateChange.META <= change.key_group < MAX_PARALLELISM_LIMIT:
-                raise InvalidInputError(f"{change.key_group!r} is no key group", subject="StateChange")
+                raise InvalidInputError(
+                    f"{change.key_group!r} is no key group", subject="StateChange", hint="Give -1 to 32767"
+                )
             if not isinstance(change.value, bytes | bytearray | memoryview):
-                raise InvalidInputError(f"the value is {type(change.value).__name__}, not bytes", subject="StateChange")
+                raise InvalidInputError(
+                    f"the value is {type(change.value).__name__}, not bytes", subject="StateChange", hint="Encode it"
+                )
         key_groups = np.fromiter((change.key_group for change in changes), np.int16, len(changes))
         return cls(key_groups, *_joined([change.value for change in changes]))
 

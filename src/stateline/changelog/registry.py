@@ -14,13 +14,13 @@ Rules:
 from __future__ import annotations
 
 import logging
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from stateline.blob.api import BlobStore
 from stateline.changelog.handle import SegmentHandle
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.environment import Environment, Executor, system_environment
-from stateline.errors import InvalidInputError
+from stateline.options import check_kind, parse_int
 
 __all__ = ["LocalChangelogRegistry", "TaskChangelogRegistry"]
 
@@ -35,6 +35,12 @@ class _Named(Protocol):
 
     @property
     def name(self) -> str: ...
+
+
+def _name_of(handle: _Named) -> str:
+    name = getattr(handle, "name", None)
+    check_kind(name, str, f"name of handle {handle!r}")
+    return cast("str", name)
 
 
 class _Deleter:
@@ -108,33 +114,36 @@ class TaskChangelogRegistry:
 
     def start_tracking(self, handle: _Named, reference_count: int) -> None:
         """Takes an object over that is used ``reference_count`` times, 1 or more."""
-        if reference_count < 1:
-            raise InvalidInputError(f"{reference_count} is no reference count", operation="start_tracking")
+        count = parse_int(reference_count, "reference_count", minimum=1)
+        name = _name_of(handle)
         with self._monitor:
-            self._counts[handle.name] = reference_count
+            self._counts[name] = count
 
     def stop_tracking(self, handle: _Named) -> None:
         """Gives the object away: somebody else deletes it from now on. It stays where it is."""
+        name = _name_of(handle)
         with self._monitor:
-            self._counts.pop(handle.name, None)
+            self._counts.pop(name, None)
 
     def retain(self, handle: _Named) -> None:
         """One use more. Does nothing for an object that is not tracked, which nobody here can delete anyway."""
+        name = _name_of(handle)
         with self._monitor:
-            if handle.name in self._counts:
-                self._counts[handle.name] += 1
+            if name in self._counts:
+                self._counts[name] += 1
 
     def release(self, handle: _Named) -> None:
         """One use less; the last one deletes the object. Does nothing for an object that is not tracked."""
+        name = _name_of(handle)
         with self._monitor:
-            left = self._counts.get(handle.name, 0) - 1
+            left = self._counts.get(name, 0) - 1
             if left > 0:
-                self._counts[handle.name] = left
+                self._counts[name] = left
             last = left == 0
             if last:
-                del self._counts[handle.name]
+                del self._counts[name]
         if last:
-            self._deleter.delete(handle.name)
+            self._deleter.delete(name)
 
     def discard(self, handle: _Named) -> None:
         """Deletes an object that no handle can name, tracked or not."""
@@ -180,11 +189,13 @@ class LocalChangelogRegistry:
 
     def register(self, handle: SegmentHandle | _Named, checkpoint_id: int) -> None:
         """Notes that the checkpoint uses the copy. The highest checkpoint counts."""
+        name, checkpoint_id = _name_of(handle), parse_int(checkpoint_id, "checkpoint_id")
         with self._monitor:
-            self._last_used[handle.name] = max(checkpoint_id, self._last_used.get(handle.name, checkpoint_id))
+            self._last_used[name] = max(checkpoint_id, self._last_used.get(name, checkpoint_id))
 
     def discard_up_to(self, checkpoint_id: int) -> None:
         """Deletes every copy whose last checkpoint is **before** ``checkpoint_id``."""
+        checkpoint_id = parse_int(checkpoint_id, "checkpoint_id")
         with self._monitor:
             names = [name for name, last in self._last_used.items() if last < checkpoint_id]
             for name in names:

@@ -25,7 +25,7 @@ from stateline.changelog.metrics import ChangelogMetrics
 from stateline.changelog.settings import ChangelogSettings
 from stateline.environment import Cancellable, Clock, Environment, Executor, Monitor, system_environment
 from stateline.errors import ClosedError, ErrorKind, UnavailableError
-from stateline.options import parse_duration, parse_int
+from stateline.options import check_kind, parse_duration, parse_int
 
 __all__ = ["RetryPolicy", "RetryingExecutor"]
 
@@ -89,7 +89,7 @@ class RetryPolicy:
             attempt: The number of the attempt that failed; 1 is the first.
             error: Why it failed. ``TimeoutError``: 0 seconds; another ``OSError``: the delay; anything else: no retry.
         """
-        if attempt >= self.max_attempts or not isinstance(error, OSError):
+        if parse_int(attempt, "attempt", minimum=1) >= self.max_attempts or not isinstance(error, OSError):
             return None
         return 0.0 if isinstance(error, TimeoutError) else self.delay_seconds
 
@@ -115,7 +115,7 @@ class RetryingExecutor:
         environment: Environment | None = None,
     ) -> None:
         environment = environment or system_environment()
-        parse_int(num_threads, "num_threads", minimum=1)
+        num_threads = parse_int(num_threads, "num_threads", minimum=1)
         self._owned = executor is None
         self._world = _World(
             executor or environment.executors.executor("changelog-upload", num_threads),
@@ -131,6 +131,7 @@ class RetryingExecutor:
         Returns:
             The winner's result, or the last error. Done after ``complete`` or ``fail`` of the action has returned.
         """
+        check_kind(policy, RetryPolicy, "policy")
         execution = _Execution(self._world, policy, action)
         with self._world.monitor:
             closed = self._closed

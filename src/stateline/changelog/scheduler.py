@@ -36,6 +36,7 @@ from stateline.changelog.throttle import UploadThrottle
 from stateline.changelog.upload_task import UploadTask
 from stateline.environment import Cancellable, Clock, Environment, Executor, system_environment
 from stateline.errors import ClosedError, InternalError
+from stateline.options import check_kind
 
 __all__ = ["batching_scheduler", "direct_scheduler", "scheduler_from_options"]
 
@@ -69,9 +70,11 @@ def batching_scheduler(
         metrics: Where to count.
         environment: The world; the real one by default.
     """
+    settings = ChangelogSettings() if settings is None else settings
+    check_kind(settings, ChangelogSettings, "settings")
     return _BatchingScheduler(
         uploader,
-        settings or ChangelogSettings(),
+        settings,
         executor=executor,
         clock=clock,
         metrics=metrics or ChangelogMetrics(),
@@ -94,7 +97,7 @@ def scheduler_from_options(
         InvalidInputError: An unknown option or a bad value.
     """
     if not isinstance(options, ChangelogSettings):
-        options = ChangelogSettings.from_options(options or {})
+        options = ChangelogSettings.from_options({} if options is None else options)
     if options.scheduler == "direct":
         return direct_scheduler(uploader)
     return batching_scheduler(

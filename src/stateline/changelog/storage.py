@@ -15,7 +15,7 @@ from typing import Final, Self
 from stateline.blob.api import BlobStore
 from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.blob.names import check_name
-from stateline.blob.urls import open_store
+from stateline.blob.urls import store_of
 from stateline.changelog.api import AvailabilityProvider, StateChangeUploader, StateChangeUploadScheduler
 from stateline.changelog.cache import HostCache
 from stateline.changelog.local_recovery import LocalCopies
@@ -30,7 +30,7 @@ from stateline.changelog.writer import ChangelogWriter
 from stateline.environment import Environment, system_environment
 from stateline.errors import ClosedError, InvalidInputError
 from stateline.key_groups import KeyGroupRange
-from stateline.options import check_known, parse_choice
+from stateline.options import check_kind, check_known, parse_choice, plain_options
 
 __all__ = ["ChangelogStorage"]
 
@@ -60,12 +60,15 @@ class ChangelogStorage:
         scheduler: StateChangeUploadScheduler | None = None,
         environment: Environment | None = None,
     ) -> None:
-        self._environment = environment or system_environment()
+        self._environment = system_environment() if environment is None else environment
+        check_kind(self._environment, Environment, "environment")
         self.store = store
         self.settings = settings
-        self.job_id = job_id or self._environment.ids.new_id()
+        self.job_id = self._environment.ids.new_id() if job_id is None else job_id
         if "/" in check_name(self.job_id):
-            raise InvalidInputError("it is more than one segment", subject=f"job id {self.job_id!r}")
+            raise InvalidInputError(
+                "it is more than one segment", subject=f"job id {self.job_id!r}", hint="Give one without '/'"
+            )
         self.metrics = ChangelogMetrics()
         self.registry = TaskChangelogRegistry(
             store,
@@ -106,14 +109,11 @@ class ChangelogStorage:
             scheduler: Another way to run uploads; ``uploader`` is not used then.
             environment: Clock, ids and threads; the real ones by default.
         """
-        store = url_or_store
-        if isinstance(store, str | os.PathLike):
-            store = open_store(store, {}, environment)
-        elif not hasattr(store, "put_if_absent"):
-            raise InvalidInputError(f"{store!r} is neither a URL nor a store", operation="open", subject="changelog")
+        settings = ChangelogSettings() if settings is None else settings
+        check_kind(settings, ChangelogSettings, "settings")
         return cls(
-            store,
-            settings or ChangelogSettings(),
+            store_of(url_or_store, environment),
+            settings,
             job_id=job_id,
             uploader=uploader,
             scheduler=scheduler,
@@ -132,7 +132,7 @@ class ChangelogStorage:
         Raises:
             InvalidInputError: An unknown key or name, a bad value, or no ``base_path``.
         """
-        rest = dict(options)
+        rest = plain_options(options)
         check_known(rest, ["storage", "base_path", *(spec.name for spec in dataclasses.fields(ChangelogSettings))])
         name = parse_choice(rest.pop("storage", "blob"), _STORAGES, "storage")
         url = rest.pop("base_path", None)

@@ -9,7 +9,7 @@ goes when nothing else is on its way, and alone.
 from __future__ import annotations
 
 from stateline.errors import InternalError, InvalidInputError
-from stateline.options import parse_size
+from stateline.options import parse_int, parse_size
 
 __all__ = ["UploadThrottle"]
 
@@ -48,7 +48,9 @@ class UploadThrottle:
 
         Raises:
             InternalError: They do not fit; the caller had to wait.
+            InvalidInputError: It is no whole number.
         """
+        size = parse_int(size, "size")
         if size < 0 or not self.fits(size):
             raise InternalError(
                 f"{size} bytes do not fit beside {self._in_flight} of {self.max_in_flight}", operation="seize"
@@ -57,7 +59,7 @@ class UploadThrottle:
 
     def release(self, size: int) -> None:
         """Gives back what :meth:`seize` took for the same ``size``."""
-        counted = min(size, self.max_in_flight)
+        counted = min(parse_int(size, "size"), self.max_in_flight)
         if not 0 <= counted <= self._in_flight:
             raise InternalError(f"{size} bytes were never seized", operation="release")
         self._in_flight -= counted

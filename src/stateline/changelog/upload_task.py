@@ -6,10 +6,11 @@ Owns that a task ends exactly once. Does not own when it runs (``scheduler``) or
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from stateline.changelog.api import FailureCallback, SequenceNumber, SuccessCallback, UploadResult
 from stateline.changelog.change_set import StateChangeSet
+from stateline.options import check_kind
 
 __all__ = ["UploadTask"]
 
@@ -31,7 +32,12 @@ class UploadTask:
     def __init__(
         self, change_sets: Iterable[StateChangeSet], on_success: SuccessCallback, on_failure: FailureCallback
     ) -> None:
+        check_kind(change_sets, Iterable, "change_sets")
         self.change_sets = tuple(change_sets)
+        for change_set in self.change_sets:
+            check_kind(change_set, StateChangeSet, "change_set")
+        for name, callback in (("on_success", on_success), ("on_failure", on_failure)):
+            check_kind(callback, Callable, name)  # type: ignore[arg-type]
         self.size = sum(change_set.size for change_set in self.change_sets)
         self._callbacks: tuple[SuccessCallback, FailureCallback] | None = (on_success, on_failure)
         self._lock = threading.Lock()

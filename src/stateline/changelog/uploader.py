@@ -30,6 +30,7 @@ from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.upload_task import UploadTask
 from stateline.environment import Environment, system_environment
 from stateline.errors import OutcomeUnknownError
+from stateline.options import check_kind
 
 __all__ = ["BlobUploader", "ChangelogObject", "DuplicatingUploader", "gather", "without_encoding_room"]
 
@@ -82,7 +83,8 @@ class BlobUploader:
         environment: Environment | None = None,
     ) -> None:
         environment = environment or system_environment()
-        settings = settings or ChangelogSettings()
+        settings = ChangelogSettings() if settings is None else settings
+        check_kind(settings, ChangelogSettings, "settings")
         self._store = store
         self._compression = Compression[settings.compression.upper()]
         self._buffer_size = settings.buffer_size

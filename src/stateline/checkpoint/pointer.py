@@ -21,6 +21,7 @@ from stateline.checkpoint.savepoint import Savepoint, open_savepoint
 from stateline.checkpoint.store import CheckpointStore
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError, NotFoundError
+from stateline.options import check_kind
 
 __all__ = ["Located", "Snapshot", "locate", "resolve_pointer"]
 
@@ -59,9 +60,12 @@ def locate(
     pointer: str, *, options: Mapping[str, str] | None = None, environment: Environment | None = None
 ) -> Located:
     """Tells what a pointer names; arguments and errors as :func:`resolve_pointer`, but no checkpoint is looked for."""
+    check_kind(pointer, str, "pointer")
     trimmed = pointer.rstrip("/").removesuffix(f"/{METADATA}").rstrip("/")
     if not trimmed:
-        raise InvalidInputError("it is empty", operation="resolve", subject=f"pointer {pointer!r}")
+        raise InvalidInputError(
+            "it is empty", operation="resolve", subject=f"pointer {pointer!r}", hint="Give the URL of a checkpoint root"
+        )
     parent, _, leaf = trimmed.rpartition("/")
     checkpoint_id = id_of_record(f"{leaf}/{METADATA}")
     if checkpoint_id is not None:

@@ -33,7 +33,7 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
-from stateline.blob.urls import open_store, relative_name
+from stateline.blob.urls import relative_name, store_of
 from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint, OutputState
 from stateline.checkpoint.layout import CLAIMED, METADATA, SAVEPOINT_PREFIX, SHARED_PREFIX
 from stateline.checkpoint.metadata import decode_claim, decode_record, decode_savepoint, encode_claim, encode_savepoint
@@ -50,6 +50,7 @@ from stateline.errors import (
     NotFoundError,
 )
 from stateline.handles import Part
+from stateline.options import check_kind
 
 __all__ = [
     "Savepoint",
@@ -126,7 +127,8 @@ def create_savepoint(
         CorruptDataError: Something that it reaches is not what was written.
     """
     environment = environment or system_environment()
-    store = open_store(target, environment=environment) if isinstance(target, str) else target
+    check_kind(source, CheckpointStore, "source")
+    store = store_of(target, environment)
     attempts_left = 1 if checkpoint_id is not None else _ATTEMPTS
     while True:
         checkpoint = source.latest() if checkpoint_id is None else source.get(checkpoint_id)
@@ -207,10 +209,11 @@ class _Creation:
         return Part(name=name, length=part.length, crc32c=part.crc32c)
 
 
-def list_savepoints(store: BlobStore) -> list[str]:
+def list_savepoints(store: BlobStore | str) -> list[str]:
     """The folders of complete savepoints directly below a store, sorted by name. Open each to see what is in it."""
     suffix = f"/{METADATA}"
-    folders = (info.name.removesuffix(suffix) for info in store.list(SAVEPOINT_PREFIX) if info.name.endswith(suffix))
+    found = store_of(store).list(SAVEPOINT_PREFIX)
+    folders = (info.name.removesuffix(suffix) for info in found if info.name.endswith(suffix))
     return sorted(folder for folder in folders if "/" not in folder)
 
 
@@ -223,9 +226,9 @@ def open_savepoint(where: BlobStore | str, folder: str = "", *, environment: Env
         InvalidInputError: It is a checkpoint of a root.
     """
     if isinstance(where, str):
-        store = open_store(where.rstrip("/").removesuffix(f"/{METADATA}"), environment=environment)
-    else:
-        store = where
+        where = where.rstrip("/").removesuffix(f"/{METADATA}")
+    check_kind(folder, str, "folder")
+    store = store_of(where, environment)
     name = f"{folder}/{METADATA}" if folder else METADATA
     subject = f"{store.url}/{name}"
     try:
@@ -252,7 +255,9 @@ def open_savepoint(where: BlobStore | str, folder: str = "", *, environment: Env
         ) from error
 
 
-def drop_savepoint(store: BlobStore, folder: str, *, dry_run: bool = False, owned_by: str | None = None) -> list[str]:
+def drop_savepoint(
+    store: BlobStore | str, folder: str, *, dry_run: bool = False, owned_by: str | None = None
+) -> list[str]:
     """Deletes a savepoint or what an interrupted :func:`create_savepoint` left; returns the names that it deleted.
 
     Idempotent. It is claimed first, so that no query starts from it meanwhile; then ``_metadata`` goes, then the rest.
@@ -268,6 +273,8 @@ def drop_savepoint(store: BlobStore, folder: str, *, dry_run: bool = False, owne
         ConflictError: A query owns it, and it is not ``owned_by``.
         InvalidInputError: ``folder`` is not the name of a savepoint.
     """
+    store = store_of(store)
+    check_kind(folder, str, "folder")
     if not folder.startswith(SAVEPOINT_PREFIX) or "/" in folder:
         raise InvalidInputError(
             "it is not the folder of a savepoint",
@@ -321,6 +328,8 @@ def start_from_savepoint(
         CorruptDataError: Something in it is not what was written.
     """
     environment = environment or system_environment()
+    check_kind(savepoint, Savepoint, "savepoint")
+    check_kind(root, CheckpointStore, "root")
     if root.latest() is not None:
         raise InvalidInputError(
             "the root has checkpoints already",

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Self
 
 from stateline.blob.api import BlobStore
-from stateline.blob.urls import open_store
+from stateline.blob.urls import store_of
 from stateline.checkpoint.api import Checkpoint
 from stateline.checkpoint.layout import published_name, record_name
 from stateline.checkpoint.metadata import Retired, encode_checkpoint, encode_published
@@ -79,7 +79,7 @@ class CheckpointStore:
         settings: CheckpointStoreSettings | None = None,
         environment: Environment | None = None,
     ) -> None:
-        self.store = open_store(root, environment=environment) if isinstance(root, str) else root
+        self.store = store_of(root, environment)
         self.settings = settings or CheckpointStoreSettings()
         self._slots = Slots(self.store, allow_older=self.settings.allow_older)
         strict = Slots(self.store, allow_older=False)

@@ -30,9 +30,10 @@ from enum import Enum
 from typing import Final, Self
 
 from stateline.blob.api import BlobStore, Buffer
+from stateline.blob.arguments import plain_bytes
 from stateline.blob.checksum import crc32c
 from stateline.blob.names import check_name
-from stateline.blob.urls import open_store
+from stateline.blob.urls import store_of
 from stateline.checkpoint.api import MAX_FILE_STATE_THRESHOLD
 from stateline.checkpoint.state_handles import FileHandle, InlineHandle
 from stateline.environment import Environment, system_environment
@@ -96,7 +97,7 @@ class CheckpointStreamFactory:
         environment: Environment | None = None,
     ) -> None:
         self._environment = environment or system_environment()
-        self._store = open_store(store, environment=environment) if isinstance(store, str) else store
+        self._store = store_of(store, environment)
         self._folders = {
             CheckpointedStateScope.EXCLUSIVE: _folder(checkpoint_dir, "checkpoint_dir"),
             CheckpointedStateScope.SHARED: _folder(shared_dir, "shared_dir"),
@@ -233,10 +234,11 @@ class CheckpointStateOutputStream:
         All or nothing: a call that raises has accepted none of its bytes and may be repeated.
 
         Raises:
+            InvalidInputError: ``data`` is not bytes-like and contiguous.
             ClosedError: The stream was closed.
             UnavailableError: And other errors of the store, from staging a full buffer.
         """
-        view = memoryview(data).cast("B")
+        view = memoryview(plain_bytes(data, "write", "state"))
         with self._monitor:
             self._check_open("write")
             before = len(self._buffer)

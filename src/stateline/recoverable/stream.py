@@ -24,13 +24,13 @@ from typing import Self
 import msgspec
 
 from stateline.blob.api import BlobStore, Buffer
+from stateline.blob.arguments import plain_bytes
 from stateline.blob.checksum import combine_crc32c, crc32c, crc32c_of_parts
 from stateline.errors import (
     ClosedError,
     ConflictError,
     CorruptDataError,
     DataLossError,
-    InvalidInputError,
     NotFoundError,
 )
 from stateline.handles import Part, ResumePoint
@@ -152,7 +152,7 @@ class RecoverableStream:
         """
         if self._closed:
             raise self._is_closed("write")
-        view = self._bytes_of(data)
+        view = memoryview(plain_bytes(data, "write", self._target))
         before, before_bytes = self._state, len(self._state.buffer)
         self._state = replace(before)
         try:
@@ -347,18 +347,6 @@ class RecoverableStream:
                 break
             small += 1
         return pieces.with_sealed(len(parts) - small)
-
-    def _bytes_of(self, data: Buffer) -> memoryview:
-        try:
-            view = memoryview(data)
-            return view.cast("B") if view.nbytes else memoryview(b"")  # Python casts no empty view of other types.
-        except TypeError as error:
-            raise InvalidInputError(
-                f"{type(data).__name__} is not contiguous bytes ({error})",
-                operation="write",
-                subject=self._target,
-                hint="Encode text, and copy views with gaps",
-            ) from error
 
     def _is_closed(self, operation: str) -> ClosedError:
         return ClosedError(

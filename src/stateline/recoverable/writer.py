@@ -15,6 +15,7 @@ from stateline.blob.urls import open_store, relative_name
 from stateline.environment import Environment, system_environment
 from stateline.errors import InvalidInputError, NotFoundError
 from stateline.handles import CommitPoint, ResumePoint
+from stateline.options import plain_options
 from stateline.recoverable.api import PointSerializer, RecoverableWriterSettings
 from stateline.recoverable.committer import Committer, already_published
 from stateline.recoverable.serializers import CommitPointSerializer, ResumePointSerializer
@@ -66,7 +67,7 @@ class RecoverableWriter:
             NotInstalledError: The SDK of a cloud is missing.
         """
         ours = RecoverableWriterSettings.option_names()
-        given = dict(options or {})
+        given = plain_options(options)
         settings = RecoverableWriterSettings.from_options({key: given.pop(key) for key in ours & given.keys()})
         return cls(open_store(url, given, environment), settings, environment)
 

@@ -30,12 +30,13 @@ from typing import Any, Final, Self, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from stateline.blob import BlobStore, open_store
+from stateline.blob import BlobStore
+from stateline.blob.urls import store_of
 from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState
 from stateline.environment import Environment, system_environment
 from stateline.errors import ClosedError, ErrorKind, InvalidInputError
 from stateline.key_groups import KeyGroupRange, check_parallelism
-from stateline.options import check_instance, check_text, parse_int
+from stateline.options import check_kind, check_text, parse_int
 from stateline.state.aggregate.plan import KeyedAggregation
 from stateline.state.columns import contiguous, take
 from stateline.state.evolution import carried_properties, check_evolution
@@ -134,7 +135,7 @@ class KeyedState:
     def scan(self, key_groups: KeyGroupRange | None = None) -> Iterator[pa.RecordBatch]:
         """All rows, in batches of key and value columns, in no order that means anything."""
         self._check_open()
-        check_instance(key_groups, KeyGroupRange | None, "key_groups", _KEY_GROUPS)
+        check_kind(key_groups, KeyGroupRange | None, "key_groups", _KEY_GROUPS)
         return self.table.scan(key_groups)
 
     def to_table(self) -> pa.Table:
@@ -154,7 +155,7 @@ class KeyedState:
 
     def _grouped(self, rows: Rows) -> Groups:
         self._check_open()
-        check_instance(rows, pa.Table | pa.RecordBatch, "rows", "a pyarrow.Table or a pyarrow.RecordBatch")
+        check_kind(rows, pa.Table | pa.RecordBatch, "rows", "a pyarrow.Table or a pyarrow.RecordBatch")
         return group_rows(key_rows(self.schema, [self._column(rows, name) for name in self.schema.keys.names]))
 
     def _value(self, rows: Rows, field: pa.Field) -> pa.Array:
@@ -240,10 +241,10 @@ class KeyedStateBackend:
         self._checkpoints = checkpoints
         self._environment = environment
         self._retained_checkpoints = parse_int(retained_checkpoints, "retained_checkpoints", minimum=1)
-        check_instance(merging, MergeSettings | None, "merging", "MergeSettings")
-        check_instance(runs, RunSettings | None, "runs", "RunSettings")
-        check_instance(fetching, RunReaderSettings | None, "fetching", "RunReaderSettings")
-        check_instance(cache, RunCache | None, "cache", "a RunCache")
+        check_kind(merging, MergeSettings | None, "merging", "MergeSettings")
+        check_kind(runs, RunSettings | None, "runs", "RunSettings")
+        check_kind(fetching, RunReaderSettings | None, "fetching", "RunReaderSettings")
+        check_kind(cache, RunCache | None, "cache", "a RunCache")
         self._merging = merging
         self._runs = runs
         self._fetching = fetching
@@ -280,14 +281,14 @@ class KeyedStateBackend:
             InvalidInputError: Key groups or ``retained_checkpoints`` out of bounds, or an argument of another class.
         """
         environment = environment or system_environment()
-        store = root if isinstance(root, BlobStore) else open_store(root, environment=environment)
+        store = store_of(root, environment)
         checkpoints = CheckpointStore(store, environment=environment)
         restored = checkpoints.latest() if checkpoint_id is None else checkpoints.get(checkpoint_id)
         count = max_parallelism if restored is None else restored.max_parallelism
         check_parallelism(1, count)
         everything = KeyGroupRange(0, count - 1)
         visible = everything if key_groups is None else key_groups
-        check_instance(visible, KeyGroupRange, "key_groups", _KEY_GROUPS)
+        check_kind(visible, KeyGroupRange, "key_groups", _KEY_GROUPS)
         if visible.intersection(everything) != visible or not len(visible):
             raise InvalidInputError(
                 f"{visible} is not within {everything}",
@@ -338,7 +339,7 @@ class KeyedStateBackend:
         Raises:
             InvalidInputError: The stored state was made by another definition (kind ``SCHEMA_MISMATCH``).
         """
-        check_instance(aggregation, KeyedAggregation, "aggregation", "what KeyedAggregation.bind() returns")
+        check_kind(aggregation, KeyedAggregation, "aggregation", "what KeyedAggregation.bind() returns")
         state = self._opened(name, aggregation.state_schema, aggregation.definition, exact=True)
         return AggregatedState(state, aggregation)
 
@@ -423,7 +424,7 @@ class KeyedStateBackend:
     def _opened(self, name: str, schema: StateSchema | None, definition: str, *, exact: bool = False) -> KeyedState:
         self._check_open()
         check_text(name, "name")
-        check_instance(schema, StateSchema | None, "schema", "a StateSchema, such as StateSchema.of(schema, key_names)")
+        check_kind(schema, StateSchema | None, "schema", "a StateSchema, such as StateSchema.of(schema, key_names)")
         known = self._states.get(name)
         restored = self._restored
         stored = None if restored is None else restored.operator(name)

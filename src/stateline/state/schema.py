@@ -24,7 +24,7 @@ import pyarrow as pa
 from stateline.arrow_bounds import check_stream
 from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
 from stateline.key_groups import check_key_type
-from stateline.options import check_instance, check_known
+from stateline.options import check_kind, check_known
 
 __all__ = [
     "DELETED_COLUMN",
@@ -85,8 +85,8 @@ class StateSchema:
         Raises:
             InvalidInputError: A name that the schema does not have; and as the class.
         """
-        check_instance(schema, pa.Schema, "schema", "a pyarrow.Schema")
-        check_instance(key_names, list | tuple, "key_names", "a list of column names")
+        check_kind(schema, pa.Schema, "schema", "a pyarrow.Schema")
+        check_kind(key_names, list | tuple, "key_names", "a list of column names")
         for name in key_names:
             if name not in schema.names:
                 raise InvalidInputError(

@@ -127,6 +127,22 @@ class BlobStoreConformance:
         store.publish("staged", [part], "nonce")
         assert {store.get("put"), store.get("absent"), store.get("staged")} == {b"23456"}
 
+    def test_bytes_are_counted_and_nothing_else_is_taken_for_them(self, store: BlobStore) -> None:
+        wide = memoryview(b"abcdef").cast("H")
+        part = store.stage("staged", wide)
+        assert (store.put("put", wide).size, store.put_if_absent("absent", wide).size, part.length) == (6, 6, 6)
+        assert store.publish("staged", [part], "nonce").size == 6
+        wrong: Any
+        for wrong in (None, 5, "text", [1]):
+            for call in (store.put, store.put_if_absent, store.stage):
+                with pytest.raises(InvalidInputError, match="is not contiguous bytes"):
+                    call("wrong", wrong)
+        for wrong in (None, "put", [None]):
+            for remove in (store.delete, store.discard):
+                with pytest.raises(InvalidInputError, match=" is no "):
+                    remove(wrong)
+        assert visible(store) == ["absent", "put", "staged"]
+
     @pytest.mark.parametrize("name", ODD_NAMES)
     def test_odd_names_are_kept_exactly(self, store: BlobStore, name: str) -> None:
         store.put_if_absent(name, b"odd")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateline.errors import ErrorKind, InvalidInputError
-from stateline.options import check_instance, check_known, check_text
+from stateline.options import check_kind, check_known, check_text
 from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows
 from stateline.state.columns import contiguous
 from stateline.state.keys import KeyRows, group_rows, key_rows
@@ -74,9 +74,9 @@ class KeyedAggregation:
         Raises:
             InvalidInputError: Nothing to keep, a name that is taken, a column that does not exist or does not fit.
         """
-        check_instance(schema, pa.Schema, "schema", "a pyarrow.Schema")
-        check_instance(keys, list | tuple, "keys", "a list of column names")
-        check_instance(aggregations, Mapping, "aggregations", 'a dict, such as {"n": count()}')
+        check_kind(schema, pa.Schema, "schema", "a pyarrow.Schema")
+        check_kind(keys, list | tuple, "keys", "a list of column names")
+        check_kind(aggregations, Mapping, "aggregations", 'a dict, such as {"n": count()}')
         if not aggregations:
             raise InvalidInputError(
                 "there is no aggregation", operation="aggregate", hint="Give one, such as n=count()"
@@ -165,7 +165,7 @@ class KeyedAggregation:
         return Update(StateRows(keys, nothing), pa.RecordBatch.from_pylist([], schema=self.output_schema))
 
     def _check_columns(self, rows: Rows) -> None:
-        check_instance(rows, pa.Table | pa.RecordBatch, "rows", "a pyarrow.Table or a pyarrow.RecordBatch")
+        check_kind(rows, pa.Table | pa.RecordBatch, "rows", "a pyarrow.Table or a pyarrow.RecordBatch")
         for name in self.input_columns:
             if rows.schema.names.count(name) != 1:
                 raise _refused(
