@@ -13,7 +13,7 @@ from stateline.checkpoint import Checkpoint
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.spark.event_time import Watermark
 from stateline.spark.evolution import check_definition
-from stateline.spark.output_columns import check_columns, columns_properties
+from stateline.spark.output_columns import check_columns, check_folders, columns_properties
 from stateline.spark.plan import PipelinePlan
 from stateline.state.evolution import carried_properties, check_evolution
 from stateline.state.schema import StateSchema
@@ -21,7 +21,7 @@ from stateline.state.schema import StateSchema
 if TYPE_CHECKING:
     from stateline.spark.coordinator import Batch
 
-__all__ = ["Step", "check_plan", "check_same_offsets", "next_properties", "next_step"]
+__all__ = ["Step", "check_continuation", "check_plan", "check_same_offsets", "next_properties", "next_step"]
 
 
 class Step(enum.Enum):
@@ -82,6 +82,16 @@ def check_same_offsets(decided: Checkpoint, batch: Batch[Any]) -> None:
             "start anew with a new root and a new Spark checkpoint",
             kind=ErrorKind.CONFLICT,
         )
+
+
+def check_continuation(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str, str]) -> None:
+    """Checks that the newest record of a root can be continued by a plan, in the folders where its files are.
+
+    Raises:
+        InvalidInputError: As :func:`check_plan`, and if other columns become folders now.
+    """
+    check_plan(plan, newest, output_urls)
+    check_folders(plan, newest, output_urls)
 
 
 def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str, str]) -> None:

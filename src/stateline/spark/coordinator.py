@@ -42,7 +42,7 @@ from stateline.errors import InternalError
 from stateline.handles import FinishedFile, OpenFile
 from stateline.key_groups import check_parallelism, range_for_subtask
 from stateline.recoverable import RecoverableWriter
-from stateline.spark.continuity import Step, check_plan, check_same_offsets, next_properties, next_step
+from stateline.spark.continuity import Step, check_continuation, check_same_offsets, next_properties, next_step
 from stateline.spark.delivery import Delivery, deliveries_of, delivery_states
 from stateline.spark.event_time import Watermark
 from stateline.spark.plan import OperatorPlan, PipelinePlan
@@ -209,7 +209,7 @@ class MicroBatchCoordinator(Generic[D]):
         if not self._started:
             newest = self._checkpoints.latest(at_least)
             if newest is not None:
-                check_plan(self._plan, newest, self._output_urls)
+                check_continuation(self._plan, newest, self._output_urls)
                 self._is_published = self._checkpoints.is_published(newest)
             else:
                 check_start(self._plan, self._checkpoints.store, self._outputs, self._environment)

@@ -1,4 +1,4 @@
-"""Whether rows of a changed schema may go into a folder that has files already. Pure.
+"""Whether rows of a changed schema, or of other folders, may go where files are already. Pure.
 
 Owns the rule. Does not own the files: those of another schema are files of their own (``stateline.files``).
 
@@ -8,8 +8,11 @@ Rules:
   of the folder could not read it any more. Nulls may be allowed or not.
 - Whole numbers may get more bits, and so may floats: readers that know the wider type read both.
 - Columns of CSV may only be added or left out at the end, because Spark finds them by position.
+- The columns that become folders stay, in their order, whatever the format. Spark takes folders for the table: where
+  some tell a column, it reads no file above them, without a word; where they tell different ones, it reads nothing.
 
-Each record remembers the columns of its outputs among its properties, by format and folder.
+Each record remembers the columns of its outputs among its properties, by format and folder, and those that became
+folders, by folder.
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ from stateline.checkpoint.envelope import decode_value
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 
-__all__ = ["check_columns", "columns_of", "columns_properties"]
+__all__ = ["check_columns", "check_folders", "columns_of", "columns_properties"]
 
 _PREFIX: Final = "columns of "
+_FOLDERS_PREFIX: Final = "folders of "
 _WIDER: Final = (("int8", "int16", "int32", "int64"), ("float", "double"))
 """Each type is read as any after it."""
 
@@ -56,13 +60,38 @@ def check_columns(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[s
                 raise _refused(operator, f"the columns are {old} there, and {new} now: CSV tells them by position")
 
 
+def check_folders(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str, str]) -> None:
+    """Checks that the files of a plan lie in the same folders as those that are there, and those that are open.
+
+    Raises:
+        InvalidInputError: Other columns become folders now; says which.
+        CorruptDataError: What the record remembers of them cannot be read.
+    """
+    opened = {output.operator: output.url for output in newest.outputs if output.open}
+    for operator in plan.operators:
+        if operator.output is None or not operator.output_columns:
+            continue
+        wanted = list(operator.output.partition_by)
+        for url in (output_urls.get(operator.name, ""), opened.get(operator.name, "")):
+            key = _FOLDERS_PREFIX + url
+            text = newest.properties.get(key, json.dumps(wanted))
+            subject = f"property {key!r} of the newest checkpoint"
+            stored = decode_value(text, list[str], "the folders of the output", subject)
+            if stored != wanted:
+                raise _refused(operator, f"partition_by is {stored} there, and {wanted} now")
+
+
 def columns_properties(plan: PipelinePlan, newest: Checkpoint | None, output_urls: Mapping[str, str]) -> dict[str, str]:
-    """What the next record remembers: all columns that any file of its outputs may have."""
-    found = {} if newest is None else {k: v for k, v in newest.properties.items() if k.startswith(_PREFIX)}
+    """What the next record remembers: all columns that any file of its outputs may have, and which became folders."""
+    kept = (_PREFIX, _FOLDERS_PREFIX)
+    found = {} if newest is None else {k: v for k, v in newest.properties.items() if k.startswith(kept)}
     for operator in plan.operators:
         if operator.output_columns:
             key = _key(operator, output_urls)
             found[key] = json.dumps(_remembered(found, key) | dict(operator.output_columns))
+            if operator.output is not None:
+                url = output_urls.get(operator.name, "")
+                found[_FOLDERS_PREFIX + url] = json.dumps(list(operator.output.partition_by))
     return found
 
 
@@ -108,7 +137,7 @@ def _refused(operator: OperatorPlan, reason: str) -> InvalidInputError:
         reason,
         operation="start",
         subject=f"output of operator {operator.name!r}",
-        hint="Readers could not read both in one folder. Give the column another name, or start a new query with a new "
-        "output folder",
+        hint="Readers could not read both in one folder. Go on with what is there, give a changed column another name, "
+        "or start a new query with a new output folder",
         kind=ErrorKind.SCHEMA_MISMATCH,
     )

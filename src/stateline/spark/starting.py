@@ -18,6 +18,7 @@ from stateline.checkpoint.layout import METADATA
 from stateline.environment import Environment
 from stateline.errors import InternalError
 from stateline.spark.continuity import check_plan
+from stateline.spark.output_columns import check_folders
 from stateline.spark.plan import PipelinePlan, SavepointStart
 
 __all__ = ["check_start", "first_checkpoint"]
@@ -37,8 +38,9 @@ def check_start(
     if plan.start is None:
         return
     record = _open(plan.start, root, environment).checkpoint
-    # Its files may go on in another output than the one they were begun in.
+    # Its files may go on in another output than the one they were begun in, but in the same folders of it.
     check_plan(plan, record, {output.operator: output.url for output in record.outputs if output.operator in outputs})
+    check_folders(plan, record, {name: store.url for name, store in outputs.items()})
 
 
 def first_checkpoint(

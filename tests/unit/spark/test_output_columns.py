@@ -5,10 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from stateline.checkpoint import Checkpoint
+from stateline.checkpoint import Checkpoint, OutputState
 from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
 from stateline.files import FileOutput
-from stateline.spark.output_columns import check_columns, columns_of, columns_properties
+from stateline.handles import OpenFile
+from stateline.spark.output_columns import check_columns, check_folders, columns_of, columns_properties
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from tests.unit.spark.records import record
 
@@ -17,8 +18,8 @@ ELSEWHERE = {"files": "file:///other"}
 LONG, TEXT = pa.int64(), pa.string()
 
 
-def plan(schema: pa.Schema, name: str = "parquet") -> PipelinePlan:
-    output = FileOutput(url="file:///out", format=name)
+def plan(schema: pa.Schema, name: str = "parquet", partition_by: tuple[str, ...] = ()) -> PipelinePlan:
+    output = FileOutput(url="file:///out", format=name, partition_by=partition_by)
     operator = OperatorPlan(name="files", tables={}, definition="", output=output, output_columns=columns_of(schema))
     return PipelinePlan(root_url="memory://root", parallelism=1, max_parallelism=1, operators=(operator,))
 
@@ -106,9 +107,48 @@ def test_another_folder_another_format_and_old_records_have_no_say():
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"a": "\ud800"}'])
 def test_a_memory_that_cannot_be_read_is_told(text: str) -> None:
     schema = pa.schema([("a", LONG)])
-    [key] = after(schema).properties
+    [key] = [key for key in after(schema).properties if key.startswith("columns of")]
     newest = record(properties={key: text})
     with pytest.raises(CorruptDataError, match="the columns of the output cannot be read"):
         check_columns(plan(schema), newest, HERE)
     with pytest.raises(CorruptDataError):
         columns_properties(plan(schema), newest, HERE)
+
+
+DAYS = pa.schema([("id", LONG), ("day", TEXT), ("hour", LONG)])
+
+
+def in_folders(*columns: str, opened: bool = False) -> Checkpoint:
+    """The record after files were written in folders of these columns."""
+    file = OpenFile(target="f", subtask=0, layout="0", opened_at=0, written_at=0, rows=1, bytes=1, pending=())
+    output = OutputState(operator="files", url=HERE["files"], finished=(), open=(file,) if opened else ())
+    return record(outputs=(output,), properties=columns_properties(plan(DAYS, partition_by=columns), None, HERE))
+
+
+@pytest.mark.parametrize("now", [(), ("hour",), ("day", "hour"), ("hour", "day")])
+@pytest.mark.parametrize("name", ["parquet", "csv"])
+def test_folders_stay_as_they_are(now: tuple[str, ...], name: str) -> None:
+    newest = in_folders("day")
+    check_folders(plan(DAYS, name, ("day",)), newest, HERE)
+    with pytest.raises(InvalidInputError, match=r"partition_by is \['day'\] there"):
+        check_folders(plan(DAYS, name, now), newest, HERE)
+    with pytest.raises(InvalidInputError, match=r"partition_by is \[\] there, and \['day'\] now"):
+        check_folders(plan(DAYS, name, ("day",)), in_folders(), HERE)
+
+
+def test_another_output_may_have_other_folders_unless_open_files_go_on_there() -> None:
+    check_folders(plan(DAYS), in_folders("day"), ELSEWHERE)
+    with pytest.raises(InvalidInputError, match=r"partition_by is \['day'\] there"):
+        check_folders(plan(DAYS), in_folders("day", opened=True), ELSEWHERE)
+
+
+def test_who_only_finishes_files_need_not_know_their_folders() -> None:
+    newest, finishing = in_folders("day", opened=True), plan(pa.schema([]))
+    check_folders(finishing, newest, HERE)
+    assert columns_properties(finishing, newest, HERE) == newest.properties
+
+
+def test_a_memory_of_folders_that_cannot_be_read_is_told() -> None:
+    [key] = [key for key in in_folders().properties if key.startswith("folders of")]
+    with pytest.raises(CorruptDataError, match="the folders of the output cannot be read"):
+        check_folders(plan(DAYS), record(properties={key: "{"}), HERE)
