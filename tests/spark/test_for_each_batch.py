@@ -60,3 +60,21 @@ def test_each_checkpoint_is_delivered_and_a_failed_delivery_comes_again_with_the
     assert events.newest().batch_id == 2
     run(events, database)
     assert len(database.calls) == 5, "what was delivered is marked"
+
+
+async def returns_a_coroutine(rows, key):
+    raise AssertionError("nobody awaits this")
+
+
+def returns_a_generator(rows, key):
+    yield rows.count()
+
+
+@pytest.mark.parametrize("function", [returns_a_coroutine, returns_a_generator])
+def test_a_function_of_which_nothing_has_run_has_delivered_nothing(events, function):
+    events.add([("a", 1)])
+    with pytest.raises(StreamingQueryException, match="so nothing of it has run"):
+        run(events, function)
+    database = Database()
+    run(events, database)
+    assert len(database.calls) == 1, "the rows come to the function that runs"

@@ -11,11 +11,13 @@ Guarantees:
 - In order of checkpoints, one call at a time, in one driver. A driver believed dead may still make a late call, with a
   key that has been seen: so a sink should ask "have I seen this key", not "is it newer than the last one".
 - Not called for a checkpoint without rows.
-- When it raises, the query fails; the next start begins with the same rows, under the same key.
+- When it raises, the query fails; the next start begins with the same rows, under the same key. So it does when it is
+  an ``async`` function or a generator: calling these runs nothing, and the rows would count as delivered.
 """
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -74,7 +76,7 @@ class BatchDelivery:
         function, schema = self._functions[operator]
         rows = self._rows(self._operators[operator], delivery.rows, schema)
         try:
-            function(rows, delivery.key)
+            _check_it_ran(function(rows, delivery.key))
         except Exception as error:
             raise UserCodeError(
                 f"the function raised {type(error).__name__}: {error}",
@@ -104,6 +106,14 @@ class _Reader:
             for number in batch.column(0).to_pylist():
                 for table in load_rows(root, [self._handles[number]]):
                     yield from table.to_batches()
+
+
+def _check_it_ran(result: object) -> None:
+    """Refuses a result that says that nothing has run yet; any other means nothing."""
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        if inspect.iscoroutine(result):
+            result.close()  # Python would complain, much later, that nobody has awaited it.
+        raise TypeError(f"it returned a {type(result).__name__}, so nothing of it has run; give a plain function")
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:
