@@ -42,6 +42,8 @@ _CLOUDS: Final = {
     "abfss": ("stateline.blob.azure", "AzureStore", "azure"),
 }
 
+_KNOWN: Final = ", ".join(["memory", "file", *_CLOUDS])
+
 _ALIASES: Final = {"s3a": "s3", "abfs": "az", "abfss": "az", "": "file"}
 """Spellings of one scheme: what is stored under the first is found under the second."""
 
@@ -75,9 +77,8 @@ def open_store(
             raise InvalidInputError("it takes no options", operation="open_store", subject=url)
         return MemoryStore(url.split("://", 1)[1].strip("/"), environment)
     if scheme not in _CLOUDS:
-        known = ", ".join(["memory", "file", *_CLOUDS])
         raise InvalidInputError(
-            f"unknown scheme {scheme!r}", operation="open_store", subject=url, hint=f"Known schemes: {known}"
+            f"unknown scheme {scheme!r}", operation="open_store", subject=url, hint=f"Known schemes: {_KNOWN}"
         )
     module_name, class_name, extra = _CLOUDS[scheme]
     try:
@@ -125,13 +126,17 @@ def _text_of(url: str | os.PathLike[str]) -> str:
             "it is no URL", operation="open_store", subject=repr(url), hint="Give text such as file:///folder"
         ) from None
     scheme, colon, rest = text.partition(":")
-    if colon and not rest.startswith("//") and scheme.lower() in ("memory", *_CLOUDS):
+    is_ours = scheme.lower() in ("memory", *_CLOUDS)
+    # "dbfs:/x" of other systems, too: on a cluster each host would have a folder of that name.
+    looks_so = scheme.lower() != "file" and "/" not in scheme and (is_ours or rest.startswith("/"))
+    if colon and looks_so and not rest.startswith("//"):
         shown = "..." if "@" in rest or "=" in rest else rest  # There may be a credential in it.
+        known = f"Write {scheme.lower()}://{shown.lstrip('/')}" if is_ours else f"Known schemes: {_KNOWN}"
         raise InvalidInputError(
             "after the scheme it has no '//', so it would be a local folder of that name",
             operation="open_store",
             subject=f"{scheme}:{shown}",
-            hint=f"Write {scheme.lower()}://{shown.lstrip('/')}, or put ./ before it for the folder",
+            hint=f"{known}, or put ./ before it for the folder",
         )
     return text
 

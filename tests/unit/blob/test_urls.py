@@ -1,5 +1,7 @@
 """Names below a root, in all the spellings that people use."""
 
+import os
+
 import pytest
 
 from stateline.blob.urls import absolute_url, open_store, relative_name, same_service
@@ -58,6 +60,14 @@ def test_what_is_no_url_is_refused(url):
 def test_a_url_without_its_slashes_is_not_taken_for_a_folder(url):
     with pytest.raises(InvalidInputError, match="Write "):
         open_store(url)
+
+
+@pytest.mark.parametrize("url", ["dbfs:/mnt/x", "hdfs:/x", "C:/x"])
+def test_a_place_of_another_system_is_not_taken_for_a_folder(url, tmp_path):
+    with pytest.raises(InvalidInputError, match=r"a local folder of that name\. Known schemes: memory, file"):
+        open_store(url)
+    for path in (f"./{url}", f"{tmp_path}/a:/b", "a:b"):
+        assert absolute_url(path) == os.path.abspath(path)
 
 
 @pytest.mark.parametrize(
