@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from stateline.errors import FencedError, NotFoundError
 from stateline.spark import files_sink, finish_files, register
+from stateline.spark.files_options import FilesSinkOptions
 
 
 @pytest.fixture
@@ -157,6 +158,26 @@ def test_a_rolled_back_spark_checkpoint_is_an_error_and_loses_nothing(spark, pla
     assert ids(place) == list(range(20))
 
 
+def test_a_rolled_back_checkpoint_is_noticed_also_where_the_session_says_its_place(spark, place):
+    def run_named():
+        events = spark.readStream.schema("id long, part string").option("maxFilesPerTrigger", 1)
+        writer = events.parquet(str(place / "source")).writeStream.format("stateline_files").queryName("named")
+        writer.trigger(availableNow=True).start(str(place / "out")).awaitTermination()
+
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(place / "checkpoints"))
+    try:
+        for batch in range(2):
+            add_rows(place, batch, batch * 10, 10)
+        run_named()
+        for name in ("offsets/1", "commits/1"):
+            (place / "checkpoints" / "named" / name).unlink()
+        add_rows(place, 2, 20, 10)
+        with pytest.raises(StreamingQueryException, match="decided with other source offsets"):
+            run_named()
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+
+
 def test_a_new_query_over_an_old_output_is_refused(spark, place):
     add_rows(place, 0, 0, 10)
     run(spark, place)
@@ -218,6 +239,16 @@ def test_a_column_that_changes_its_type_is_refused_and_the_old_program_goes_on(s
     assert ids(place) == list(range(20))
 
 
+def test_other_folders_are_refused_because_readers_would_not_see_all_files(spark, place):
+    add_rows(place, 0, 0, 10)
+    run(spark, place)
+    add_rows(place, 1, 10, 10)
+    with pytest.raises(StreamingQueryException, match=r"partition_by is \[\] there, and \['part'\] now"):
+        start(spark, place, partitionBy="part").awaitTermination()
+    run(spark, place)
+    assert sorted(row["id"] for row in spark.read.parquet(str(place / "out")).collect()) == list(range(20))
+
+
 def test_a_batch_write_appends_files_that_appear_together(spark, place):
     rows = spark.range(1000).withColumn("part", F.concat(F.lit("p"), (F.col("id") % 2).cast("string")))
     for _ in range(2):
@@ -241,6 +272,36 @@ def test_bad_options_are_refused_by_name(spark, place, options, message):
     with pytest.raises(Exception, match=message):
         run(spark, place, **options)
     assert not (place / "out").exists() or visible_files(place) == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"checkpoint": "out"}, {"checkpoint": "out/p=1/x"}, {"checkpointLocation": "out/s"}]
+)
+def test_records_that_readers_would_find_are_refused(spark, place, options):
+    add_rows(place, 0, 0, 10)
+    with pytest.raises(StreamingQueryException, match=r"checkpoint.* lies among the files of the output"):
+        start(spark, place, **{name: str(place / value) for name, value in options.items()}).awaitTermination()
+    start(spark, place, checkpoint=str(place / "out" / "_records")).awaitTermination()
+
+
+def test_an_option_in_two_spellings_is_refused(spark, place):
+    with pytest.raises(AnalysisException, match="partition_by: it is given twice, in two spellings"):
+        spark.range(3).write.format("stateline_files").mode("append").options(partitionBy="a", partition_by="b").save(
+            str(place / "out")
+        )
+
+
+def test_reading_says_what_reads_the_files(spark, place):
+    with pytest.raises(AnalysisException, match=r"it only writes.*spark\.read\.parquet"):
+        spark.read.format("stateline_files").load(str(place / "out"))
+
+
+def test_a_relative_place_is_one_place_for_all(spark, place, monkeypatch):
+    monkeypatch.chdir(place)
+    options = FilesSinkOptions(path="out", checkpoint="records")
+    monkeypatch.chdir("/")
+    assert (options.path, options.root_url) == (str(place / "out"), str(place / "records/stream"))
+    assert options.output().url == str(place / "out")
 
 
 def test_a_query_may_have_a_name(spark, place):

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
+from stateline.blob.urls import absolute_url
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.options import check_known, normalise_settings, parse_bool, parse_int, setting
-from stateline.spark.stream_checks import check_shared
+from stateline.spark.stream_checks import check_hidden, check_shared
 
 __all__ = ["FilesSinkOptions"]
 
@@ -83,6 +84,12 @@ class FilesSinkOptions:
             )
         check_shared(self.path, "path")
         check_shared(self.checkpoint, "checkpoint")
+        # Executors work in folders of their own, so a relative place must become one place for all.
+        object.__setattr__(self, "path", absolute_url(self.path))
+        if self.checkpoint:
+            object.__setattr__(self, "checkpoint", absolute_url(self.checkpoint))
+        check_hidden(self.checkpoint, self.path, "checkpoint")
+        check_hidden(self.checkpoint_location, self.path, "checkpointLocation")
         check_known([self.finish], ("available_now", "stop", "never"), "value of finish")
 
     @classmethod
@@ -90,7 +97,7 @@ class FilesSinkOptions:
         """Options as Spark hands them over.
 
         Raises:
-            InvalidInputError: An unknown option, or a bad value.
+            InvalidInputError: An unknown option, an option given twice, or a bad value.
         """
         known = {_plain(spec.name): spec.name for spec in fields(cls) if spec.metadata}
         given: dict[str, Any] = {"root_options": {}, "store_options": {}}
@@ -102,7 +109,12 @@ class FilesSinkOptions:
             else:
                 if _plain(key) not in known:
                     check_known([key], known.values())
-                given[known[_plain(key)]] = value
+                name = known[_plain(key)]
+                if name in given:
+                    raise InvalidInputError(
+                        "it is given twice, in two spellings", subject=name, hint="Give each option once"
+                    )
+                given[name] = value
         return cls(**given)
 
     @property

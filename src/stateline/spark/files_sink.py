@@ -9,7 +9,10 @@ Facts (Spark 4, Python data sources):
 - ``commit`` runs in a Python process of its own beside the driver. The writer object is made anew for each batch, so
   all that ``commit`` must know is in the messages and in the store. It is called again for a batch that is replayed.
 - ``abort`` is also called after a commit that took effect, so it does nothing.
-- A task learns its query from ``TaskContext``'s local properties; ``commit`` learns it from the messages.
+- A task learns its query from ``TaskContext``'s local properties, which also hold the settings of the session;
+  ``commit`` learns it from the messages.
+- Where ``checkpointLocation`` is a setting of the session, Spark hands the writer no option, and keeps its checkpoint
+  below that place under the query's name. Without a name nobody could ever start from it again.
 
 So tasks make rows durable under fresh names and hand over handles; ``commit`` joins them to the open files, encodes
 what is complete, and decides: one object per task and one record per micro-batch.
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -43,6 +47,8 @@ from stateline.spark.plan import PipelinePlan
 __all__ = ["FilesSink", "finish_sink"]
 
 _ENVIRONMENT: Final = system_environment()
+_QUERY: Final = "sql.streaming.queryId"
+_CHECKPOINTS: Final = "spark.sql.streaming.checkpointLocation"
 
 
 @dataclass
@@ -72,10 +78,12 @@ class _Staged(WriterCommitMessage):
 
     Attributes:
         query_id: The streaming query; empty for a batch write.
+        spark_checkpoint: Where Spark keeps the query's checkpoint; empty if it is not known.
         files: The task's rows, as JSON of :class:`TaskFiles`.
     """
 
     query_id: str
+    spark_checkpoint: str
     files: bytes
 
 
@@ -86,6 +94,19 @@ class FilesSink(DataSource):
     def name(cls) -> str:
         """The name that ``format()`` takes."""
         return "stateline_files"
+
+    def schema(self) -> StructType:
+        """Refuses: Spark asks for a schema when somebody reads.
+
+        Raises:
+            InvalidInputError: Always.
+        """
+        raise InvalidInputError(
+            "it only writes",
+            operation="read",
+            subject="stateline_files",
+            hint="Its files are plain files: read them with spark.read.parquet(path), or as what their format is",
+        )
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         """A writer for one micro-batch; called by Spark.
@@ -150,21 +171,24 @@ class _Sink:
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> _Staged:
         """A task's work: makes its rows durable. What is a whole file by itself is encoded here, in parallel."""
-        context = TaskContext.get()
-        query_id = (context.getLocalProperty("sql.streaming.queryId") if context else None) or ""
-        return _Staged(query_id, msgspec.json.encode(self._decision().stage(batches)))
+        context, name = TaskContext.get(), self.options.query_name
+        query_id = (context.getLocalProperty(_QUERY) if context else None) or ""
+        checkpoints = context.getLocalProperty(_CHECKPOINTS) if context and query_id and name else None
+        location = self.options.checkpoint_location or (f"{checkpoints}/{name}" if checkpoints else "")
+        return _Staged(query_id, location, msgspec.json.encode(self._decision().stage(batches)))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """The driver's work: decides a batch, exactly once however often it is called."""
         staged = [message for message in messages if isinstance(message, _Staged)]
         made = [msgspec.json.decode(message.files, type=TaskFiles) for message in staged]
-        named = [message.query_id for message in staged if message.query_id]
-        query_id = named[0] if named else self._query_id()
+        named = next((message for message in staged if message.query_id), None)
+        location = named.spark_checkpoint if named else self.options.checkpoint_location
+        query_id = named.query_id if named else self._query_id(location)
         known = self._known(query_id)
         report = self._decision(known.records).commit(
             made,
             batch_id=batch_id,
-            offsets_digest=self._digest(batch_id),
+            offsets_digest=self._digest(location, batch_id),
             query_id=query_id,
             at_least=known.newest_id,
         )
@@ -220,18 +244,16 @@ class _Sink:
 
     # -- what Spark keeps beside the query --------------------------------------------------------------------------
 
-    def _digest(self, batch_id: int) -> str:
+    def _digest(self, location: str, batch_id: int) -> str:
         """Digest of the source offsets; empty where Spark's checkpoint lies in a store that we cannot read."""
-        if self._spark_file(f"offsets/{batch_id}") is None:
-            return ""
-        return offsets_digest(self._spark_file, self.options.checkpoint_location, batch_id)
+        read = partial(self._spark_file, location)
+        return "" if read(f"offsets/{batch_id}") is None else offsets_digest(read, location, batch_id)
 
-    def _query_id(self) -> str:
-        entry = self._spark_file("metadata")
+    def _query_id(self, location: str) -> str:
+        entry = self._spark_file(location, "metadata")
         return "" if entry is None else str(msgspec.json.decode(entry)["id"])
 
-    def _spark_file(self, name: str) -> str | None:
-        location = self.options.checkpoint_location
+    def _spark_file(self, location: str, name: str) -> str | None:
         if not location:
             return None
         options = self.options.store_options if same_service(location, self.options.path) else {}

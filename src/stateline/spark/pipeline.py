@@ -27,6 +27,7 @@ from stateline.spark.plan import PipelinePlan
 from stateline.spark.query import PipelineQuery
 from stateline.spark.quiet import QuietRounds
 from stateline.spark.reporting import BatchReporter
+from stateline.spark.stream_checks import check_hidden
 from stateline.spark.task import OperatorProgram
 
 __all__ = ["Pipeline"]
@@ -96,7 +97,8 @@ class Pipeline:
             fails with ``FencedError``.
 
         Raises:
-            InvalidInputError: The root belongs to another pipeline, or the trigger is not a micro-batch trigger.
+            InvalidInputError: The root belongs to another pipeline, the trigger is not a micro-batch trigger, or
+                Spark's checkpoint lies where readers of the output find it.
             CorruptDataError: The newest checkpoint cannot be read.
         """
         if not isinstance(trigger, Mapping | None):
@@ -105,6 +107,7 @@ class Pipeline:
             )
         chosen = dict(trigger or {})
         check_known(chosen, _TRIGGERS, "trigger")
+        _check_hidden(self._plan, spark_checkpoint)
         environment = system_environment()
         coordinator = self._coordinator(environment)
         coordinator.start()
@@ -175,6 +178,12 @@ def _pause_seconds(trigger: Mapping[str, Any]) -> float:
         return parse_duration(trigger.get("processingTime", 0), "processingTime") + _QUIET_SECONDS
     except InvalidInputError:  # Such as "1 minute 30 seconds", which Spark understands.
         return _QUIET_SECONDS
+
+
+def _check_hidden(plan: PipelinePlan, spark_checkpoint: str) -> None:
+    for output in (operator.output for operator in plan.operators):
+        if output is not None:
+            check_hidden(spark_checkpoint, output.url, "spark_checkpoint")
 
 
 def _no_rows(df: DataFrame) -> DataFrame:

@@ -35,7 +35,14 @@ from stateline.spark.output_columns import columns_of
 from stateline.spark.pipeline import Pipeline
 from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings, SavepointStart
 from stateline.spark.processor import ProcessorProgram
-from stateline.spark.stream_checks import check_collation, check_columns, check_reserved, check_shared, key_names
+from stateline.spark.stream_checks import (
+    check_collation,
+    check_columns,
+    check_hidden,
+    check_reserved,
+    check_shared,
+    key_names,
+)
 from stateline.spark.stream_time import stream_watermark
 from stateline.spark.task import OperatorProgram
 from stateline.spark.windowed import WindowedStream
@@ -338,10 +345,12 @@ class PipelineStage:
             options: Options of the output's store.
 
         Raises:
-            InvalidInputError: An unknown format, codec or column.
+            InvalidInputError: An unknown format, codec or column, or the checkpoint lies where readers of the output
+                find it.
         """
         path = absolute_url(path)
         check_shared(path, "path")
+        check_hidden(self._plan.root_url, path, "checkpoint")
         columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         output = FileOutput(
             url=path,

@@ -8,13 +8,14 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from stateline.blob.urls import absolute_url, relative_name
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.options import check_known
 from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN
 from stateline.spark.initial_state import INITIAL_COLUMN, INPUT_COLUMN, SUBTASK_COLUMN
 from stateline.spark.task import HASH_COLUMN
 
-__all__ = ["check_collation", "check_columns", "check_reserved", "check_shared", "key_names"]
+__all__ = ["check_collation", "check_columns", "check_hidden", "check_reserved", "check_shared", "key_names"]
 
 _RESERVED: Final = (HASH_COLUMN, EVENT_TIME_COLUMN, WINDOW_COLUMN, INPUT_COLUMN, INITIAL_COLUMN, SUBTASK_COLUMN)
 
@@ -80,6 +81,29 @@ def check_collation(df: DataFrame, columns: Iterable[str], what: str) -> None:
                 hint="Cast it: F.col(...).cast('string collate UTF8_BINARY')",
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )
+
+
+def check_hidden(place: str, output: str, what: str) -> None:
+    """Refuses a place for records, not files, that readers of an output would find among its files.
+
+    Args:
+        place: URL of the place; nothing is refused if it is empty, or no URL of ours.
+        output: URL of the output.
+        what: What the user calls the place.
+
+    Raises:
+        InvalidInputError: It is the output itself or lies below it, in no folder that readers skip.
+    """
+    try:
+        inside = relative_name(output, f"{absolute_url(place)}/x") if place else ".x"
+    except InvalidInputError:
+        return  # Elsewhere, or in a store that only Spark knows.
+    if not any(folder.startswith((".", "_")) for folder in inside.split("/")):
+        raise InvalidInputError(
+            f"{place} lies among the files of the output, where readers find it",
+            subject=what,
+            hint=f"Give a place outside of {output}, or in a folder of it whose name begins with a point",
+        )
 
 
 def check_shared(url: str, what: str) -> None:
