@@ -329,6 +329,29 @@ class Stock(StatefulProcessor):
         pass
 
 
+class Sets(StatefulProcessor):
+    """State without fields: a set is a map of keys alone, a value a mark, a list a count."""
+
+    def init(self, handle):
+        self.seen = handle.getMapState("seen", "v long", StructType([]))
+        self.mark = handle.getValueState("mark", StructType([]))
+        self.count = handle.getListState("count", StructType([]))
+
+    def handleInputRows(self, key, rows, timerValues):
+        known = [self.mark.exists(), self.mark.get(), len(list(self.count.get()))]
+        for row in rows:
+            self.count.appendValue(())
+            if self.seen.containsKey((row.v,)):
+                self.seen.removeKey((row.v,))
+            else:
+                self.seen.updateValue((row.v,), ())
+        (self.mark.clear if self.mark.exists() else lambda: self.mark.update(()))()
+        yield Row(k=key[0], seen=repr([*known, sorted(self.seen.iterator()), self.seen.exists(), self.mark.get()]))
+
+    def close(self):
+        pass
+
+
 class GivenBack(StatefulProcessor):
     """What state gives back in the batch that wrote it, and entries of a map that are found by other objects."""
 

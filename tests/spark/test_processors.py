@@ -129,6 +129,15 @@ def test_a_map_and_a_list(spark, tmp_path):
     check_same(spark, tmp_path, kit.Stock(), batches, EVENTS, "k", "k string, items string, top array<long>")
 
 
+def test_state_variables_without_fields(spark, tmp_path):
+    batches = [
+        [("a", 1, at(0)), ("a", 2, at(1)), ("b", 4, at(0))],
+        [("a", 2, at(0)), ("a", 3, at(0)), ("c", 5, at(1))],
+        [("a", 1, at(0)), ("b", 4, at(0)), ("c", 2, at(0))],
+    ]
+    check_same(spark, tmp_path, kit.Sets(), batches, EVENTS, "k", "k string, seen string")
+
+
 def test_initial_state_also_of_keys_that_have_no_rows(spark, tmp_path):
     batches = [[("a", 1, at(0)), ("b", 2, at(0))], [("c", 5, at(0)), ("a", 1, at(0))]]
     bench = check_same(

@@ -323,7 +323,7 @@ class ProcessorProgram:
         """Grouping keys as Spark gives them to ``handleExpiredTimer``: rows."""
         fields = StructType([self.input[name] for name in self.keys])
         make = row_class(fields.names)
-        return [tuple.__new__(make, key) for key in StructCodec(fields, "key").decode(keys.columns)]
+        return [tuple.__new__(make, key) for key in StructCodec(fields, "key").decode(keys.columns, len(keys))]
 
 
 def _hashes(table: pa.Table) -> Any:

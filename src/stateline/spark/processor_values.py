@@ -90,10 +90,10 @@ class StructCodec:
             return tuple(row)
         return tuple(map(self._kept, range(len(row)), row))
 
-    def decode(self, columns: Sequence[pa.Array]) -> list[Values]:
-        """One tuple per row."""
+    def decode(self, columns: Sequence[pa.Array], rows: int) -> list[Values]:
+        """One tuple per row; their number says it all where there are no columns."""
         if not columns:
-            return []
+            return [()] * rows
         values = []
         for column, read in zip(columns, self._readers, strict=True):
             items = column.to_pylist()

@@ -153,7 +153,7 @@ class ListState:
         if len(order) == 0:
             return _Stored([[] for _ in range(count)], [[] for _ in range(count)])
         sorted_rows = owned.rows.take(order)
-        rows = self._codec.decode(sorted_rows.values[: len(self._codec.schema)])
+        rows = self._codec.decode(sorted_rows.values[: len(self._codec.schema)], len(order))
         ends = owned.owners[order].searchsorted(np.arange(count), side="right").tolist()
         return _Stored(_pieces(positions[order].tolist(), ends), _pieces(rows, ends))
 

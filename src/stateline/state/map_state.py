@@ -121,8 +121,8 @@ class MapState:
             rows, owners = rows.take(kept), owners[kept]
         if len(owners) == 0:
             return maps
-        entries = self._key_codec.decode(rows.keys.columns[len(self._keys.columns) :])
-        values = self._value_codec.decode(rows.values[: len(self._value_codec.schema)])
+        entries = self._key_codec.decode(rows.keys.columns[len(self._keys.columns) :], len(owners))
+        values = self._value_codec.decode(rows.values[: len(self._value_codec.schema)], len(owners))
         for owner, entry, value in zip(owners.tolist(), entries, values, strict=True):
             maps[owner][entry] = value
         return maps

@@ -84,7 +84,8 @@ class ValueState:
         if not mask.any():
             self._stored = [None] * len(self._keys)
             return self._stored
-        rows: list[Values | None] = list(self._codec.decode(found.values[: len(self._codec.schema)]))
+        columns = found.values[: len(self._codec.schema)]
+        rows: list[Values | None] = list(self._codec.decode(columns, len(mask)))
         if not mask.all():
             for key in np.flatnonzero(~mask).tolist():
                 rows[key] = None

@@ -42,8 +42,8 @@ class RowCodec(Protocol):
         """The columns."""
         ...
 
-    def decode(self, columns: Sequence[pa.Array]) -> list[Values]:
-        """One tuple per row."""
+    def decode(self, columns: Sequence[pa.Array], rows: int) -> list[Values]:
+        """One tuple per row; their number says it all where there are no columns."""
         ...
 
     def encode(self, rows: Sequence[Values | None]) -> list[pa.Array]:

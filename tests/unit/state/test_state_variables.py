@@ -35,7 +35,7 @@ class PlainCodec:
     def __init__(self, schema):
         self.schema = schema
 
-    def decode(self, columns):
+    def decode(self, columns, rows):
         return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
     def encode(self, rows):
