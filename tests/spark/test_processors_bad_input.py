@@ -112,6 +112,19 @@ def test_a_timer_that_raises_names_its_key():
         failing.batch([("a", 1)])
 
 
+@pytest.mark.parametrize("where", ["handleInputRows", "handleExpiredTimer"])
+def test_a_stop_iteration_is_told_like_all_that_is_raised(where):
+    """That of ``next()`` of an iterator without elements: nothing may take it for the end of something else."""
+
+    def act(self, key, rows):
+        self.handle.registerTimer(0)
+        return next(iter([])) if where == "handleInputRows" else None
+
+    failing = bench(Does(act, fire=lambda self, key: next(iter([]))), time_mode="ProcessingTime")
+    with pytest.raises(UserCodeError, match=rf"{where} Does, key \('a',\).*StopIteration"):
+        failing.batch([("a", 1)])
+
+
 @pytest.mark.parametrize(
     ("act", "message"),
     [
@@ -126,6 +139,14 @@ def test_a_timer_that_raises_names_its_key():
         (lambda self, key, rows: self.value.update((1, "noon")), r"field 't' got 'noon' of type str"),
         (lambda self, key, rows: self.handle.registerTimer(5), r"registerTimer timers, key .*the time mode is 'none'"),
         (lambda self, key, rows: self.handle.getListState("new", "n long"), r"list state 'new'.*did not declare"),
+        (
+            lambda self, key, rows: self.handle.getValueState("value", "n long"),
+            r"value state 'value'.*once, and in init",
+        ),
+        (
+            lambda self, key, rows: self.handle.deleteIfExists("value"),
+            r"deleteIfExists state 'value'.*clear\(\) empties",
+        ),
         (lambda self, key, rows: [("a", 1)], r"expected the fields \['k', 'n'\], a tuple came: \('a', 1\)"),
         (lambda self, key, rows: [Row("a", 1)], r"a Row came"),
         (lambda self, key, rows: [Row(k="a", n=1, m=2)], r"a row has \['m'\]"),
@@ -203,6 +224,8 @@ def test_the_time_of_a_timer_is_whole_milliseconds(time):
     [
         (lambda handle: handle.getValueState("x", "n long", -5), "ProcessingTime", "time to live is -5"),
         (lambda handle: handle.getValueState("x", "n long", 1.5), "ProcessingTime", "time to live is 1.5"),
+        (lambda handle: handle.getListState("x", "n long", True), "ProcessingTime", "time to live is True"),
+        (lambda handle: handle.getMapState("x", "k long", "n long", 2**63 - 1), "ProcessingTime", "1 to 46116860"),
         (lambda handle: handle.getMapState("x", "k long", "n long", 5), "EventTime", "goes by processing time"),
         (lambda handle: handle.getListState("x", "n long", 5), "None", "goes by processing time"),
         (lambda handle: handle.getListState("value", "n long"), "None", "the name is used twice"),

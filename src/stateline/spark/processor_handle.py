@@ -227,7 +227,13 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         return iter(self._timers_of("listTimers").of_key(self.cursor.key))
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Nothing to do: what ``init`` deletes was not declared when the pipeline was built."""
+        """Nothing to do: what ``init`` deletes was not declared when the pipeline was built.
+
+        Raises:
+            InvalidInputError: It was called while a key is processed.
+        """
+        if self.cursor.key >= 0:
+            raise _too_late("deleteIfExists", f"state {stateName!r}")
 
     def _changes_of(self, state: ValueState | ListState | MapState) -> StateRows | None:
         try:
@@ -249,6 +255,9 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
                 subject=f"{kind} state {name!r}",
                 hint=f"init() must declare the same variables each time; it declared: {known or 'none'}",
             )
+        if self.cursor.key >= 0 or name in self._states:
+            # A second object for one variable would hide what was changed through the first one.
+            raise _too_late("init", variable.subject)
         return variable, self._tables[name], Lifetime(self._now_ms, variable.ttl_ms)
 
     def _timers_of(self, operation: str) -> Timers:
@@ -261,6 +270,15 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
                 hint=f"Timers need time_mode={EVENT_TIME!r} or {PROCESSING_TIME!r}, and a key that is processed",
             )
         return self._timers
+
+
+def _too_late(operation: str, subject: str) -> InvalidInputError:
+    return InvalidInputError(
+        "state variables are declared, and deleted, once, and in init()",
+        operation=operation,
+        subject=subject,
+        hint="Keep what init() gets on self; clear() empties the state of a key",
+    )
 
 
 def _time_ms(value: Any) -> int:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
@@ -188,34 +189,57 @@ class ProcessorRun:
         with self._user_code("close"):
             self._processor.close()
 
-    @contextmanager
-    def _user_code(self, operation: str) -> Iterator[None]:
-        """Turns what user code raises into an error with the key and the user's traceback."""
-        try:
-            yield
-        except Exception as error:
-            key = self._present_key()
-            if isinstance(error, StatelineError):
-                error.subject = ", ".join(filter(None, (error.subject, key)))
-                raise
-            frames = traceback.extract_tb(error.__traceback__)[1:]
-            theirs = [frame for frame in frames if frame.filename not in _OUR_FILES]
-            if not theirs and isinstance(error, TypeError) and "iterable" in str(error):
-                raise InvalidInputError(
-                    f"expected an iterator of what it puts out, and it returned something else ({error})",
-                    operation=operation,
-                    subject=", ".join(filter(None, (type(self._processor).__name__, key))),
-                    hint="Yield the output, or return iter([]) for none",
-                    kind=ErrorKind.SCHEMA_MISMATCH,
-                ) from error
-            shown = "".join(traceback.format_list(theirs))
-            raise UserCodeError(
-                f"{type(error).__name__}: {error}\n{shown}",
-                operation=operation,
-                subject=", ".join(filter(None, (type(self._processor).__name__, key))),
-                hint="Nothing of the batch is kept. Mend the processor and start again: the batch is repeated",
-            ) from error
+    def _user_code(self, operation: str) -> _UserCode:
+        return _UserCode(operation, type(self._processor).__name__, self._present_key)
 
     def _present_key(self) -> str | None:
         number = self._handle.cursor.key
         return f"key {self._keys[number]!r}" if number >= 0 else None
+
+
+class _UserCode:
+    """Turns what user code raises into an error with the key and the user's traceback.
+
+    A class, because a generator cannot be one: ``contextlib`` takes a ``RuntimeError`` that comes of a
+    ``StopIteration`` for Python's own, and lets the latter pass. A ``next()`` of an empty iterator is a common mistake
+    of processors.
+
+    Args:
+        operation: Which of the processor's methods.
+        processor: The name of its class.
+        present_key: The key that is processed.
+    """
+
+    def __init__(self, operation: str, processor: str, present_key: Callable[[], str | None]) -> None:
+        self._operation = operation
+        self._processor = processor
+        self._present_key = present_key
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception):
+            return
+        key = self._present_key()
+        if isinstance(error, StatelineError):
+            error.subject = ", ".join(filter(None, (error.subject, key)))
+            return
+        theirs = [frame for frame in traceback.extract_tb(trace) if frame.filename not in _OUR_FILES]
+        if not theirs and isinstance(error, TypeError) and "iterable" in str(error):
+            raise InvalidInputError(
+                f"expected an iterator of what it puts out, and it returned something else ({error})",
+                operation=self._operation,
+                subject=", ".join(filter(None, (self._processor, key))),
+                hint="Yield the output, or return iter([]) for none",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            ) from error
+        shown = "".join(traceback.format_list(theirs))
+        raise UserCodeError(
+            f"{type(error).__name__}: {error}\n{shown}",
+            operation=self._operation,
+            subject=", ".join(filter(None, (self._processor, key))),
+            hint="Nothing of the batch is kept. Mend the processor and start again: the batch is repeated",
+        ) from error

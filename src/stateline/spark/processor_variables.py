@@ -36,6 +36,8 @@ __all__ = ["EVENT_TIME", "PROCESSING_TIME", "Variable", "definition", "discover"
 EVENT_TIME: Final = "eventtime"
 PROCESSING_TIME: Final = "processingtime"
 
+_TTL_MS_MAX: Final = 2**62
+"""Added to the time of a batch it still fits 64 bits."""
 _NO_SUBKEY: Final = pa.schema([])
 
 
@@ -176,9 +178,10 @@ class _RecordingHandle(StatefulProcessorHandle):
             raise _bad_declaration(subject, "the name is used twice", "Give each state variable a name of its own")
         if not name or not isinstance(name, str):
             raise _bad_declaration(subject, "it has no name", "Give it one")
-        if ttl_ms is not None and (not isinstance(ttl_ms, int) or ttl_ms < 0):
+        is_ttl = ttl_ms is None or (isinstance(ttl_ms, int) and not isinstance(ttl_ms, bool))
+        if not is_ttl or not 0 <= (ttl_ms or 0) <= _TTL_MS_MAX:
             raise _bad_declaration(
-                subject, f"its time to live is {ttl_ms!r}", "Give milliseconds, 1 or more, or none for ever"
+                subject, f"its time to live is {ttl_ms!r}", f"Give milliseconds, 1 to {_TTL_MS_MAX}, or none for ever"
             )
         if ttl_ms and self._time_mode != PROCESSING_TIME:
             raise _bad_declaration(
