@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
 import sys
 
 import numpy as np
@@ -152,6 +154,7 @@ def test_a_stop_iteration_is_told_like_all_that_is_raised(where):
         (lambda self, key, rows: [Row(k="a", n=1, m=2)], r"a row has \['m'\]"),
         (lambda self, key, rows: [Row(k="a", n="x")], r"output row Row\(k='a', n='x'\).*field 'n' got 'x'"),
         (lambda self, key, rows: [Row(k="a", n=1.5)], r"output row.*field 'n' got 1.5"),
+        (lambda self, key, rows: self.value.update((1, 1.5)), r"field 't' got 1.5"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_with_what_was_expected(act, message):
@@ -375,6 +378,55 @@ def test_naive_times_inside_of_values_of_a_frame_are_by_the_clock_of_the_session
         (t.hour, [x and x.hour for x in a], st["x"].hour, [x and x.hour for _, x in m]) for _, t, a, st, m in taken
     ]
     assert sorted(shown) == [(17, [12, None], 12, [12, None])] + [(17, [17, None], 17, [17, None])] * 2
+
+
+END = dt.datetime(9999, 12, 31)
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        ([END, None], [END, None]),
+        ([END, dt.datetime(2024, 1, 1)], [END, dt.datetime(2024, 1, 1)]),
+        ([END, pd.Timestamp("2024-01-01", tz="UTC")], [END, dt.datetime(2024, 1, 1)]),
+        ([dt.datetime(1500, 1, 1, tzinfo=dt.UTC)], [dt.datetime(1500, 1, 1)]),
+        (["9999-12-31"], [END]),
+        ([dt.date(9999, 12, 31), pd.NaT], [END, None]),
+        ([1, 2_000_000], [dt.datetime(1970, 1, 1, 0, 0, 0, 1), dt.datetime(1970, 1, 1, 0, 0, 2)]),
+        (pd.Series([1, None], dtype=object), [dt.datetime(1970, 1, 1, 0, 0, 0, 1), None]),
+        (pd.Series([1, None], dtype="Int64"), [dt.datetime(1970, 1, 1, 0, 0, 0, 1), None]),
+        ([np.nan, np.nan], [None, None]),
+    ],
+)
+def test_times_of_every_year_may_be_put_out_in_a_frame_and_numbers_are_microseconds(column, expected):
+    running = Does(lambda self, key, rows: [pd.DataFrame({"t": column})])
+    taken = Bench(running, SCHEMA, "k", "t timestamp", form="pandas").batch([("a", 1)])
+    shown = [time and time.replace(tzinfo=None) for (time,) in taken]
+    assert sorted(shown, key=repr) == sorted(expected, key=repr)
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "timestamp_ntz", "date", "interval day to second", "array<timestamp>"])
+@pytest.mark.parametrize("number", [1.5, np.float32(2.5), decimal.Decimal(1)])
+def test_a_fraction_is_no_time_in_a_row_and_in_state(kind, number):
+    """Such as ``time.time()``: Arrow would take it for microseconds, and cut it off."""
+    value = [number] if kind.startswith("array") else number
+    puts_out = Does(lambda self, key, rows: [Row(t=value)])
+    with pytest.raises(InvalidInputError, match=r"output row.*field 't' got.*it is no time"):
+        Bench(puts_out, SCHEMA, "k", f"t {kind}").batch([("a", 1)])
+    kept = []
+    keeps = Does(
+        lambda self, key, rows: kept[-1].update((value,)),
+        lambda handle: kept.append(handle.getValueState("kept", f"t {kind}")),
+    )
+    with pytest.raises(InvalidInputError, match=r"value state 'kept'.*field 't' got"):
+        Bench(keeps, SCHEMA, "k", OUTPUT).batch([("a", 1)])
+
+
+@pytest.mark.parametrize("column", [[1.5], [True], [pd.Timedelta(1)], [[END]]])
+def test_what_is_no_time_is_refused_by_name(column):
+    running = Does(lambda self, key, rows: [pd.DataFrame({"t": column})])
+    with pytest.raises(InvalidInputError, match="field 't' got"):
+        Bench(running, SCHEMA, "k", "t timestamp", form="pandas").batch([("a", 1)])
 
 
 @pytest.mark.parametrize(("other", "hours"), [(None, []), (pd.NaT, []), ("2024-01-01 12:00", [17])])

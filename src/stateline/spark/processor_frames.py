@@ -152,23 +152,42 @@ def _joined(parts: Sequence[Any]) -> pd.Series:
     return series[0] if len(series) == 1 else pd.concat(series, ignore_index=True)
 
 
+_TIMES: Final = (dt.date, np.datetime64, str)
+"""What is a time in a column of objects; ``datetime`` and those of pandas are dates, too."""
+
+
 def _in_utc(values: pd.Series, time_zone: str) -> pd.Series:
     """Time stamps as instants: naive ones are in the session's time zone, as in Spark.
+
+    What is no time is left alone: to Arrow, and so in Spark, whole numbers are microseconds, and others an error.
 
     Raises:
         InvalidInputError: A naive one that no clock of the zone shows.
     """
-    if values.dtype.kind == "O" and len({getattr(item, "tzinfo", None) is None for item in values.dropna()}) > 1:
-        times = [pd.Timestamp(item) if isinstance(item, str) else item for item in values]
-        values = pd.Series([_instant(time, time_zone) for time in times])  # Of frames with times of both kinds.
-        return pd.to_datetime(values, utc=True)
-    stamps = values if values.dtype.kind == "M" else pd.to_datetime(values)
+    stamps = values
+    if values.dtype.kind == "O":
+        known = values.dropna()
+        if not all(isinstance(item, _TIMES) for item in known):
+            return values
+        if len({getattr(item, "tzinfo", None) is None for item in known}) > 1:
+            return _each_in_utc(values, time_zone)  # Of frames with times of both kinds.
+        try:
+            stamps = pd.to_datetime(values)
+        except pd.errors.OutOfBoundsDatetime:  # 64 bits of nanoseconds end in the year 2262.
+            return _each_in_utc(values, time_zone)
+    if stamps.dtype.kind != "M":
+        return values
     if stamps.dt.tz is None:
         local, stamps = stamps, stamps.dt.tz_localize(time_zone, ambiguous=False, nonexistent="NaT")
         lost = local[stamps.isna() & local.notna()]
         if len(lost):
             raise _no_such_time(lost.iloc[0], time_zone)
     return stamps.dt.tz_convert("UTC")
+
+
+def _each_in_utc(values: pd.Series, time_zone: str) -> pd.Series:
+    instants = [None if pd.isna(item) else _instant(pd.Timestamp(item), time_zone) for item in values]
+    return pd.Series(instants, dtype=object)
 
 
 def _no_such_time(local: pd.Timestamp, zone: str) -> InvalidInputError:

@@ -35,6 +35,7 @@ __all__ = ["StructCodec", "row_class"]
 Convert = Callable[[Any], Any]
 
 _ROWS: Final = (tuple, list)
+_TIMES: Final = (spark_types.DatetimeType, spark_types.DayTimeIntervalType)
 _NESTED: Final = (spark_types.ArrayType, spark_types.MapType, StructType)
 
 
@@ -182,9 +183,14 @@ def _item_getter(number: int) -> Convert:
 _INTEGERS: Final = frozenset((int, type(None), np.int64, np.int32, np.int16, np.int8))
 
 
+_FRACTIONS: Final = frozenset((float, decimal.Decimal, np.float64, np.float32, np.float16))
+
+
 def _is_whole(values: Sequence[Any], kind: pa.DataType) -> bool:
-    """Whether an integer column is made of integers: Arrow would cut the rest of a float off without a word."""
-    return not pa.types.is_integer(kind) or set(map(type, values)) <= _INTEGERS
+    """Whether no integer and no time is made of a fraction: Arrow would cut its rest off without a word."""
+    if pa.types.is_integer(kind):
+        return set(map(type, values)) <= _INTEGERS
+    return not pa.types.is_temporal(kind) or _FRACTIONS.isdisjoint(map(type, values))
 
 
 def _direct(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
@@ -279,7 +285,9 @@ def _nullable(convert: Convert) -> Convert:
 def _writer(kind: DataType, *, is_output: bool, by_name: bool) -> Convert:
     """From what a processor gives to what Arrow takes."""
     if isinstance(kind, spark_types.TimestampType):
-        return _plain if is_output else lambda value: _plain(value).astimezone(dt.UTC)
+        return _time if is_output else lambda value: _plain(value).astimezone(dt.UTC)
+    if isinstance(kind, _TIMES):
+        return _time
     if isinstance(kind, spark_types.ArrayType):
         element = _nullable(_writer(kind.elementType, is_output=is_output, by_name=by_name))
         return lambda items: [element(item) for item in items]
@@ -360,6 +368,13 @@ def _whole(value: Any) -> Any:
     if isinstance(value, bool) or value != int(value):
         raise ValueError("it is no whole number")
     return int(value)
+
+
+def _time(value: Any) -> Any:
+    value = _plain(value)
+    if isinstance(value, float | decimal.Decimal):
+        raise ValueError("it is no time")
+    return value
 
 
 def _text(value: Any) -> Any:
