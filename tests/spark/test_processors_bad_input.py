@@ -405,6 +405,15 @@ def test_times_of_every_year_may_be_put_out_in_a_frame_and_numbers_are_microseco
     assert sorted(shown, key=repr) == sorted(expected, key=repr)
 
 
+@pytest.mark.parametrize("kind", ["timestamp", "timestamp_ntz"])
+def test_a_time_that_no_frame_can_show_is_refused_by_its_column(kind):
+    rows = [("a", END.replace(tzinfo=dt.UTC) if kind == "timestamp" else END)]
+    running = Bench(Does(), f"k string, until {kind}", "k", OUTPUT, form="pandas")
+    with pytest.raises(InvalidInputError, match=r"column 'until' of the input: it has a time.*row form"):
+        running.batch(rows)
+    Bench(Does(), f"k string, until {kind}", "k", OUTPUT).batch(rows)
+
+
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ntz", "date", "interval day to second", "array<timestamp>"])
 @pytest.mark.parametrize("number", [1.5, np.float32(2.5), decimal.Decimal(1)])
 def test_a_fraction_is_no_time_in_a_row_and_in_state(kind, number):

@@ -120,25 +120,41 @@ _WIDE: Final[dict[str, str]] = {"i": "int64", "f": "float64"}
 
 
 def _frame(rows: pa.Table, schema: StructType, time_zone: str) -> pd.DataFrame:
-    """The frame that Spark makes of these rows."""
+    """The frame that Spark makes of these rows.
+
+    Raises:
+        InvalidInputError: A time that pandas cannot show in nanoseconds; Spark fails there, too.
+    """
     columns: dict[str, Any] = {}
     for column, field in zip(rows.columns, schema, strict=True):
-        nested = isinstance(field.dataType, spark_types.ArrayType | spark_types.MapType | StructType)
-        # A missing integer inside a value would make floats of those of all other rows, and cut long ones off.
-        series = column.to_pandas(date_as_object=True, timestamp_as_object=nested, integer_object_nulls=nested)
-        if nested or pa.types.is_temporal(column.type):
-            convert = _create_converter_to_pandas(
-                field.dataType,
-                timezone=time_zone,
-                struct_in_pandas="dict",
-                error_on_duplicated_field_names=False,
-            )
-            series = convert(series)
-        wide = _WIDE.get(series.dtype.kind)
-        columns[field.name] = series if wide is None else series.astype(wide, copy=False)
-        if series.dtype.kind == "M":
-            columns[field.name] = series.astype("datetime64[ns]", copy=False)
+        try:
+            columns[field.name] = _series(column, field.dataType, time_zone)
+        except pd.errors.OutOfBoundsDatetime as error:
+            raise InvalidInputError(
+                f"it has a time that no data frame of nanoseconds can show, before 1677 or after 2262 ({error})",
+                operation="process",
+                subject=f"column {field.name!r} of the input",
+                hint="Use the row form, or replace such times before",
+            ) from error
     return pd.DataFrame(columns)
+
+
+def _series(column: pa.ChunkedArray, kind: DataType, time_zone: str) -> pd.Series:
+    nested = isinstance(kind, spark_types.ArrayType | spark_types.MapType | StructType)
+    # A missing integer inside a value would make floats of those of all other rows, and cut long ones off.
+    series = column.to_pandas(date_as_object=True, timestamp_as_object=nested, integer_object_nulls=nested)
+    if nested or pa.types.is_temporal(column.type):
+        convert = _create_converter_to_pandas(
+            kind,
+            timezone=time_zone,
+            struct_in_pandas="dict",
+            error_on_duplicated_field_names=False,
+        )
+        series = convert(series)
+    if series.dtype.kind == "M":
+        return series.astype("datetime64[ns]", copy=False)
+    wide = _WIDE.get(series.dtype.kind)
+    return series if wide is None else series.astype(wide, copy=False)
 
 
 def _joined(parts: Sequence[Any]) -> pd.Series:
