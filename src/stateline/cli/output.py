@@ -15,8 +15,10 @@ import decimal
 import errno
 import json
 import math
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 import click
@@ -29,6 +31,7 @@ from stateline.errors import InvalidInputError, NotInstalledError, StatelineErro
 __all__ = [
     "EXIT_CODES",
     "INTERRUPTED",
+    "UNREAD",
     "CommandGroup",
     "json_option",
     "map_options",
@@ -45,11 +48,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 EXIT_CODES: Final = (
     "Exit codes: 0 done, and all is well; 1 bad news: something is damaged, missing or not there, or the store failed; "
-    "2 the call was wrong, or a package is missing; 130 interrupted."
+    "2 the call was wrong, or a package is missing; 130 interrupted; 141 the answer was not read to its end."
 )
 
 INTERRUPTED: Final = 130
 """The exit code after Ctrl-C, as shells have it: no verdict."""
+
+UNREAD: Final = 141
+"""The exit code where nobody reads the answer to its end, as shells have it: no verdict either."""
 
 
 class CommandGroup(click.Group):
@@ -72,8 +78,17 @@ class CommandGroup(click.Group):
             raise click.exceptions.Exit(INTERRUPTED) from None
         except OSError as error:
             if error.errno == errno.EPIPE:
-                raise  # click ends without a word: whoever read the answer has seen enough.
+                _let_go_of_stdout()  # Whoever read the answer has seen enough.
+                raise click.exceptions.Exit(UNREAD) from None
             raise click.ClickException(plain(str(error))) from error
+
+
+def _let_go_of_stdout() -> None:
+    """What is still in the buffer goes nowhere, so that the end of the process does not fail on it."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 class _WrongCallError(click.ClickException):

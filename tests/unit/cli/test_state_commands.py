@@ -6,6 +6,8 @@ import datetime as dt
 import decimal
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,17 @@ def test_diff_reads_both_as_the_newer_one_in_any_order(tmp_path: Path) -> None:
         assert answer.exit_code == 0, answer.output
         assert {"__change": change, "k": 3, "v": 7} in facts(answer)
         assert len(facts(answer)) == 3
+
+
+def test_an_answer_that_is_not_read_to_its_end_is_no_verdict(url: str) -> None:
+    command = [sys.executable, "-m", "stateline.cli", "state", "diff", f"{url}/chk-0", url]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_every_text_can_be_a_key(tmp_path: Path) -> None:
