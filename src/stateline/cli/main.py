@@ -7,6 +7,7 @@ Owns the exit codes: 0 done, 1 the answer is bad news, 2 the call was wrong or a
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from typing import Final
 
@@ -17,6 +18,8 @@ _INTERRUPTED: Final = 130
 
 def main() -> None:
     """Runs the command line of this process and exits."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # Not every terminal has the characters of every state.
     try:
         commands = importlib.import_module("stateline.cli.commands")
     except ModuleNotFoundError as error:

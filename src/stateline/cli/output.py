@@ -140,10 +140,22 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 def print_json(facts: Mapping[str, object]) -> None:
     """One JSON object on one line. Bytes are base64, decimals text, times ISO 8601, NaN and infinities text.
 
-    What cannot be printed is escaped as JSON escapes it, not only what JSON asks for: a terminal obeys more than that.
+    What cannot be printed is escaped as JSON escapes it, not only what JSON asks for: a terminal obeys more than that,
+    and one that is not set to UTF-8 has fewer characters.
     """
-    text = json.dumps(_json_value(dict(facts)), ensure_ascii=False)
+    value = _json_value(dict(facts))
+    text = json.dumps(value, ensure_ascii=False)
+    if not _can_be_written(text):
+        text = json.dumps(value)
     click.echo(text if text.isprintable() else "".join(map(_json_char, text)))
+
+
+def _can_be_written(text: str) -> bool:
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _json_char(char: str) -> str:

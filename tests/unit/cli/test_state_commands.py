@@ -130,6 +130,23 @@ def test_an_answer_that_is_not_read_to_its_end_is_no_verdict(url: str) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_characters_that_the_terminal_has_not_are_escaped(tmp_path: Path, more: list[str]) -> None:
+    where = f"file://{tmp_path}/root"
+    with KeyedStateBackend.open(where) as backend:
+        schema = StateSchema(pa.schema([("ключ", pa.string())]), pa.schema([("v", pa.string())]))
+        backend.state("o", schema).put(pa.table({"ключ": ["k"], "v": ["é\U0001f600"]}))
+        backend.checkpoint()
+    command = [sys.executable, "-m", "stateline.cli", "state", "get", where, "k", *more]
+    world = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, env=world, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    if more:
+        assert json.loads(done.stdout.decode("latin-1")) == {"ключ": "k", "v": "é\U0001f600"}
+    else:
+        assert "é\\U0001f600" in done.stdout.decode("latin-1")
+
+
 def test_every_text_can_be_a_key(tmp_path: Path) -> None:
     where = f"file://{tmp_path}/root"
     keys = [None, r"\N", r"\\N", r"\\\N", r"\\", "N", r"\n", "", r"\\NN"]
