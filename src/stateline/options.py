@@ -213,6 +213,8 @@ def plain_options(options: Mapping[str, str] | None) -> dict[str, str]:
     if options is None:
         return {}
     check_kind(options, Mapping, "options")
+    for name in options:
+        check_kind(name, str, f"option {name!r}")
     return dict(options)
 
 

@@ -403,6 +403,19 @@ def test_a_root_without_permission_is_a_typed_error(place):
         (lambda place: place.keyed().aggregate(n=count()).write_files("x", partition_by="m"), "no column 'm'"),
         (lambda place: place.keyed().aggregate(n=count()).write_files("x", roll_bytes="-1"), "roll_bytes"),
         (lambda place: place.pipeline().start("x", trigger={"continuous": "1 second"}), "continuous"),
+        (lambda place: place.pipeline().start("x", trigger={"processingTime": "abc"}), "start trigger.*Spark refuses"),
+        (lambda place: place.pipeline().start("x", trigger={"availableNow": False}), "start trigger.*Spark refuses"),
+        (lambda place: place.pipeline().start("x", query_name=5), "query_name 5: Spark refuses"),
+        (lambda place: place.pipeline().start(""), "spark_checkpoint: it is empty"),
+        (lambda place: place.pipeline().start(None), "spark_checkpoint: NoneType is no str"),
+        (lambda place: place.keyed(max_parallelism=None), "max_parallelism: None is no whole number"),
+        (lambda place: place.keyed(options="x"), "options: str is no Mapping"),
+        (lambda place: place.keyed(options={1: "x"}), "option 1: int is no str"),
+        (lambda place: place.keyed(watermark=5), "watermark: 5 is not valid"),
+        (
+            lambda place: place.keyed().aggregate(n=count()).write_files("x", partition_by=None),
+            "partition_by: NoneType",
+        ),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_runs(place, make, message):

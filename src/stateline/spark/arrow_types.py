@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -53,7 +54,7 @@ def declared_schema(schema: Any, what: str) -> pa.Schema:
         return schema
     try:
         return arrow_schema(StructType.fromDDL(schema) if isinstance(schema, str) else _struct(schema))
-    except (PySparkException, TypeError) as error:
+    except (PySparkException, Py4JError, TypeError) as error:
         raise InvalidInputError(
             f"{schema!r} is no schema ({error})",
             subject=what,

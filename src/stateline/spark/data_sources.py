@@ -10,6 +10,7 @@ from typing import Final
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from stateline.options import check_kind
 from stateline.spark.files_ending import EndOfStreamListener
 from stateline.spark.files_sink import FilesSink
 from stateline.spark.state_source import StateSource
@@ -33,6 +34,7 @@ def register(spark: SparkSession) -> None:
     Nothing else is set. In a session that it did not make, ``stateline_files`` is faster by a quarter with the settings
     of :mod:`stateline.spark.arrow_batches`.
     """
+    check_kind(spark, SparkSession, "spark")
     spark.dataSource.register(FilesSink)
     spark.dataSource.register(StateSource)
     if spark.conf.get(_PUSHDOWN, None) is None:

@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming import DataStreamWriter
 
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import Environment, system_environment
 from stateline.errors import InvalidInputError
-from stateline.options import check_known, parse_duration
+from stateline.options import check_kind, check_known, parse_duration
 from stateline.spark.arrow_batches import set_arrow_batches
 from stateline.spark.batch_job import BatchJob
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
@@ -101,13 +103,12 @@ class Pipeline:
                 Spark's checkpoint lies where readers of the output find it.
             CorruptDataError: The newest checkpoint cannot be read.
         """
-        if not isinstance(trigger, Mapping | None):
-            raise InvalidInputError(
-                f"{trigger!r} is not valid", subject="trigger", hint='Give a dict: {"processingTime": "10 seconds"}'
-            )
+        check_kind(trigger, Mapping | None, "trigger", 'a dict: {"processingTime": "10 seconds"}')
         chosen = dict(trigger or {})
         check_known(chosen, _TRIGGERS, "trigger")
+        check_kind(spark_checkpoint, str, "spark_checkpoint")
         _check_hidden(self._plan, spark_checkpoint)
+        writer = self._writer(spark_checkpoint, chosen, query_name)  # Before anything is done in the root.
         environment = system_environment()
         coordinator = self._coordinator(environment)
         coordinator.start()
@@ -123,12 +124,6 @@ class Pipeline:
             batch = Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows)
             with rounds.batch():
                 reporter(coordinator.run_batch(batch))
-
-        writer = self._df.writeStream.foreachBatch(handle).option("checkpointLocation", spark_checkpoint)
-        if chosen:
-            writer = writer.trigger(**chosen)
-        if query_name is not None:
-            writer = writer.queryName(query_name)
 
         def finish() -> None:
             settled = coordinator.settle(_no_rows(self._df))
@@ -149,10 +144,31 @@ class Pipeline:
 
         ends = any(chosen.get(name) for name in _TRIGGERS_THAT_END)
         rounds = QuietRounds(environment, _pause_seconds(chosen), coordinator.due_at, act, stop)
-        query = writer.start()
+        query = writer.foreachBatch(handle).start()
         if not ends:
             rounds.start()
         return PipelineQuery(query, finish, reporter, rounds, finish_on_stop=finish_on_stop, ends=ends)
+
+    def _writer(self, spark_checkpoint: str, trigger: dict[str, Any], query_name: str | None) -> DataStreamWriter:
+        """Spark's writer with all that the user said of it.
+
+        Raises:
+            InvalidInputError: Spark refuses the folder, the trigger or the name.
+        """
+        if not spark_checkpoint.strip():
+            raise InvalidInputError("it is empty", subject="spark_checkpoint", hint="Give a folder of its own")
+        writer = self._df.writeStream.option("checkpointLocation", spark_checkpoint)
+        try:
+            if trigger:
+                writer = writer.trigger(**trigger)
+            return writer if query_name is None else writer.queryName(query_name)
+        except (PySparkException, TypeError, ValueError) as error:
+            raise InvalidInputError(
+                f"Spark refuses it ({str(error).partition(chr(10))[0]})",
+                operation="start",
+                subject=f"trigger {trigger}" + ("" if query_name is None else f", query_name {query_name!r}"),
+                hint='Give such as {"processingTime": "10 seconds"} or {"availableNow": True}, and a name that is text',
+            ) from error
 
     def _coordinator(self, environment: Environment) -> MicroBatchCoordinator[DataFrame]:
         root = open_store(self._plan.root_url, self._plan.root_options, environment)

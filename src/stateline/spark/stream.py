@@ -11,7 +11,7 @@ refused by the call that names it. Does not own the run: ``coordinator`` decides
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from stateline.blob.urls import absolute_url
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import check_key_type, check_parallelism
-from stateline.options import pop_prefixed, settings_from_options
+from stateline.options import check_kind, plain_options, pop_prefixed, settings_from_options
 from stateline.spark.aggregation import AggregateProgram
 from stateline.spark.arrow_function import ArrowFunction, ArrowFunctionProgram
 from stateline.spark.arrow_types import arrow_schema, declared_schema
@@ -117,10 +117,11 @@ class KeyedStream:
         self._checkpoint = absolute_url(checkpoint)  # Tasks run in other folders.
         check_shared(self._checkpoint, "checkpoint")
         cores = df.sparkSession.sparkContext.defaultParallelism
+        check_parallelism(1, max_parallelism)
         self._parallelism = min(cores, max_parallelism) if parallelism is None else parallelism
         check_parallelism(self._parallelism, max_parallelism)
         self._max_parallelism = max_parallelism
-        given = dict(options or {})
+        given = plain_options(options)
         if start_from is not None:
             given["start_from"] = start_from
         self._root_options = pop_prefixed(given, _ROOT_PREFIX)
@@ -351,6 +352,7 @@ class PipelineStage:
         path = absolute_url(path)
         check_shared(path, "path")
         check_hidden(self._plan.root_url, path, "checkpoint")
+        check_kind(partition_by, Iterable, "partition_by")
         columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         output = FileOutput(
             url=path,
@@ -363,7 +365,7 @@ class PipelineStage:
                 idle_seconds=idle_seconds,  # type: ignore[arg-type]
                 every_checkpoint=every_checkpoint,
             ),
-            store_options=dict(options or {}),
+            store_options=plain_options(options),
         )
         rows = self._program.output_schema
         output.file_schema(rows)

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 
 from stateline.blob.urls import absolute_url, relative_name
 from stateline.errors import ErrorKind, InvalidInputError
-from stateline.options import check_known
+from stateline.options import check_kind, check_known
 from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN
 from stateline.spark.initial_state import INITIAL_COLUMN, INPUT_COLUMN, SUBTASK_COLUMN
 from stateline.spark.task import HASH_COLUMN
@@ -112,6 +112,7 @@ def check_shared(url: str, what: str) -> None:
     Raises:
         InvalidInputError: It is one.
     """
+    check_kind(url, str, what)
     if url.lower().startswith("memory:"):
         raise InvalidInputError(
             f"{url} is the memory of one process, and Spark has several",

@@ -42,7 +42,7 @@ def stream_watermark(
         if _DELAY in (field.metadata or {})
     ]
     if watermark is not None:
-        if isinstance(watermark, str) or len(watermark) != 2:
+        if not isinstance(watermark, tuple | list) or len(watermark) != 2:
             raise InvalidInputError(
                 f"{watermark!r} is not valid", subject="watermark", hint='Give a pair, such as ("at", "10 minutes")'
             )
