@@ -9,7 +9,7 @@ handle of each stream carries its range and CRC32C; without handles the object i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -21,7 +21,7 @@ from stateline.environment import Ids
 from stateline.errors import CorruptDataError, DataLossError, NotFoundError
 from stateline.handles import RowsHandle
 
-__all__ = ["encoded_rows", "load_rows", "store_rows"]
+__all__ = ["encoded_rows", "load_rows", "load_short_rows", "store_rows"]
 
 
 def encoded_rows(rows: pa.Table) -> pa.Buffer:
@@ -65,36 +65,65 @@ def load_rows(store: BlobStore, handles: Sequence[RowsHandle]) -> Iterator[pa.Ta
         CorruptDataError: Bytes are not what was stored.
     """
     for handle in handles:
-        where = f"{handle.name}[{handle.offset}:{handle.offset + handle.length}]"
-        try:
-            data = _bytes_of(store, handle)
-        except NotFoundError as error:
-            raise DataLossError(
-                "the rows of an open file are gone",
-                operation="load_rows",
-                subject=where,
-                hint="Restore the object, or go back to a checkpoint whose objects are complete",
-            ) from error
-        if crc32c(memoryview(data)) != handle.crc32c:
-            raise CorruptDataError("the checksum does not match", operation="load_rows", subject=where)
-        check_stream(memoryview(data), where)
-        try:
-            table = pa.ipc.open_stream(data).read_all()
-            list(table.schema)  # A name may be no text, and a type one that pyarrow has not.
-            table.validate(full=True)  # Offsets that lead outside their buffer would crash whoever reads them.
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise CorruptDataError(f"not an Arrow stream ({error})", operation="load_rows", subject=where) from error
-        if handle.rows is not None and table.num_rows != handle.rows:
-            raise CorruptDataError(
-                f"{table.num_rows} rows, its record says {handle.rows}", operation="load_rows", subject=where
-            )
-        yield table
+        (data,) = _bytes_of(store, handle.name, [handle])
+        yield _decoded(handle, data)
 
 
-def _bytes_of(store: BlobStore, handle: RowsHandle) -> bytes | pa.Buffer:
-    """The bytes of a handle: mapped where the store is this host's disk, so that a file that rolls is not copied."""
-    mapped = map_object(store, handle.name)
-    if mapped is None:
-        return store.get_range(handle.name, handle.offset, handle.offset + handle.length)
+def load_short_rows(store: BlobStore, handles: Iterable[RowsHandle]) -> dict[RowsHandle, pa.Table]:
+    """Reads many short pieces at once: those of one object in one call of the store.
+
+    Raises:
+        DataLossError: An object is gone.
+        CorruptDataError: Bytes are not what was stored.
+    """
+    objects: dict[str, list[RowsHandle]] = {}
+    for handle in handles:
+        objects.setdefault(handle.name, []).append(handle)
+    return {
+        handle: _decoded(handle, data)
+        for name, wanted in objects.items()
+        for handle, data in zip(wanted, _bytes_of(store, name, wanted), strict=True)
+    }
+
+
+def _decoded(handle: RowsHandle, data: bytes | pa.Buffer) -> pa.Table:
+    where = _where(handle)
+    if crc32c(memoryview(data)) != handle.crc32c:
+        raise CorruptDataError("the checksum does not match", operation="load_rows", subject=where)
+    check_stream(memoryview(data), where)
+    try:
+        table = pa.ipc.open_stream(data).read_all()
+        list(table.schema)  # A name may be no text, and a type one that pyarrow has not.
+        table.validate(full=True)  # Offsets that lead outside their buffer would crash whoever reads them.
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptDataError(f"not an Arrow stream ({error})", operation="load_rows", subject=where) from error
+    if handle.rows is not None and table.num_rows != handle.rows:
+        raise CorruptDataError(
+            f"{table.num_rows} rows, its record says {handle.rows}", operation="load_rows", subject=where
+        )
+    return table
+
+
+def _bytes_of(store: BlobStore, name: str, handles: Sequence[RowsHandle]) -> Sequence[bytes | pa.Buffer]:
+    """The bytes of handles of one object: mapped where the store is this host's disk, so that nothing is copied."""
+    try:
+        mapped = map_object(store, name)
+        if mapped is None:
+            return store.get_ranges(name, [(handle.offset, handle.offset + handle.length) for handle in handles])
+    except NotFoundError as error:
+        raise DataLossError(
+            "the rows of an open file are gone",
+            operation="load_rows",
+            subject=_where(handles[0]),
+            hint="Restore the object, or go back to a checkpoint whose objects are complete",
+        ) from error
+    return [_slice(mapped, handle) for handle in handles]
+
+
+def _slice(mapped: pa.Buffer, handle: RowsHandle) -> pa.Buffer:
     end = min(handle.offset + handle.length, mapped.size)  # One that was cut short fails the checksum.
     return mapped.slice(min(handle.offset, end), end - min(handle.offset, end))
+
+
+def _where(handle: RowsHandle) -> str:
+    return f"{handle.name}[{handle.offset}:{handle.offset + handle.length}]"

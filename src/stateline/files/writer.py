@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -24,10 +25,11 @@ from stateline.environment import Environment
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files.api import FileOutput, FilesResult
 from stateline.files.background import BackgroundSink
+from stateline.files.folding import is_short, objects_to_fold
 from stateline.files.formats import check_partition_values, check_rows, make_encoder
 from stateline.files.nulls import filled_variants, with_nulls_inside
 from stateline.files.partitions import is_abbreviated, partition_folder
-from stateline.files.pending import load_rows, store_rows
+from stateline.files.pending import load_rows, load_short_rows, store_rows
 from stateline.handles import CommitPoint, FinishedFile, OpenFile, RowsHandle
 from stateline.recoverable import RecoverableWriter
 
@@ -63,6 +65,7 @@ class FileWriter:
         store: Store of the output: keeps pieces of files, and the files.
         schema: Schema of the rows. An open file of another layout is finished, and a new one is begun.
         open_files: Files that an earlier checkpoint left open and this subtask goes on with.
+        staged: Files that other tasks of this checkpoint began: no record names their pieces yet.
         subtask: Index of the subtask, for the record.
         now: The checkpoint's wall-clock time, seconds since the epoch.
         environment: Ids for names.
@@ -80,6 +83,7 @@ class FileWriter:
         subtask: int,
         now: float,
         environment: Environment,
+        staged: Iterable[OpenFile] = (),
         buffer_bytes: int = _BUFFER_BYTES,
     ) -> None:
         self._output = output
@@ -94,7 +98,9 @@ class FileWriter:
         self._layout = output.layout(self._schema)
         self._growing: dict[tuple[str, str], _Growing] = {}
         self._finished: list[FinishedFile] = []
-        for file in open_files:
+        recorded = tuple(open_files)
+        self._recorded = frozenset(handle.name for file in recorded for handle in file.pending)
+        for file in (*recorded, *staged):
             self._adopt(file)
 
     def write(self, rows: pa.Table) -> None:
@@ -124,6 +130,10 @@ class FileWriter:
             self._roll(key)
         rest = self._growing.values()
         self._spill([file for file in rest if file.buffered])
+        # Only what a record names goes by itself, with that record.
+        pieces = (handle for file in rest for handle in file.pending if handle.name in self._recorded)
+        for names in objects_to_fold(pieces):
+            self._fold(names)
         return FilesResult(finished=tuple(self._finished), open=tuple(self._closed(file) for file in rest))
 
     def _make_room(self) -> None:
@@ -156,6 +166,30 @@ class FileWriter:
             self._buffered -= sum(part.nbytes for part in file.buffered)
             file.pending.append(handle)
             file.buffered.clear()
+
+    def _fold(self, names: frozenset[str]) -> None:
+        """Joins the short pieces that each file has in some objects, as many files at a time as may be in memory."""
+        group: list[_Growing] = []
+        size = 0
+        for file in self._growing.values():
+            lengths = [handle.length for handle in file.pending if _is_folded(handle, names)]
+            if lengths:
+                group.append(file)
+                size += sum(lengths)
+            if size >= self._buffer_bytes:
+                self._store_again(group, names)
+                group, size = [], 0
+        if group:
+            self._store_again(group, names)
+
+    def _store_again(self, files: Sequence[_Growing], names: frozenset[str]) -> None:
+        chosen = [[handle for handle in file.pending if _is_folded(handle, names)] for file in files]
+        loaded = load_short_rows(self._root, chain.from_iterable(chosen))
+        tables = [pa.concat_tables([loaded[handle] for handle in handles]) for handles in chosen]
+        for file, handle in zip(files, store_rows(self._root, self._environment.ids, tables), strict=True):
+            kept = [each for each in file.pending if not _is_folded(each, names)]
+            at = next(index for index, each in enumerate(file.pending) if _is_folded(each, names))
+            file.pending = [*kept[:at], handle, *kept[at:]]
 
     def _roll(self, key: tuple[str, str]) -> None:
         """Encodes a file; later rows of its folder begin another one."""
@@ -217,6 +251,10 @@ class FileWriter:
         for code, value in enumerate(values):
             source = ordered if is_abbreviated(columns, value) else slim
             yield partition_folder(columns, value), source.slice(starts[code], starts[code + 1] - starts[code])
+
+
+def _is_folded(handle: RowsHandle, names: frozenset[str]) -> bool:
+    return handle.name in names and is_short(handle)
 
 
 def encode_file(

@@ -111,14 +111,14 @@ class FilesDecision:
 
         def join(batch: Batch[Sequence[TaskFiles]], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
             (task,) = tasks
-            grown = (*task.open_files, *(file for made in batch.data for file in made.open))
-            result = self._writer(grown, task.now).finish()
+            staged = [file for made in batch.data for file in made.open]
+            result = self._writer(task.open_files, task.now, staged).finish()
             finished = (*(file for made in batch.data for file in made.finished), *result.finished)
             return [SubtaskResult(operator=_OPERATOR, subtask=0, states={}, finished=finished, open=result.open)]
 
         return MicroBatchCoordinator(self._plan, self._records, {_OPERATOR: self._out}, join, self._environment)
 
-    def _writer(self, open_files: Iterable[OpenFile], now: float) -> FileWriter:
+    def _writer(self, open_files: Iterable[OpenFile], now: float, staged: Iterable[OpenFile] = ()) -> FileWriter:
         (operator,) = self._plan.operators
         if operator.output is None:
             raise InternalError("the operator of a sink writes files", subject=operator.name)
@@ -128,6 +128,7 @@ class FilesDecision:
             self._out,
             self._schema,
             open_files=open_files,
+            staged=staged,
             subtask=0,
             now=now,
             environment=self._environment,

@@ -1,0 +1,52 @@
+"""Which waiting rows are stored again, in longer pieces. Pure.
+
+Owns the rule. Does not own the rows (``pending``) nor when it is asked (``writer``, at each checkpoint).
+
+Each task of each micro-batch leaves a piece for each open file, and the record names all of them. A file may stay open
+for weeks, so without the rule a record, and the time it takes, would grow with the number of batches.
+
+The rule: pieces of 256 KiB and more stay as they are. The objects of the others are put into tiers by the mean length
+of such pieces, each tier 16 times as long as the one before. A tier with 16 objects is folded: the pieces that a file
+has in them become one. So a file has a piece for each 256 KiB and a few dozen more, and a byte is stored again at most
+once in a tier: about three times, for rows of a few hundred bytes a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from stateline.handles import RowsHandle
+
+__all__ = ["is_short", "objects_to_fold"]
+
+_SHORT_BYTES: Final = 256 * 1024
+_OBJECTS_IN_TIER: Final = 16
+_OBJECTS_AT_ONCE: Final = 256
+"""Bounds what one file has in a fold to 64 MiB, however many tasks a batch has."""
+
+
+def is_short(handle: RowsHandle) -> bool:
+    """Whether a piece is short enough to be stored again."""
+    return handle.length < _SHORT_BYTES
+
+
+def objects_to_fold(handles: Iterable[RowsHandle]) -> list[frozenset[str]]:
+    """Names of objects whose short pieces are to be joined, file by file; those of one set with one another.
+
+    Args:
+        handles: The pieces of all open files, as the newest record names them.
+
+    Returns:
+        Nothing where no tier is full; else the objects of the lowest full one.
+    """
+    lengths: dict[str, list[int]] = {}
+    for handle in filter(is_short, handles):
+        lengths.setdefault(handle.name, []).append(handle.length)
+    tiers: dict[int, list[str]] = {}
+    for name, found in lengths.items():
+        tiers.setdefault((sum(found) // len(found)).bit_length() // 4, []).append(name)
+    for _, names in sorted(tiers.items()):
+        if len(names) >= _OBJECTS_IN_TIER:
+            return [frozenset(names[at : at + _OBJECTS_AT_ONCE]) for at in range(0, len(names), _OBJECTS_AT_ONCE)]
+    return []
