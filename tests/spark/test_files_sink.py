@@ -13,7 +13,7 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import functions as F
 
-from stateline.errors import FencedError, NotFoundError
+from stateline.errors import FencedError, InvalidInputError, NotFoundError
 from stateline.spark import files_sink, finish_files, register
 from stateline.spark.files_options import FilesSinkOptions
 
@@ -122,6 +122,13 @@ def test_who_is_fenced_while_finishing_is_content_if_the_files_are_finished(
     with contextlib.nullcontext() if somebody_finished else pytest.raises(FencedError):
         finish_files(str(place / "out"))
     assert ids(place) == (list(range(10)) if somebody_finished else [])
+
+
+def test_a_place_may_be_a_path_and_what_is_none_is_refused(place):
+    with pytest.raises(NotFoundError, match="no stream has written anything there"):
+        finish_files(place / "out", checkpoint=place / "records")
+    with pytest.raises(InvalidInputError, match="it is no URL"):
+        finish_files(5)
 
 
 def test_finishing_where_nothing_was_written_is_an_error(place):

@@ -82,12 +82,12 @@ class FilesSinkOptions:
             raise InvalidInputError(
                 "it is missing", operation="stateline_files", subject="path", hint='Call start("file:///folder")'
             )
-        check_shared(self.path, "path")
-        check_shared(self.checkpoint, "checkpoint")
         # Executors work in folders of their own, so a relative place must become one place for all.
         object.__setattr__(self, "path", absolute_url(self.path))
         if self.checkpoint:
             object.__setattr__(self, "checkpoint", absolute_url(self.checkpoint))
+        check_shared(self.path, "path")
+        check_shared(self.checkpoint, "checkpoint")
         check_hidden(self.checkpoint, self.path, "checkpoint")
         check_hidden(self.checkpoint_location, self.path, "checkpointLocation")
         check_known([self.finish], ("available_now", "stop", "never"), "value of finish")
