@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import sys
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -78,3 +79,12 @@ def test_a_function_of_which_nothing_has_run_has_delivered_nothing(events, funct
     database = Database()
     run(events, database)
     assert len(database.calls) == 1, "the rows come to the function that runs"
+
+
+def test_a_function_that_exits_fails_its_query_which_would_wait_for_ever(events):
+    def leave(rows, key):
+        sys.exit(3)
+
+    events.add([("a", 1)])
+    with pytest.raises(StreamingQueryException, match=r"UserCodeError.*the function raised SystemExit: 3"):
+        run(events, leave)
