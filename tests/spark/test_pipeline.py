@@ -394,7 +394,7 @@ def test_a_root_without_permission_is_a_typed_error(place):
             "column '__HASH': rows get .*Rename",
         ),
         (lambda place: place.keyed(parallelism="4"), "parallelism: '4' is no whole number"),
-        (lambda place: place.pipeline().start("x", trigger="10 seconds"), "trigger: '10 seconds' is not valid.*dict"),
+        (lambda place: place.pipeline().start("x", trigger="10 seconds"), "trigger: it is a str.*dict"),
         (lambda place: place.keyed().aggregate(), "no aggregation"),
         (lambda place: place.keyed().aggregate(s=sum("valu")), "value"),
         (lambda place: place.keyed().aggregate(s=sum("key")), "key"),
