@@ -262,8 +262,8 @@ def check_kind(value: object, kind: type | UnionType, name: str, expected: str =
         InvalidInputError: It is something else.
     """
     if not isinstance(value, kind):
-        wanted = expected or f"a {getattr(kind, '__name__', kind)}"
-        raise InvalidInputError(f"it is a {type(value).__name__}", subject=name, hint=f"Give {wanted}")
+        wanted = expected or f"a value of type {getattr(kind, '__name__', kind)}"
+        raise InvalidInputError(f"it is of type {type(value).__name__}", subject=name, hint=f"Give {wanted}")
 
 
 def check_text(value: object, name: str) -> None:

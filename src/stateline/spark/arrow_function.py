@@ -96,9 +96,9 @@ class ArrowFunctionProgram:
             raise InvalidInputError(
                 "the events have a column of that name", operation=_OPERATION, subject=KEY_INDEX, hint="Rename yours"
             )
-        if not state_schema.names or not output_schema.names:
+        if not state_schema.names:
             raise InvalidInputError(
-                "a schema is empty", operation=_OPERATION, subject="schema", hint="Name at least one column"
+                "it is empty", operation=_OPERATION, subject="state_schema", hint="Name at least one column"
             )
         state = StateSchema(pa.schema([schema.field(key) for key in keys]), state_schema.remove_metadata())
         return cls(

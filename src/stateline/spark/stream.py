@@ -283,6 +283,8 @@ class KeyedStream:
         return SavepointStart(url=url, mode="claim" if mode == "claim" else "copy", options=self._savepoint_options)
 
     def _stage(self, program: OperatorProgram, **more: Any) -> PipelineStage:
+        output = program.output_schema
+        check_columns(output, output.names, "output_schema")
         plan = PipelinePlan(
             root_url=self._checkpoint,
             parallelism=self._parallelism,

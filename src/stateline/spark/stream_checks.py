@@ -58,8 +58,8 @@ def check_columns(schema: pa.Schema, columns: Sequence[str], what: str) -> None:
     Raises:
         InvalidInputError: They are not, or there is no key column.
     """
-    if what == "key" and not columns:
-        raise InvalidInputError("it is empty", subject="key", hint="Name at least one column")
+    if not columns:
+        raise InvalidInputError("it is empty", subject=what, hint="Name at least one column")
     for position, column in enumerate(columns):
         if column in columns[:position]:
             raise InvalidInputError(f"{column!r} is named twice", subject=what, hint="Name each column once")
