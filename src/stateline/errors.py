@@ -220,6 +220,9 @@ class UserCodeError(StatelineError, RuntimeError):
 
     default_kind = ErrorKind.USER_CODE
 
+    causes: ClassVar[tuple[type[BaseException], ...]] = (Exception, SystemExit)
+    """What becomes one: ``sys.exit()``, too, or it would end a worker, or the thread that answers Spark, silently."""
+
 
 class InternalError(StatelineError, RuntimeError):
     """An invariant of Stateline is broken. This should never happen; please report it."""

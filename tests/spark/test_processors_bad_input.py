@@ -114,16 +114,17 @@ def test_a_timer_that_raises_names_its_key():
         failing.batch([("a", 1)])
 
 
+@pytest.mark.parametrize(("end", "name"), [(lambda: next(iter([])), "StopIteration"), (sys.exit, "SystemExit")])
 @pytest.mark.parametrize("where", ["handleInputRows", "handleExpiredTimer"])
-def test_a_stop_iteration_is_told_like_all_that_is_raised(where):
-    """That of ``next()`` of an iterator without elements: nothing may take it for the end of something else."""
+def test_what_ends_something_else_is_told_like_all_that_is_raised(where, end, name):
+    """The ``next()`` of an iterator without elements ends no loop of ours, and ``sys.exit()`` no worker of Spark."""
 
     def act(self, key, rows):
         self.handle.registerTimer(0)
-        return next(iter([])) if where == "handleInputRows" else None
+        return end() if where == "handleInputRows" else None
 
-    failing = bench(Does(act, fire=lambda self, key: next(iter([]))), time_mode="ProcessingTime")
-    with pytest.raises(UserCodeError, match=rf"{where} Does, key \('a',\).*StopIteration"):
+    failing = bench(Does(act, fire=lambda self, key: end()), time_mode="ProcessingTime")
+    with pytest.raises(UserCodeError, match=rf"{where} Does, key \('a',\).*{name}"):
         failing.batch([("a", 1)])
 
 

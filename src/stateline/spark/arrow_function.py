@@ -189,7 +189,7 @@ class ArrowFunctionProgram:
             returned = self._function(*arguments)
         except StatelineError:
             raise
-        except Exception as error:
+        except UserCodeError.causes as error:
             raise UserCodeError(
                 f"it raised {type(error).__name__}: {error}",
                 operation=_OPERATION,

@@ -77,7 +77,7 @@ class BatchDelivery:
         rows = self._rows(self._operators[operator], delivery.rows, schema)
         try:
             _check_it_ran(function(rows, delivery.key))
-        except (Exception, SystemExit) as error:  # sys.exit() would end the thread that answers Spark: the query hung.
+        except UserCodeError.causes as error:
             raise UserCodeError(
                 f"the function raised {type(error).__name__}: {error}",
                 operation="for_each_batch",

@@ -221,7 +221,7 @@ class _UserCode:
     def __exit__(
         self, exc_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(error, Exception):
+        if not isinstance(error, UserCodeError.causes):
             return
         key = self._present_key()
         if isinstance(error, StatelineError):

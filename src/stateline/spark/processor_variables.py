@@ -101,7 +101,7 @@ def discover(processor: bytes, time_mode: str) -> dict[str, Variable]:
         copy.close()
     except InvalidInputError:
         raise
-    except Exception as error:
+    except UserCodeError.causes as error:
         raise UserCodeError(
             f"{type(error).__name__}: {error}",
             operation="init",

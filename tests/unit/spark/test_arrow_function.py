@@ -92,12 +92,13 @@ def test_it_is_not_called_without_events_and_late_ones_are_taken_out():
     assert calls[3:] == [2, 2, 2]
 
 
-def test_what_it_raises_is_a_typed_error_with_its_traceback_and_nothing_is_committed():
+@pytest.mark.parametrize("raised", [KeyError("no such thing"), SystemExit(1)])
+def test_what_it_raises_is_a_typed_error_with_its_traceback_and_nothing_is_committed(raised):
     def broken(events, state):
-        raise KeyError("no such thing")
+        raise raised
 
     driver = engine(broken)
-    with pytest.raises(UserCodeError, match=r"(?s)apply_arrow .*broken: it raised KeyError.*in broken"):
+    with pytest.raises(UserCodeError, match=rf"(?s)apply_arrow .*broken: it raised {type(raised).__name__}.*in broken"):
         driver.run(ROWS)
     assert driver.checkpoints.latest() is None
 

@@ -158,7 +158,7 @@ class _BoundAggregator(BoundAggregation):
             return function(*args)
         except StatelineError:
             raise
-        except Exception as error:
+        except UserCodeError.causes as error:
             raise UserCodeError(
                 f"{function.__name__} raised {type(error).__name__}: {error}",
                 operation="aggregate",
