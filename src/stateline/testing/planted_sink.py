@@ -64,8 +64,10 @@ def _named_by_number(store: BlobStore, ids: Any, tables: Sequence[pa.Table]) -> 
 _writer = FilesDecision._writer
 
 
-def _only_the_last_file(self: FilesDecision, open_files: Iterable[OpenFile], now: float) -> FileWriter:
-    return _writer(self, list(open_files)[-1:], now)
+def _only_the_last_file(
+    self: FilesDecision, open_files: Iterable[OpenFile], now: float, staged: Iterable[OpenFile] = ()
+) -> FileWriter:
+    return _writer(self, [*open_files, *staged][-1:], now)
 
 
 _bug(
