@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateline.errors import InvalidInputError
+from stateline.options import check_kind
 from stateline.xxh64 import xxh64_of_slices
 
 __all__ = [
@@ -102,13 +103,7 @@ class KeyGroupRange:
 
     def intersection(self, other: KeyGroupRange) -> KeyGroupRange:
         """The key groups in both; :attr:`EMPTY` where there is none."""
-        if not isinstance(other, KeyGroupRange):
-            raise InvalidInputError(
-                f"{other!r} is no KeyGroupRange",
-                operation="intersection",
-                subject=str(self),
-                hint="Give a KeyGroupRange",
-            )
+        check_kind(other, KeyGroupRange, "other", "a KeyGroupRange")
         start, end = max(self.start, other.start), min(self.end, other.end)
         return KeyGroupRange(start, end) if start <= end else KeyGroupRange.EMPTY
 
