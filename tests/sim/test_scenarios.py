@@ -2,6 +2,7 @@
 
 import pytest
 
+from stateline.files import FileWriter, folding
 from stateline.testing import (
     Setting,
     fault_pairs,
@@ -108,6 +109,24 @@ def test_the_real_components_hold(name):
     assert holds(zombie_sweep(entry.small(), setting(entry), sample=30)).points > 10
     assert holds(fault_pairs(entry.small(), setting(entry), sample=8)).points > 0
     assert holds(simulate(entry.large(), range(6), setting(entry))).points == 6
+
+
+@pytest.mark.parametrize("name", ["pipeline_spanning", "files_sink"])
+def test_rows_that_wait_may_be_joined_at_every_checkpoint(name, monkeypatch):
+    """Where files stay open for long, sixteen objects are joined now and then; no scenario is as long as that."""
+    joins, store_again = [], FileWriter._store_again
+
+    def counted(writer, files, names):
+        joins.append(names)
+        store_again(writer, files, names)
+
+    monkeypatch.setattr(folding, "_OBJECTS_IN_TIER", 2)
+    monkeypatch.setattr(FileWriter, "_store_again", counted)
+    entry = SCENARIOS[name]
+    assert holds(single_faults(entry.small(), setting(entry), sample=40)).points > 20
+    assert holds(zombie_sweep(entry.small(), setting(entry), sample=30)).points > 10
+    assert holds(simulate(entry.large(), range(40), setting(entry))).points == 40
+    assert len(joins) > 50
 
 
 def test_a_claimed_savepoint_that_is_met_once_more_need_not_be_whole():
