@@ -223,6 +223,15 @@ class UserCodeError(StatelineError, RuntimeError):
     causes: ClassVar[tuple[type[BaseException], ...]] = (Exception, SystemExit)
     """What becomes one: ``sys.exit()``, too, or it would end a worker, or the thread that answers Spark, silently."""
 
+    @staticmethod
+    def described(error: BaseException) -> str:
+        """Class and text of what the function raised, also where its ``__str__`` raises in turn."""
+        try:
+            text = str(error)
+        except UserCodeError.causes as failure:
+            text = f"(its __str__ raised {type(failure).__name__})"
+        return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
 
 class InternalError(StatelineError, RuntimeError):
     """An invariant of Stateline is broken. This should never happen; please report it."""

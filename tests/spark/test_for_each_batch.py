@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import sys
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -81,10 +80,11 @@ def test_a_function_of_which_nothing_has_run_has_delivered_nothing(events, funct
     assert len(database.calls) == 1, "the rows come to the function that runs"
 
 
-def test_a_function_that_exits_fails_its_query_which_would_wait_for_ever(events):
+@pytest.mark.parametrize(("raised", "named"), [(SystemExit(3), "SystemExit: 3"), (KeyboardInterrupt(), "Keyboard")])
+def test_a_function_that_exits_fails_its_query_which_would_wait_for_ever(events, raised, named):
     def leave(rows, key):
-        sys.exit(3)
+        raise raised
 
     events.add([("a", 1)])
-    with pytest.raises(StreamingQueryException, match=r"UserCodeError.*the function raised SystemExit: 3"):
+    with pytest.raises(StreamingQueryException, match=rf"UserCodeError.*the function raised {named}"):
         run(events, leave)

@@ -92,3 +92,20 @@ def test_an_error_that_is_also_an_os_error_renders_its_own_text():
 def test_the_kind_defaults_to_that_of_the_class():
     assert errors.FencedError("stop").kind is ErrorKind.FENCED
     assert errors.InvalidInputError("x", kind=ErrorKind.UNKNOWN_OPTION).kind is ErrorKind.UNKNOWN_OPTION
+
+
+class UnsayableError(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    ("raised", "described"),
+    [
+        (KeyError("no such thing"), "KeyError: 'no such thing'"),
+        (StopIteration(), "StopIteration"),
+        (UnsayableError(), "Unsayable: (its __str__ raised ValueError)"),
+    ],
+)
+def test_what_a_users_function_raised_is_described_whatever_it_is(raised, described):
+    assert errors.UserCodeError.described(raised) == described

@@ -191,7 +191,7 @@ class ArrowFunctionProgram:
             raise
         except UserCodeError.causes as error:
             raise UserCodeError(
-                f"it raised {type(error).__name__}: {error}",
+                f"it raised {UserCodeError.described(error)}",
                 operation=_OPERATION,
                 subject=_name(self._function),
                 hint=f"Nothing was committed. {''.join(traceback.format_exception(error))}",

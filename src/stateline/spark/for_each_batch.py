@@ -77,9 +77,9 @@ class BatchDelivery:
         rows = self._rows(self._operators[operator], delivery.rows, schema)
         try:
             _check_it_ran(function(rows, delivery.key))
-        except UserCodeError.causes as error:
+        except BaseException as error:  # Of any other than an Exception Spark never hears: it would wait for ever.
             raise UserCodeError(
-                f"the function raised {type(error).__name__}: {error}",
+                f"the function raised {UserCodeError.described(error)}",
                 operation="for_each_batch",
                 subject=str(delivery.key),
                 hint="The checkpoint stands, and the next start delivers the same rows under the same key. "

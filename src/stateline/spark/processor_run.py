@@ -238,7 +238,7 @@ class _UserCode:
             ) from error
         shown = "".join(traceback.format_list(theirs))
         raise UserCodeError(
-            f"{type(error).__name__}: {error}\n{shown}",
+            f"{UserCodeError.described(error)}\n{shown}",
             operation=self._operation,
             subject=", ".join(filter(None, (self._processor, key))),
             hint="Nothing of the batch is kept. Mend the processor and start again: the batch is repeated",

@@ -103,7 +103,7 @@ def discover(processor: bytes, time_mode: str) -> dict[str, Variable]:
         raise
     except UserCodeError.causes as error:
         raise UserCodeError(
-            f"{type(error).__name__}: {error}",
+            UserCodeError.described(error),
             operation="init",
             subject=type(copy).__name__,
             hint="init() runs once where the pipeline is built, to learn the state variables",

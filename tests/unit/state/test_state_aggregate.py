@@ -573,3 +573,34 @@ def test_an_aggregator_that_does_not_say_what_it_keeps_is_refused_where_it_is_bo
         agg.KeyedAggregation.bind(schema, ["k"], {"x": made("i64")})
     with pytest.raises(InvalidInputError, match=r"x=Spread: columns: names of columns were expected, \(5,\) came"):
         agg.KeyedAggregation.bind(schema, ["k"], {"x": Spread(5)})
+
+
+class Forgetful(Spread):
+    def __init__(self, column: str) -> None:
+        self.column = column
+
+
+class Unnamed(Spread):
+    definition = None
+
+
+class Unnameable(Spread):
+    @property
+    def definition(self) -> str:
+        raise KeyError("bounds")
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "said"),
+    [
+        (Forgetful, InvalidInputError, r"names of columns were expected, None came; super\(\).__init__ takes them"),
+        (Unnamed, InvalidInputError, "definition: a text was expected, None came"),
+        (Unnameable, UserCodeError, "definition raised KeyError: 'bounds'"),
+    ],
+)
+def test_an_aggregator_that_forgets_its_columns_or_its_definition_is_told_so(
+    made: Any, error: type[Exception], said: str
+) -> None:
+    schema = pa.schema([("k", pa.int64()), ("i64", pa.int64())])
+    with pytest.raises(error, match=f"x={made.__name__}: .*{said}"):
+        agg.KeyedAggregation.bind(schema, ["k"], {"x": made("i64")})

@@ -89,16 +89,31 @@ class Aggregator(Aggregation):
             field_of(schema, column, self.definition)
         return _BoundAggregator(self, name)
 
+    def _defined(self, name: str) -> Any:
+        """Its own ``definition``, which a subclass may have written."""
+        try:
+            return self.definition
+        except UserCodeError.causes as error:
+            raise UserCodeError(
+                f"definition raised {UserCodeError.described(error)}",
+                operation="aggregate",
+                subject=f"{name}={type(self).__qualname__}",
+                hint="See the chained error",
+            ) from error
+
     def _check_declared(self, name: str) -> None:
         """Refuses a class that does not say what it keeps and gives; it would fail later, in some other way."""
         state, output = getattr(self, "state_schema", None), getattr(self, "output_type", None)
+        columns = getattr(self, "columns", None)  # Of __init__, which a class with one of its own may forget to call.
         reason = None
         if not isinstance(state, pa.Schema) or not len(state):
             reason = f"state_schema: a pyarrow.Schema of one column or more was expected, {state!r:.100} came"
         elif not isinstance(output, pa.DataType):
             reason = f"output_type: a pyarrow.DataType was expected, {output!r:.100} came"
-        elif not all(isinstance(column, str) for column in self.columns):
-            reason = f"columns: names of columns were expected, {self.columns!r:.100} came"
+        elif not isinstance(columns, tuple | list) or not all(isinstance(column, str) for column in columns):
+            reason = f"columns: names of columns were expected, {columns!r:.100} came; super().__init__ takes them"
+        elif not isinstance(definition := self._defined(name), str):
+            reason = f"definition: a text was expected, {definition!r:.100} came"
         if reason is not None:
             raise InvalidInputError(
                 reason,
@@ -160,7 +175,7 @@ class _BoundAggregator(BoundAggregation):
             raise
         except UserCodeError.causes as error:
             raise UserCodeError(
-                f"{function.__name__} raised {type(error).__name__}: {error}",
+                f"{function.__name__} raised {UserCodeError.described(error)}",
                 operation="aggregate",
                 subject=self._subject,
                 hint="Nothing was committed; see the chained error",
