@@ -478,3 +478,17 @@ def test_state_in_a_processor_s_own_attributes_is_gone_with_the_batch():
 
     forgetful = bench(Does(act))
     assert forgetful.batch([("a", 1)]) == forgetful.batch([("a", 1)]) == [("a", 1)]
+
+
+@pytest.mark.parametrize("form", ["row", "pandas"])
+def test_null_in_a_column_of_the_output_that_is_not_null_is_refused(form):
+    def given(n):
+        return Does(lambda self, key, rows: [pd.DataFrame({"n": [n]}) if form == "pandas" else Row(n=n)])
+
+    missing = Bench(given(None), SCHEMA, "k", "n double NOT NULL", form=form)
+    with pytest.raises(InvalidInputError, match=r"column 'n': 1 rows of the output have null .* says NOT NULL"):
+        missing.batch([("a", 1)])
+    ((number,),) = Bench(given(np.nan), SCHEMA, "k", "n double NOT NULL", form=form).batch([("a", 1)])
+    assert np.isnan(number), "NaN is a number"
+    missing = Bench(given(None), SCHEMA, "k", "n double", form=form)
+    assert missing.batch([("a", 1)]) == [(None,)]

@@ -92,7 +92,8 @@ class FrameForm:
         field = self._codec.schema.field(number)
         if not isinstance(kind, spark_types.ArrayType | spark_types.MapType | StructType):
             try:
-                return pa.Array.from_pandas(values, type=field.type)
+                # Where the schema rules nulls out, NaN is a number, as it is to Spark.
+                return pa.array(values, type=field.type, from_pandas=self._struct[number].nullable)
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
                 return self._codec.column(number, _without_missing(values))
         items, convert = _without_missing(values), _instants(kind, self._time_zone)

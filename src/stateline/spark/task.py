@@ -20,7 +20,7 @@ import pyarrow as pa
 from stateline.blob import BlobStore
 from stateline.checkpoint import FileState
 from stateline.environment import Environment
-from stateline.errors import InternalError
+from stateline.errors import ErrorKind, InternalError, InvalidInputError
 from stateline.files import FileOutput, FilesResult, FileWriter
 from stateline.files.pending import store_rows
 from stateline.spark.coordinator import SubtaskResult, SubtaskTask
@@ -209,6 +209,7 @@ def run_subtask(
         _add(metrics, "state_rows", sum(run.rows for run in made.state.runs))
         _add(metrics, "state_bytes", sum(run.size for run in made.state.runs))
     stored = clock.monotonic()
+    _check_not_null(program.output_schema, processed.output, task.operator)
     files = _write_output(context, operator.output, program.output_schema, task, processed.output)
     metrics["open_seconds"] = opened - began
     metrics["process_seconds"] = computed - opened
@@ -236,6 +237,22 @@ def _open_table(
     )
     stack = (task.operator, name, state.key_groups.start, state.key_groups.end)
     return StateTable(schema, state.key_groups, max_parallelism, reader.open_stack(stack, state.runs))
+
+
+def _check_not_null(schema: pa.Schema, rows: pa.Table | None, operator: str) -> None:
+    """Arrow lets nulls pass where a schema rules them out, and whoever reads the rows believes the schema."""
+    if rows is None:
+        return
+    for column in schema:
+        nulls = 0 if column.nullable else rows.column(column.name).null_count
+        if nulls:
+            raise InvalidInputError(
+                f"{nulls} rows of the output have null in it, the output schema says NOT NULL",
+                operation="process",
+                subject=f"operator {operator}, column {column.name!r}",
+                hint="Put a value out, or leave NOT NULL out of the schema",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
 
 
 def _write_output(
