@@ -23,7 +23,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -313,8 +313,10 @@ class LocalStore(BlobStore):
         try:
             with self._folder(staging_folders) as staging, contextlib.suppress(FileExistsError):
                 os.mkdir(staged + _JOINT, 0o700, dir_fd=staging)
-            with self._folder((*staging_folders, staged + _JOINT)) as joint:
-                chunks = (chunk for part in parts for chunk in self._piece_chunks(target, part))
+            with (
+                self._folder((*staging_folders, staged + _JOINT)) as joint,
+                contextlib.closing(self._chunks_of_pieces(target, parts)) as chunks,
+            ):
                 self._fill(joint, temporary, self._create(joint, temporary), chunks)
                 try:
                     self._placed(temporary, joint, folders, self._link_to(leaf))
@@ -342,6 +344,10 @@ class LocalStore(BlobStore):
                         with contextlib.suppress(FileNotFoundError):
                             os.unlink(temporary, dir_fd=joint)
         raise vanishing(name)
+
+    def _chunks_of_pieces(self, target: str, parts: Sequence[Part]) -> Generator[bytes]:
+        for part in parts:
+            yield from self._piece_chunks(target, part)
 
     def _check_piece(self, target: str, part: Part) -> None:
         for _ in self._piece_chunks(target, part):
