@@ -104,7 +104,7 @@ class UnsayableError(Exception):
     [
         (KeyError("no such thing"), "KeyError: 'no such thing'"),
         (StopIteration(), "StopIteration"),
-        (UnsayableError(), "Unsayable: (its __str__ raised ValueError)"),
+        (UnsayableError(), "UnsayableError: (its __str__ raised ValueError)"),
     ],
 )
 def test_what_a_users_function_raised_is_described_whatever_it_is(raised, described):

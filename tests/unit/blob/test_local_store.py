@@ -2,12 +2,14 @@
 
 import contextlib
 import errno
+import gc
 import os
 import pickle
 import resource
 import stat
 import subprocess
 import threading
+import weakref
 
 import pytest
 
@@ -185,6 +187,24 @@ def test_a_copy_of_the_store_opens_the_same_place(store):
     copy = pickle.loads(pickle.dumps(store))
     assert copy.get("a") == b"1"
     assert str(copy.local_path("a")) == str(store.local_path("a"))
+
+
+def test_an_error_holds_nothing_that_its_callers_held(store):
+    class Held:
+        pass
+
+    def call():
+        held = Held()
+        with pytest.raises(NotFoundError):
+            store.get("absent")
+        store.put_if_absent("new", b"1")
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert call()() is None, "it lives on until a garbage collection"
+    finally:
+        gc.enable()
 
 
 # -- full and failing disks -------------------------------------------------------------------------------------------
