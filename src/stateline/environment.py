@@ -18,10 +18,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Executor as PlainPool
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
+
+from stateline.errors import InvalidInputError
 
 __all__ = [
     "Cancellable",
@@ -34,6 +37,7 @@ __all__ = [
     "SystemClock",
     "SystemExecutors",
     "SystemIds",
+    "executor_of",
     "system_environment",
 ]
 
@@ -286,6 +290,48 @@ class Environment:
     clock: Clock = field(default_factory=SystemClock)
     ids: Ids = field(default_factory=SystemIds)
     executors: Executors = field(default_factory=SystemExecutors)
+
+
+class _PoolWithTimers:
+    """A pool of the standard library, which somebody else closes, and a timer thread, which is closed here."""
+
+    def __init__(self, pool: PlainPool, timers: Executor) -> None:
+        self._pool = pool
+        self._timers = timers
+
+    def submit(self, function: Callable[..., T], /, *args: Any) -> Future[T]:
+        """See :meth:`Executor.submit`."""
+        return self._pool.submit(function, *args)
+
+    def call_later(self, delay_seconds: float, function: Callable[[], None]) -> Cancellable:
+        """See :meth:`Executor.call_later`."""
+        return self._timers.call_later(delay_seconds, function)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Ends the timers; the pool goes on."""
+        self._timers.close(wait=wait)
+
+
+def executor_of(given: Executor | PlainPool | None, environment: Environment, name: str, num_threads: int) -> Executor:
+    """What to run work on: what a caller gave, or a new pool. Whoever gets something else than was given closes it.
+
+    A pool of ``concurrent.futures`` gets timers: without them it would fail on a thread where nobody sees it.
+
+    Raises:
+        InvalidInputError: It is no executor.
+    """
+    if given is None:
+        return environment.executors.executor(name, num_threads)
+    if isinstance(given, PlainPool):
+        return _PoolWithTimers(given, environment.executors.executor(f"{name}-timers", 1))
+    for method in ("submit", "call_later", "close"):
+        if not callable(getattr(given, method, None)):
+            raise InvalidInputError(
+                f"{type(given).__name__} has no {method}()",
+                subject="executor",
+                hint="Give a concurrent.futures.Executor, or one with the methods of stateline.environment.Executor",
+            )
+    return given
 
 
 def system_environment() -> Environment:

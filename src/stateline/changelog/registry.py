@@ -14,12 +14,14 @@ Rules:
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Executor as PlainPool
 from typing import Final, Protocol, cast
 
 from stateline.blob.api import BlobStore
+from stateline.blob.urls import store_of
 from stateline.changelog.handle import SegmentHandle
 from stateline.changelog.metrics import ChangelogMetrics
-from stateline.environment import Environment, Executor, system_environment
+from stateline.environment import Environment, Executor, executor_of, system_environment
 from stateline.options import check_kind, parse_int
 
 __all__ = ["LocalChangelogRegistry", "TaskChangelogRegistry"]
@@ -101,14 +103,14 @@ class TaskChangelogRegistry:
         store: BlobStore,
         *,
         num_discard_threads: int = 1,
-        executor: Executor | None = None,
+        executor: Executor | PlainPool | None = None,
         metrics: ChangelogMetrics | None = None,
         environment: Environment | None = None,
     ) -> None:
         environment = environment or system_environment()
-        executor = executor or environment.executors.executor("changelog-discard", num_discard_threads)
+        used = executor_of(executor, environment, "changelog-discard", num_discard_threads)
         self._metrics = metrics or ChangelogMetrics()
-        self._deleter = _Deleter(store, executor, self._metrics, environment)
+        self._deleter = _Deleter(store_of(store), used, self._metrics, environment)
         self._monitor = environment.executors.monitor()
         self._counts: dict[str, int] = {}
 
@@ -177,13 +179,13 @@ class LocalChangelogRegistry:
         self,
         store: BlobStore,
         *,
-        executor: Executor | None = None,
+        executor: Executor | PlainPool | None = None,
         metrics: ChangelogMetrics | None = None,
         environment: Environment | None = None,
     ) -> None:
         environment = environment or system_environment()
-        executor = executor or environment.executors.executor("changelog-local-discard", 1)
-        self._deleter = _Deleter(store, executor, metrics or ChangelogMetrics(), environment)
+        used = executor_of(executor, environment, "changelog-local-discard", 1)
+        self._deleter = _Deleter(store_of(store), used, metrics or ChangelogMetrics(), environment)
         self._monitor = environment.executors.monitor()
         self._last_used: dict[str, int] = {}
 

@@ -16,6 +16,7 @@ import functools
 import logging
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Executor as PlainPool
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,7 +24,15 @@ from typing import Any, Final
 from stateline.changelog.api import RetriableAction
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.changelog.settings import ChangelogSettings
-from stateline.environment import Cancellable, Clock, Environment, Executor, Monitor, system_environment
+from stateline.environment import (
+    Cancellable,
+    Clock,
+    Environment,
+    Executor,
+    Monitor,
+    executor_of,
+    system_environment,
+)
 from stateline.errors import ClosedError, ErrorKind, UnavailableError
 from stateline.options import check_kind, parse_duration, parse_int
 
@@ -99,7 +108,8 @@ class RetryingExecutor:
 
     Args:
         num_threads: Attempts that run at the same time. An attempt that is out of time keeps its thread until it ends.
-        executor: Where attempts and timers run; by default a new pool of ``environment``, closed with this object.
+        executor: Where attempts and timers run: one of ``stateline.environment``, or a pool of ``concurrent.futures``;
+            by default a new pool of ``environment``, closed with this object.
         clock: For latencies.
         metrics: Where to count.
         environment: Where clock, pool and monitor come from unless they are given.
@@ -109,16 +119,17 @@ class RetryingExecutor:
         self,
         num_threads: int = 1,
         *,
-        executor: Executor | None = None,
+        executor: Executor | PlainPool | None = None,
         clock: Clock | None = None,
         metrics: ChangelogMetrics | None = None,
         environment: Environment | None = None,
     ) -> None:
         environment = environment or system_environment()
         num_threads = parse_int(num_threads, "num_threads", minimum=1)
-        self._owned = executor is None
+        used = executor_of(executor, environment, "changelog-upload", num_threads)
+        self._owned = used is not executor
         self._world = _World(
-            executor or environment.executors.executor("changelog-upload", num_threads),
+            used,
             clock or environment.clock,
             environment.executors.monitor(),
             metrics or ChangelogMetrics(),

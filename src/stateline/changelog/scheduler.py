@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor as PlainPool
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
@@ -34,7 +35,14 @@ from stateline.changelog.retry import RetryingExecutor, RetryPolicy
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.throttle import UploadThrottle
 from stateline.changelog.upload_task import UploadTask
-from stateline.environment import Cancellable, Clock, Environment, Executor, system_environment
+from stateline.environment import (
+    Cancellable,
+    Clock,
+    Environment,
+    Executor,
+    executor_of,
+    system_environment,
+)
 from stateline.errors import ClosedError, InternalError
 from stateline.options import check_kind
 
@@ -55,7 +63,7 @@ def batching_scheduler(
     uploader: StateChangeUploader,
     settings: ChangelogSettings | None = None,
     *,
-    executor: Executor | None = None,
+    executor: Executor | PlainPool | None = None,
     clock: Clock | None = None,
     metrics: ChangelogMetrics | None = None,
     environment: Environment | None = None,
@@ -65,7 +73,8 @@ def batching_scheduler(
     Args:
         uploader: Closed together with the scheduler.
         settings: Delay, thresholds, limit, retries and number of threads.
-        executor: Where uploads and timers run; by default a pool of ``environment``, closed with the scheduler.
+        executor: Where uploads and timers run: one of ``stateline.environment``, or a pool of ``concurrent.futures``;
+            by default a pool of ``environment``, closed with the scheduler.
         clock: For waiting times; by default that of ``environment``.
         metrics: Where to count.
         environment: The world; the real one by default.
@@ -86,7 +95,7 @@ def scheduler_from_options(
     uploader: StateChangeUploader,
     options: ChangelogSettings | Mapping[str, str] | None = None,
     *,
-    executor: Executor | None = None,
+    executor: Executor | PlainPool | None = None,
     clock: Clock | None = None,
     metrics: ChangelogMetrics | None = None,
     environment: Environment | None = None,
@@ -160,7 +169,7 @@ class _BatchingScheduler:
         uploader: StateChangeUploader,
         settings: ChangelogSettings,
         *,
-        executor: Executor | None,
+        executor: Executor | PlainPool | None,
         clock: Clock | None,
         metrics: ChangelogMetrics,
         environment: Environment,
@@ -170,8 +179,8 @@ class _BatchingScheduler:
         self._policy = RetryPolicy.of(settings)
         self._metrics = metrics
         self._clock = clock or environment.clock
-        self._owns_executor = executor is None
-        self._executor = executor or environment.executors.executor("changelog-upload", settings.num_upload_threads)
+        self._executor = executor_of(executor, environment, "changelog-upload", settings.num_upload_threads)
+        self._owns_executor = self._executor is not executor
         self._retrying = RetryingExecutor(
             executor=self._executor, clock=self._clock, metrics=metrics, environment=environment
         )

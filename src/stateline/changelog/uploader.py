@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stateline.blob.api import BlobStore, Buffer
+from stateline.blob.urls import store_of
 from stateline.changelog.api import UploadResult, UploadTasksResult
 from stateline.changelog.block import Compression
 from stateline.changelog.change_set import StateChangeSet
@@ -63,8 +64,11 @@ class ChangelogObject:
 class BlobUploader:
     """Writes all tasks of a call into one object of a store. Safe from any thread.
 
+    Attributes:
+        store: Where it writes.
+
     Args:
-        store: Where to write.
+        store: Where to write; a store or its URL.
         settings: Compression and buffer size.
         job_id: The first segment of every name; a fresh id by default.
         registry: Tracks what was written; by default one of its own, which is closed with the uploader.
@@ -74,7 +78,7 @@ class BlobUploader:
 
     def __init__(
         self,
-        store: BlobStore,
+        store: BlobStore | str,
         settings: ChangelogSettings | None = None,
         *,
         job_id: str | None = None,
@@ -85,7 +89,7 @@ class BlobUploader:
         environment = environment or system_environment()
         settings = ChangelogSettings() if settings is None else settings
         check_kind(settings, ChangelogSettings, "settings")
-        self._store = store
+        self.store = store_of(store)
         self._compression = Compression[settings.compression.upper()]
         self._buffer_size = settings.buffer_size
         self._ids = environment.ids
@@ -95,7 +99,7 @@ class BlobUploader:
         self._max_encoding = _encoding_threads(settings)
         self._encoding = 0
         self._owns_registry = registry is None
-        self._registry = registry or TaskChangelogRegistry(store, metrics=metrics, environment=environment)
+        self._registry = registry or TaskChangelogRegistry(self.store, metrics=metrics, environment=environment)
 
     def upload(self, tasks: Collection[UploadTask]) -> UploadTasksResult:
         """See :meth:`StateChangeUploader.upload`. No task, no object."""
@@ -146,7 +150,7 @@ class BlobUploader:
             OSError: See :meth:`StateChangeUploader.upload`. If nobody can tell whether it was written, it is deleted.
         """
         try:
-            self._store.put_all_if_absent(made.name, made.pieces)
+            self.store.put_all_if_absent(made.name, made.pieces)
         except OutcomeUnknownError:
             self._registry.discard(_AnyHandle(made.name))
             raise
@@ -172,13 +176,20 @@ class DuplicatingUploader:
 
     Args:
         remote: The uploader that counts.
-        local: The copies; a store gets the default bound and timeout.
+        local: The copies, or where they go: a store, its URL, or an uploader to it. Those get the default bound and
+            timeout.
+
+    Raises:
+        InvalidInputError: ``remote`` is another kind of uploader, whose bytes nobody else sees, or ``local`` is no
+            place.
     """
 
-    def __init__(self, remote: BlobUploader, local: LocalCopies | BlobStore) -> None:
-        if isinstance(local, BlobStore):
+    def __init__(self, remote: BlobUploader, local: LocalCopies | BlobUploader | BlobStore | str) -> None:
+        check_kind(remote, BlobUploader, "remote")
+        if not isinstance(local, LocalCopies):
+            store = local.store if isinstance(local, BlobUploader) else store_of(local)
             defaults = ChangelogSettings()
-            local = LocalCopies(local, defaults.local_recovery_max_bytes, defaults.local_copy_timeout)
+            local = LocalCopies(store, defaults.local_recovery_max_bytes, defaults.local_copy_timeout)
         self._remote = remote
         self._local = local
 

@@ -57,9 +57,9 @@ class InlineHandle:
         """Nothing to delete. Idempotent."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FileHandle:
-    """State in an object of its own.
+    """State in an object of its own. Equal to every handle of the same object, whichever store opened it.
 
     Attributes:
         store: Where the object is.
@@ -74,6 +74,15 @@ class FileHandle:
     size: int
     crc32c: int
     relative: bool
+
+    def _identity(self) -> tuple[str, str, int, int, bool]:
+        return self.store.url, self.name, self.size, self.crc32c, self.relative
+
+    def __eq__(self, other: object) -> bool:
+        return self._identity() == other._identity() if isinstance(other, FileHandle) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
 
     @property
     def state(self) -> FileState:
@@ -97,7 +106,7 @@ class FileHandle:
         """
         try:
             self.store.delete([self.name])
-        except StatelineError:
+        except (StatelineError, OSError):  # OSError: from a store of somebody else's.
             try:
                 self.store.head(self.name)
             except NotFoundError:

@@ -58,6 +58,9 @@ PIECE_BYTES: Final = 8 * 1024 * 1024
 
 _ANOTHER_NAME_MAY_WORK: Final = (AlreadyExistsError, ConflictError, UnavailableError, OutcomeUnknownError)
 
+_FAILURES: Final = (StatelineError, OSError)
+"""What stores raise: ours, or, from a store of somebody else's, any error of I/O."""
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -302,7 +305,7 @@ class CheckpointStateOutputStream:
             self._stage()
         create = self._publish if self._parts else self._put
         attempts_left = CREATION_ATTEMPTS
-        failure: StatelineError | None = None
+        failure: Exception | None = None
         while True:
             try:
                 create(self._name)
@@ -310,8 +313,11 @@ class CheckpointStateOutputStream:
                 if failure is None:
                     raise
                 raise failure from error  # The pieces do not fit another name, so the failure before it is what counts.
-            except _ANOTHER_NAME_MAY_WORK as error:
-                if isinstance(error, OutcomeUnknownError):
+            except _FAILURES as error:
+                untyped = not isinstance(error, StatelineError)
+                if not untyped and not isinstance(error, _ANOTHER_NAME_MAY_WORK):
+                    raise
+                if untyped or isinstance(error, OutcomeUnknownError):
                     self._try_to_delete(self._name)
                 attempts_left -= 1
                 if not attempts_left:
@@ -341,13 +347,13 @@ class CheckpointStateOutputStream:
         try:
             if parts:
                 self._store.discard(parts)
-        except StatelineError as error:
+        except _FAILURES as error:
             _log.warning("staged pieces stay until the next sweep: %s", error)
 
     def _try_to_delete(self, name: str) -> None:
         try:
             self._store.delete([name])
-        except StatelineError as error:
+        except _FAILURES as error:
             _log.warning("a file that nobody names may stay until the next sweep: %s", error)
 
     def _check_open(self, operation: str) -> None:

@@ -170,7 +170,7 @@ def _not_pinned(self: Ownership, results: Iterable[Any]) -> None:
 
 def _write_unasked(self: BlobUploader, made: Any) -> None:
     with contextlib.suppress(OSError):
-        self._store.put_all_if_absent(made.name, made.pieces)
+        self.store.put_all_if_absent(made.name, made.pieces)
 
 
 _bug(

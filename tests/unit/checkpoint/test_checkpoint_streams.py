@@ -1,5 +1,6 @@
 """State streams on every store: inline or file by size alone, one object per file, nothing left of what is given up."""
 
+import pickle
 import threading
 
 import pytest
@@ -672,3 +673,63 @@ def test_what_cannot_be_duplicated_is_refused_before_anything_is_copied(store):
         with pytest.raises(InvalidInputError):
             makes.duplicate(handles, EXCLUSIVE)
     assert names(store) == [handle.name]
+
+
+class Refusing(StoreDecorator):
+    """A store of somebody else's: its errors are not ours."""
+
+    def __init__(self, inner, failures):
+        super().__init__(inner)
+        self.failures = failures
+        self.names = []
+
+    def put_if_absent(self, name, data):
+        self.names.append(name)
+        info = self.inner.put_if_absent(name, data)
+        if len(self.names) <= self.failures:
+            raise ConnectionResetError("after it was done")
+        return info
+
+    def delete(self, names):
+        self.inner.delete(names)
+        raise ConnectionResetError("after it was done")
+
+    def discard(self, parts):
+        raise ConnectionResetError("not done")
+
+
+def test_an_io_error_of_a_foreign_store_is_tried_under_ten_names(store):
+    refusing = Refusing(store, failures=9)
+    out = factory(refusing, 0).create_checkpoint_state_output_stream(SHARED)
+    out.write(b"abc")
+    handle = out.close_and_get_handle()
+    assert len(set(refusing.names)) == 10
+    assert [info.name for info in store.list("")] == [handle.name]  # What the failed ones made is gone.
+    handle.discard()  # It is gone, and that is all that was wanted.
+    out = factory(Refusing(store, failures=10), 0).create_checkpoint_state_output_stream(SHARED)
+    out.write(b"abc")
+    with pytest.raises(ConnectionResetError) as raised:
+        out.close_and_get_handle()
+    assert "10 names" in raised.value.__notes__[0]
+
+
+def test_an_io_error_of_a_foreign_store_does_not_take_a_file_that_was_made(store):
+    out = factory(Refusing(store, failures=0), 0).create_checkpoint_state_output_stream(SHARED)
+    out.write(b"abc")
+    out.flush()  # It is staged, and the piece cannot be discarded.
+    assert out.close_and_get_handle().open().read() == b"abc"
+    out = factory(Refusing(store, failures=0), 0).create_checkpoint_state_output_stream(SHARED)
+    out.write(b"abc")
+    out.flush()
+    out.close()  # Never raises.
+
+
+def test_handles_of_one_object_are_equal(store):
+    out = factory(store, 0).create_checkpoint_state_output_stream(SHARED)
+    out.write(b"abc")
+    handle = out.close_and_get_handle()
+    again = pickle.loads(pickle.dumps(handle))
+    assert again == handle
+    assert len({handle, again, open_state(handle.state, store, "chk-1")}) == 1
+    assert handle != FileHandle(store, handle.name + "x", handle.size, handle.crc32c, handle.relative)
+    assert handle != InlineHandle(b"abc")
