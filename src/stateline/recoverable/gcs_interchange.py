@@ -33,6 +33,7 @@ from stateline.errors import (
     UnsupportedVersionError,
 )
 from stateline.handles import CommitPoint, Part, ResumePoint
+from stateline.options import check_kind
 
 __all__ = [
     "VERSION",
@@ -96,12 +97,14 @@ class StagedParts(Protocol):
 
 def write_commit(point: FlinkCommit) -> bytes:
     """Bytes of version 1."""
+    check_kind(point, FlinkCommit, "point")
     head = _utf(point.bucket) + _utf(point.object) + struct.pack(">i", len(point.components))
     return head + b"".join(component.bytes for component in point.components)
 
 
 def write_resume(point: FlinkResume) -> bytes:
     """Bytes of version 1."""
+    check_kind(point, FlinkResume, "point")
     return write_commit(point) + struct.pack(">q?", point.position, point.closed)
 
 
@@ -224,13 +227,15 @@ def _id_of(part: Part) -> uuid.UUID | None:
 
 class _Reader:
     def __init__(self, version: int, data: bytes) -> None:
+        check_kind(version, int, "version")
+        check_kind(data, bytes | bytearray | memoryview, "data", "bytes")
         if version < 1:
             raise InvalidInputError(f"{version} is not a version", operation="deserialize", subject="Flink point")
         if version > VERSION:
             raise UnsupportedVersionError(
                 f"format version {version} is newer than {VERSION}", operation="deserialize", subject="Flink point"
             )
-        self._data = data
+        self._data = bytes(data)
         self._at = 0
 
     def commit(self) -> tuple[str, str, tuple[uuid.UUID, ...]]:

@@ -47,7 +47,7 @@ def check_evolution(record: Checkpoint, name: str, wanted: StateSchema) -> None:
     stored = StateSchema.decode(operator.schema)
     plan_evolution(stored, wanted, name)
     for column in sorted(set(stored.values.names) & set(wanted.values.names)):
-        if dict(stored.defaults).get(column) != dict(wanted.defaults).get(column):
+        if not wanted.has_default_of(stored, column):
             reason = f"column {column!r} is stored already, with another default"
             raise schema_mismatch(stored, wanted, name, reason)
     back = sorted(set(_dropped(record, name)) & set(wanted.values.names))

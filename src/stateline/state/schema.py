@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -111,12 +112,21 @@ class StateSchema:
             kind = self.values.field(name).type
             try:
                 column = pa.array([value], type=kind)
+                _check_is_whole(value, column[0].as_py())
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise InvalidInputError(
                     f"{value!r} is no value of type {kind}", subject=f"default of column {name!r}", hint=str(error)
                 ) from error
             encoded.append((name, pa.record_batch([column], names=[name]).serialize().to_pybytes()))
         return dataclasses.replace(self, defaults=tuple(encoded))
+
+    def has_default_of(self, stored: StateSchema, name: str) -> bool:
+        """Whether rows without the column read as they did by ``stored``, whose column may be narrower."""
+        default = stored.default(name)
+        if default.is_valid:
+            default = default.cast(self.values.field(name).type)
+        kept = self.with_defaults({name: default if default.is_valid else None})
+        return kept.defaults == tuple(item for item in self.defaults if item[0] == name)
 
     def default(self, name: str) -> pa.Scalar:
         """What a value column has in rows that were stored without it; null where nobody said."""
@@ -227,6 +237,18 @@ def _check_has_values(kind: pa.DataType) -> None:
     pa.nulls(0, kind)
     for number in range(kind.num_fields):
         _check_has_values(kind.field(number).type)
+
+
+def _check_is_whole(value: Any, kept: Any) -> None:
+    """Refuses a fraction of which only the whole part was kept, however deep: pyarrow cuts it off without a word."""
+    if isinstance(kept, int) and isinstance(value, Real) and value != kept:
+        raise ValueError(f"It would be kept as {kept}")
+    if isinstance(kept, list) and isinstance(value, Sequence):
+        for one, kept_one in zip(value, kept, strict=False):
+            _check_is_whole(one, kept_one)
+    if isinstance(kept, dict) and isinstance(value, Mapping):
+        for name, kept_one in kept.items():
+            _check_is_whole(value.get(name), kept_one)
 
 
 def _decoded_default(data: bytes, field: pa.Field) -> pa.Scalar:

@@ -237,6 +237,24 @@ def test_columns_are_added_with_defaults_dropped_and_widened(root: str) -> None:
         assert caught.value.kind is ErrorKind.SCHEMA_MISMATCH
 
 
+def test_a_column_that_was_added_with_a_default_becomes_wider(root: str) -> None:
+    key = pa.schema([("tailnum", pa.string())])
+    stored = {"tailnum": ["a"]}
+    with KeyedStateBackend.open(root) as backend:
+        backend.state("planes", StateSchema(key, pa.schema([]))).put(pa.table(stored))
+        backend.checkpoint()
+    for width in (pa.int16(), pa.int32(), pa.float64()):
+        seats = StateSchema(key, pa.schema([("seats", width)])).with_defaults({"seats": 100})
+        with KeyedStateBackend.open(root) as backend:
+            planes = backend.state("planes", seats)
+            assert planes.to_table().column("seats").to_pylist() == [100]
+            backend.checkpoint()
+    for default in ({"seats": 99}, {}):
+        wider = StateSchema(key, pa.schema([("seats", pa.float64())])).with_defaults(default)
+        with KeyedStateBackend.open(root) as backend, pytest.raises(InvalidInputError, match="another default"):
+            backend.state("planes", wider)
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '["a"'])
 def test_a_memory_of_dropped_columns_that_cannot_be_read_is_told(root: str, text: str) -> None:
     with KeyedStateBackend.open(root) as backend:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -140,6 +141,21 @@ def test_defaults_are_part_of_the_schema_and_of_its_text() -> None:
 def test_a_default_that_cannot_be_is_refused(defaults: dict[str, object], named: str) -> None:
     with pytest.raises(InvalidInputError, match=named):
         schema(("n", pa.int64())).with_defaults(defaults)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int32(), 1.5),
+        (pa.list_(pa.int32()), [1, 1.5]),
+        (pa.struct([("x", pa.int8())]), {"x": 0.25}),
+        (pa.int64(), np.float32(2.5)),
+    ],
+)
+def test_no_default_loses_its_fraction(kind: pa.DataType, value: object) -> None:
+    with pytest.raises(InvalidInputError, match="It would be kept as"):
+        schema(("n", kind)).with_defaults({"n": value})
+    assert schema(("n", pa.int32())).with_defaults({"n": 2.0}).default("n").as_py() == 2
 
 
 @pytest.mark.parametrize(
