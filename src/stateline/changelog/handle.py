@@ -109,7 +109,7 @@ class ChangelogHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return _PREFIX.pack(_MAGIC, HANDLE_VERSION, 0, len(body), crc32c(body)) + body
 
     @classmethod
-    def from_bytes(cls, data: bytes | bytearray | memoryview) -> ChangelogHandle:
+    def from_bytes(cls, b: bytes | bytearray | memoryview) -> ChangelogHandle:
         """The handle that :meth:`to_bytes` encoded.
 
         Raises:
@@ -117,14 +117,14 @@ class ChangelogHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             InvalidInputError: Not bytes at all.
             UnsupportedVersionError: A newer version wrote it.
         """
-        if not isinstance(data, bytes | bytearray | memoryview):
+        if not isinstance(b, bytes | bytearray | memoryview):
             raise InvalidInputError(
-                f"{type(data).__name__} is not bytes",
+                f"{type(b).__name__} is not bytes",
                 operation="decode",
                 subject="changelog handle",
                 hint="Give to_bytes()",
             )
-        data = bytes(data)
+        data = bytes(b)
         if len(data) < _PREFIX.size:
             raise _damaged(f"{len(data)} bytes are no changelog handle", 0)
         magic, version, zero, length, checksum = _PREFIX.unpack_from(data)

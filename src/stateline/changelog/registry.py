@@ -114,9 +114,9 @@ class TaskChangelogRegistry:
         self._monitor = environment.executors.monitor()
         self._counts: dict[str, int] = {}
 
-    def start_tracking(self, handle: _Named, reference_count: int) -> None:
-        """Takes an object over that is used ``reference_count`` times, 1 or more."""
-        count = parse_int(reference_count, "reference_count", minimum=1)
+    def start_tracking(self, handle: _Named, n: int) -> None:
+        """Takes an object over that is used ``n`` times, 1 or more."""
+        count = parse_int(n, "n", minimum=1)
         name = _name_of(handle)
         with self._monitor:
             self._counts[name] = count

@@ -43,23 +43,23 @@ class UploadThrottle:
         """Whether :meth:`seize` of ``size`` bytes would stay within the limit."""
         return self._in_flight + min(size, self.max_in_flight) <= self.max_in_flight
 
-    def seize(self, size: int) -> None:
-        """Takes ``size`` bytes of the limit, at most all of it.
+    def seize(self, n: int) -> None:
+        """Takes ``n`` bytes of the limit, at most all of it.
 
         Raises:
             InternalError: They do not fit; the caller had to wait.
             InvalidInputError: It is no whole number.
         """
-        size = parse_int(size, "size")
+        size = parse_int(n, "n")
         if size < 0 or not self.fits(size):
             raise InternalError(
                 f"{size} bytes do not fit beside {self._in_flight} of {self.max_in_flight}", operation="seize"
             )
         self._in_flight += min(size, self.max_in_flight)
 
-    def release(self, size: int) -> None:
-        """Gives back what :meth:`seize` took for the same ``size``."""
-        counted = min(parse_int(size, "size"), self.max_in_flight)
+    def release(self, n: int) -> None:
+        """Gives back what :meth:`seize` took for the same ``n``."""
+        counted = min(parse_int(n, "n"), self.max_in_flight)
         if not 0 <= counted <= self._in_flight:
-            raise InternalError(f"{size} bytes were never seized", operation="release")
+            raise InternalError(f"{n} bytes were never seized", operation="release")
         self._in_flight -= counted

@@ -67,19 +67,19 @@ class CheckpointStore:
     """The checkpoints below one root. Not thread-safe; any number of stores may work on one root.
 
     Args:
-        root: A URL, or the store whose root is the checkpoint root.
+        root_url: A URL, or the store whose root is the checkpoint root.
         settings: See :class:`CheckpointStoreSettings`.
-        environment: Passed on when ``root`` is a URL.
+        environment: Passed on when ``root_url`` is a URL.
     """
 
     def __init__(
         self,
-        root: str | BlobStore,
+        root_url: str | BlobStore,
         *,
         settings: CheckpointStoreSettings | None = None,
         environment: Environment | None = None,
     ) -> None:
-        self.store = store_of(root, environment)
+        self.store = store_of(root_url, environment)
         self.settings = settings or CheckpointStoreSettings()
         self._slots = Slots(self.store, allow_older=self.settings.allow_older)
         strict = Slots(self.store, allow_older=False)
@@ -201,24 +201,24 @@ class CheckpointStore:
             return False
         return True
 
-    def retain(self, num_retained: int, outputs: Mapping[str, BlobStore] | None = None) -> None:
-        """Retires all but the newest ``num_retained`` checkpoints, and deletes what only they reach.
+    def retain(self, n: int, outputs: Mapping[str, BlobStore] | None = None) -> None:
+        """Retires all but the newest ``n`` checkpoints, and deletes what only they reach.
 
         Call it after each ``publish``. A failure leaves every retained checkpoint whole, and the next call goes on
         where this one stopped, in this process or in another.
 
         Args:
-            num_retained: At least 1.
+            n: At least 1.
             outputs: Stores of the outputs, by ``OutputState.url``. Staged pieces that only retired checkpoints need are
                 discarded through them; pieces of an output that is not given are left to its sweep.
 
         Raises:
-            InvalidInputError: ``num_retained`` is below 1, or no number.
+            InvalidInputError: ``n`` is below 1, or no number.
             CorruptDataError: A record that is to be read back at start is corrupt; see ``retire_unreadable``.
             OSError: What the stores raise; nothing is lost, repeat the call later.
         """
         # At least 1, because the newest checkpoint is what a restart needs.
-        self._retention.retain(parse_int(num_retained, "num_retained", minimum=1), outputs or {})
+        self._retention.retain(parse_int(n, "num_retained", minimum=1), outputs or {})
 
     def close(self) -> None:
         """Gives the store's connections back. Idempotent."""

@@ -231,17 +231,17 @@ class CheckpointStateOutputStream:
         """Bytes written so far; keeps its value after the end."""
         return self._position
 
-    def write(self, data: Buffer) -> int:
-        """Takes all of ``data``; returns its length in bytes.
+    def write(self, b: Buffer) -> int:
+        """Takes all of ``b``; returns its length in bytes.
 
         All or nothing: a call that raises has accepted none of its bytes and may be repeated.
 
         Raises:
-            InvalidInputError: ``data`` is not bytes-like and contiguous.
+            InvalidInputError: ``b`` is not bytes-like and contiguous.
             ClosedError: The stream was closed.
             UnavailableError: And other errors of the store, from staging a full buffer.
         """
-        view = memoryview(plain_bytes(data, "write", "state"))
+        view = memoryview(plain_bytes(b, "write", "state"))
         with self._monitor:
             self._check_open("write")
             before = len(self._buffer)

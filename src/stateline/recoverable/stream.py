@@ -136,23 +136,23 @@ class RecoverableStream:
         """Whether writing has ended."""
         return self._closed
 
-    def write(self, data: Buffer) -> int:
+    def write(self, b: Buffer) -> int:
         """Accepts bytes. They are buffered; full buffers are staged.
 
         All or nothing: a call that raises has accepted none of its bytes and may be repeated.
 
         Returns:
-            The number of bytes of ``data``: always all of them.
+            The number of bytes of ``b``: always all of them.
 
         Raises:
             ClosedError: After :meth:`close` or :meth:`close_for_commit`.
-            InvalidInputError: ``data`` is not bytes-like and contiguous.
+            InvalidInputError: ``b`` is not bytes-like and contiguous.
             DataLossError: A piece that had to be merged is gone.
             UnavailableError: And other errors of the store, from staging a full buffer.
         """
         if self._closed:
             raise self._is_closed("write")
-        view = memoryview(plain_bytes(data, "write", self._target))
+        view = memoryview(plain_bytes(b, "write", self._target))
         before, before_bytes = self._state, len(self._state.buffer)
         self._state = replace(before)
         try:
