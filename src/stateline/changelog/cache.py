@@ -8,7 +8,8 @@ Rules:
 - A file gets its name when it is complete. Threads and processes that want the same object at once wait for the one
   that holds its lock file; a lock ends with its process.
 - A reader holds the file open, so an eviction, by whatever process, cannot take it away from under it.
-- The bound holds for the folder, over all processes. What would not fit is not cached.
+- The bound holds for the folder, over all processes, downloads on their way included: each takes the room of its whole
+  file, under the lock of the folder, before it fetches a byte. What would not fit is not cached.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _LEFTOVER_SECONDS: Final = 3600.0
 _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _OBJECT: Final = ".object"
 _LOCK: Final = ".lock"
+_ROOM_LOCK: Final = "room.lock"
 
 
 class CachedObject:
@@ -177,10 +179,10 @@ class HostCache:
             if found is not None:
                 return found
             size = self._store.head(name).size
-            if not self._make_room(size):
-                return None
             temporary = os.path.join(self._folder, self._ids.new_id())
-            descriptor = os.open(temporary, _CREATE | os.O_EXCL, 0o600)
+            descriptor = self._take_room(temporary, size)
+            if descriptor is None:
+                return None
             try:
                 for start in range(0, size, _CHUNK_BYTES):
                     chunk = self._store.get_range(name, start, min(start + _CHUNK_BYTES, size))
@@ -211,12 +213,27 @@ class HostCache:
         finally:
             os.close(descriptor)
 
+    def _take_room(self, path: str, size: int) -> int | None:
+        """Makes an empty file that counts as ``size`` bytes from now on, for everybody; ``None`` if it cannot fit."""
+        if size > self._max_bytes:
+            return None
+        with self._locked(os.path.join(self._folder, _ROOM_LOCK)):
+            if not self._make_room(size):
+                return None
+            descriptor = os.open(path, _CREATE | os.O_EXCL, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)  # Until it is closed, so that a dead download takes no room.
+                os.ftruncate(descriptor, size)
+            except BaseException:
+                os.close(descriptor)
+                self._unlink(path)
+                raise
+            return descriptor
+
     def _make_room(self, size: int) -> bool:
         """Evicts the longest unused files until ``size`` bytes more keep the bound; ``False`` if they cannot."""
-        if size > self._max_bytes:
-            return False
         found = sorted(self._files(), key=lambda item: (item[1].st_mtime, item[0]))
-        excess = sum(status.st_size for _, status in found) + size - self._max_bytes
+        excess = sum(status.st_size for _, status in found) + self._bytes_on_their_way() + size - self._max_bytes
         for path, status in found:
             if excess <= 0:
                 break
@@ -224,6 +241,23 @@ class HostCache:
                 self._evict(path)
                 excess -= status.st_size
         return excess <= 0
+
+    def _bytes_on_their_way(self) -> int:
+        """The room that downloads have taken. What is left of those that died is deleted; call it under the lock."""
+        taken = 0
+        for path, status in self._files(complete=False):
+            if path.endswith(_LOCK):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    self._unlink(path)
+                except BlockingIOError:
+                    taken += status.st_size
+                finally:
+                    os.close(descriptor)
+        return taken
 
     # -- files ----------------------------------------------------------------------------------------------------
 
@@ -251,11 +285,11 @@ class HostCache:
         return os.path.join(self._folder, hashlib.sha256(name.encode()).hexdigest()[:32] + _OBJECT)
 
     def _files(self, *, complete: bool = True) -> list[tuple[str, os.stat_result]]:
-        """Every complete download, of whatever process, or everything else, with its status."""
+        """Every complete download, of whatever process, or everything else but the folder's lock, with its status."""
         found = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                if entry.name.endswith(_OBJECT) is complete:
+                if entry.name.endswith(_OBJECT) is complete and entry.name != _ROOM_LOCK:
                     with contextlib.suppress(FileNotFoundError):
                         found.append((entry.path, entry.stat(follow_symlinks=False)))
         return found

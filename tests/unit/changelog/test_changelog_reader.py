@@ -397,6 +397,39 @@ def test_the_cache_is_bounded_and_the_longest_unused_goes_first(tmp_path: Path) 
     assert store.names() == []
 
 
+def test_downloads_on_their_way_count_for_the_bound(tmp_path: Path) -> None:
+    first = WithCache(tmp_path / "x", sets=1)
+    size = first.store.head(first.name).size
+    first.store.inner.put("b", bytes(size))
+    fetch = first.store.inner.get_range
+    sizes = []
+
+    def busy(name: str, start: int, end: int) -> bytes:
+        other = first.new_cache(2 * size - 1)  # As another process, or another thread.
+        assert name != first.name or other.acquire("b") is None
+        sizes.append(sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()))
+        return fetch(name, start, end)
+
+    first.store.inner.get_range = busy
+    first.cache.release(first.cache.acquire(first.name))
+    first.store.inner.get_range = fetch
+    assert sizes == [size]
+    other = first.new_cache(2 * size - 1)
+    other.release(other.acquire("b"))  # Now the first one can go.
+    assert sum(path.stat().st_size for path in first.files()) == size
+
+
+def test_what_a_dead_download_left_takes_no_room(tmp_path: Path) -> None:
+    written = WithCache(tmp_path)
+    size = written.store.head(written.name).size
+    (folder,) = tmp_path.iterdir()
+    left = folder / "0123456789abcdef0123456789abcdef"
+    left.write_bytes(bytes(size))
+    assert written.read(written.new_cache(size)) == written.expected
+    assert written.metric("cache_downloads") == 1
+    assert not left.exists()
+
+
 def test_a_failed_download_leaves_nothing_behind(tmp_path: Path) -> None:
     written = WithCache(tmp_path)
     fetch = written.store.inner.get_range
