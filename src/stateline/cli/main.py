@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 __all__ = ["main"]
@@ -21,14 +25,26 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # Not every terminal has the characters of every state.
     try:
-        commands = importlib.import_module("stateline.cli.commands")
+        with _leaving_at_once():
+            commands = importlib.import_module("stateline.cli.commands")
     except ModuleNotFoundError as error:
         if error.name not in {"click", "rich"}:
             raise
         sys.exit(_missing(error.name))
-    except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
     commands.stateline(prog_name="stateline")
+
+
+@contextmanager
+def _leaving_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process while modules load: some swallow it there, and others make errors of theirs of it."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _missing(package: str) -> int:
