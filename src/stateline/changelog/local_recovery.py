@@ -5,15 +5,19 @@ which copy a checkpoint uses (``registry``).
 
 Rules:
 - A copy has the name and the bytes of its object, so a reader finds it by name and proves it by checksum.
-- The folder never holds more than its bound: the oldest copies go first, and what cannot fit is not copied.
+- The folder never holds more than its bound, over all processes: the oldest copies go first, and what cannot fit is not
+  copied. So one process writes at a time, and who has to wait for longer than the copy timeout goes without a copy.
 - Copies are written by a thread of their own. A slow, full, broken or hanging disk costs an upload at most the copy
   timeout; a copy that lands after that is deleted.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
@@ -26,6 +30,8 @@ __all__ = ["LocalCopies", "LocalCopy"]
 
 _LOG = logging.getLogger(__name__)
 
+_LOCK: Final = f"{STAGING_PREFIX}room.lock"
+_LOCK_POLL_SECONDS: Final = 0.01
 _MAX_PENDING: Final = 4
 """Copies that may wait for the disk. Each holds the bytes of its object, so more are skipped, not queued."""
 
@@ -58,6 +64,7 @@ class LocalCopies:
         self.monitor = environment.executors.monitor()
         self._max_bytes = max_bytes
         self._executor = environment.executors.executor("changelog-local-copy", 1)
+        self._clock = environment.clock
         self._pending = 0
 
     def start(self, name: str, pieces: Sequence[Buffer], size: int) -> LocalCopy:
@@ -83,9 +90,10 @@ class LocalCopies:
     def _run(self, copy: LocalCopy, pieces: Sequence[Buffer], size: int) -> None:
         done = False
         try:
-            if not copy.abandoned and self._make_room(size):
-                self.store.put_all_if_absent(copy.name, pieces)
-                done = True
+            with self._alone() as alone:
+                if alone and not copy.abandoned and self._make_room(size):
+                    self.store.put_all_if_absent(copy.name, pieces)
+                    done = True
         except (OSError, ValueError) as error:
             _LOG.debug("no local copy of %s: %s", copy.name, error)
         finally:
@@ -95,6 +103,33 @@ class LocalCopies:
         with self.monitor:
             self._pending -= 1
         copy.end(done=done)
+
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Whether no other process writes to the folder meanwhile; a lock ends with its process."""
+        path = self.store.local_path(_LOCK)
+        if path is None:  # No other process can see it.
+            yield True
+            return
+        os.makedirs(path.parent, 0o700, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            yield self._locks(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _locks(self, descriptor: int) -> bool:
+        """Whether the lock was free within the copy timeout. It is asked again and again: nothing tells that it is."""
+        deadline = self._clock.monotonic() + self.copy_timeout
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if self._clock.monotonic() >= deadline:
+                    return False
+                self._clock.sleep(_LOCK_POLL_SECONDS)
+            else:
+                return True
 
     def _make_room(self, size: int) -> bool:
         """Deletes the oldest copies, of whatever process, until ``size`` bytes more keep the bound."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 
 from stateline.blob import StoreDecorator
 from stateline.blob.api import Buffer, ObjectInfo
+from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.blob.memory import MemoryStore
 from stateline.changelog import (
     BlobUploader,
@@ -266,6 +267,37 @@ def test_a_hanging_disk_costs_an_upload_the_copy_timeout_and_a_late_copy_is_dele
     MemoryStore.forget("threads-remote")
 
 
+class Watched(StoreDecorator):
+    """Calls back before it writes."""
+
+    def __init__(self, folder: Path, before: Callable[[], None]) -> None:
+        super().__init__(LocalStore(folder, LocalStoreSettings(fsync=False)))
+        self._before = before
+
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+        self._before()
+        return self.inner.put_all_if_absent(name, pieces)
+
+
+def test_one_process_at_a_time_makes_room_for_its_copy_and_writes_it(tmp_path: Path) -> None:
+    """Two at once would each see room for themselves alone."""
+    seen: list[bool] = []
+
+    def as_another_process() -> None:
+        other = LocalCopies(LocalStore(tmp_path, LocalStoreSettings(fsync=False)), 100, 0.05)
+        seen.append(other.start("b", [bytes(80)], 80).wait(1))
+        other.close()
+
+    copies = LocalCopies(Watched(tmp_path, as_another_process), 100, 30)
+    assert copies.start("a", [bytes(80)], 80).wait(1)
+    assert seen == [False]
+    last = LocalCopies(LocalStore(tmp_path, LocalStoreSettings(fsync=False)), 100, 30)
+    assert last.start("c", [bytes(80)], 80).wait(1)
+    assert [info.name for info in last.store.list("") if info.size] == ["c"]
+    copies.close()
+    last.close()
+
+
 def test_tasks_end_exactly_once_when_the_scheduler_is_closed_meanwhile(store: GatedStore) -> None:
     for round_number in range(20):
         store.gate.set()
@@ -340,8 +372,6 @@ def test_processes_share_one_download(tmp_path: Path) -> None:
         cache.release(held)
         cache.close()
     """
-    from stateline.blob.local import LocalStore
-
     LocalStore(tmp_path / "store").put("object", b"x" * 3_000_000)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     processes = [
