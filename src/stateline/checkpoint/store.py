@@ -172,8 +172,10 @@ class CheckpointStore:
         self._check_no_gap(checkpoint)
         try:
             self.store.put_if_absent(record_name(checkpoint.checkpoint_id), data)
-        except (AlreadyExistsError, OutcomeUnknownError) as error:
-            checkpoint = self._judge_winner(checkpoint, error)
+        except OSError as error:
+            if isinstance(error, StatelineError) and not isinstance(error, AlreadyExistsError | OutcomeUnknownError):
+                raise
+            checkpoint = self._judge_winner(checkpoint, error)  # A plain error of a foreign store tells nothing, too.
         else:
             self._check_floor(checkpoint)
         self._newest_id = max(checkpoint.checkpoint_id, self._newest_id or 0)
@@ -235,13 +237,13 @@ class CheckpointStore:
                 hint="Ids have no gaps: a skipped batch would be lost",
             )
 
-    def _judge_winner(self, checkpoint: Checkpoint, error: StatelineError) -> Checkpoint:
+    def _judge_winner(self, checkpoint: Checkpoint, error: OSError) -> Checkpoint:
         """Reads who is in the slot: the record if it is the caller's own, an error otherwise."""
         try:
             slot = self._slots.read(checkpoint.checkpoint_id)
         except CorruptDataError:
             raise
-        except StatelineError as unread:
+        except (StatelineError, OSError) as unread:  # OSError: from a store of somebody else's.
             raise self._unknown(checkpoint, "what is in its slot could not be read") from unread
         if isinstance(slot, Checkpoint) and slot.nonce == checkpoint.nonce:
             return slot
@@ -252,7 +254,7 @@ class CheckpointStore:
     def _check_floor(self, checkpoint: Checkpoint) -> None:
         try:
             closed = self._slots.is_closed(checkpoint.checkpoint_id)
-        except StatelineError as error:
+        except (StatelineError, OSError) as error:
             raise self._unknown(checkpoint, "its record is there, but the floor could not be read") from error
         if closed:
             raise self._fenced(checkpoint, Empty.CLOSED)

@@ -192,9 +192,20 @@ def test_a_lost_answer_of_the_loser_is_fenced(blobs):
         CheckpointStore(Failing(blobs, "put_if_absent", error=unknown)).publish(checkpoint(0))
 
 
+def test_a_plain_error_of_a_foreign_store_is_resolved_by_reading_back(blobs):
+    reset = ConnectionResetError("no answer")
+    assert CheckpointStore(Failing(blobs, "put_if_absent", after=True, error=reset)).publish(checkpoint(0))
+    with pytest.raises(ConnectionResetError):
+        CheckpointStore(Failing(blobs, "put_if_absent", error=reset)).publish(checkpoint(1))
+    exists = FileExistsError("it is there")
+    with pytest.raises(FencedError):
+        CheckpointStore(Failing(blobs, "put_if_absent", error=exists)).publish(checkpoint(0, nonce="other"))
+
+
+@pytest.mark.parametrize("error", [None, ConnectionResetError("no answer")])
 @pytest.mark.parametrize("name", [floor_name(0), record_name(0)])
-def test_a_check_that_fails_after_the_creation_leaves_the_outcome_unknown(blobs, name):
-    failing = Failing(blobs, f"get {name}")
+def test_a_check_that_fails_after_the_creation_leaves_the_outcome_unknown(blobs, name, error):
+    failing = Failing(blobs, f"get {name}", error=error)
     if name == record_name(0):
         blobs.put(name, encode_checkpoint(checkpoint(0, ("other bytes",))))
     with pytest.raises(OutcomeUnknownError, match="Publish the same checkpoint again"):
