@@ -13,6 +13,7 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import functions as F
 
+from stateline.checkpoint import CheckpointStore
 from stateline.errors import FencedError, InvalidInputError, NotFoundError
 from stateline.spark import files_sink, finish_files, register
 from stateline.spark.files_options import FilesSinkOptions
@@ -93,6 +94,16 @@ def test_a_query_that_keeps_its_files_open_goes_on_with_them(spark, place):
     finish_files(str(place / "out"))
     assert ids(place) == list(range(100))
     assert len(visible_files(place)) == 1
+
+
+def test_finishing_by_hand_retires_no_records_for_only_the_query_knows_how_many_are_to_stay(spark, place):
+    for batch in range(5):
+        add_rows(place, batch, batch * 10, 10)
+    run(spark, place, finish="never", retained_checkpoints=100)
+    finish_files(str(place / "out"))
+    records = CheckpointStore(f"file://{place}/out/.stateline/stream").list()
+    assert [record.checkpoint_id for record in records] == list(range(6))
+    assert ids(place) == list(range(50))
 
 
 def test_finishing_right_after_the_end_makes_all_rows_visible(spark, place):

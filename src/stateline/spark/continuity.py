@@ -6,11 +6,11 @@ Owns the comparison of what is stored with what the program and the engine ask f
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stateline.checkpoint import Checkpoint
-from stateline.errors import ErrorKind, InvalidInputError
+from stateline.errors import ErrorKind, InvalidInputError, NotFoundError
 from stateline.spark.event_time import Watermark
 from stateline.spark.evolution import check_definition
 from stateline.spark.output_columns import check_columns, check_folders, columns_properties
@@ -21,7 +21,15 @@ from stateline.state.schema import StateSchema
 if TYPE_CHECKING:
     from stateline.spark.coordinator import Batch
 
-__all__ = ["Step", "check_continuation", "check_plan", "check_same_offsets", "next_properties", "next_step"]
+__all__ = [
+    "Step",
+    "check_continuation",
+    "check_plan",
+    "check_same_offsets",
+    "decided_earlier",
+    "next_properties",
+    "next_step",
+]
 
 
 class Step(enum.Enum):
@@ -84,6 +92,29 @@ def check_same_offsets(decided: Checkpoint, batch: Batch[Any]) -> None:
         )
 
 
+def decided_earlier(get: Callable[[int], Checkpoint], newest: Checkpoint, batch: Batch[Any]) -> Checkpoint:
+    """The record of a batch before the newest one.
+
+    Args:
+        get: Reads a checkpoint by its id.
+        newest: The newest record.
+        batch: The batch, which comes again.
+
+    Raises:
+        InvalidInputError: It was decided with other offsets.
+        NotFoundError: Its record is not retained any more, so nothing can be proved about it.
+    """
+    for checkpoint_id in range(newest.checkpoint_id - 1, -1, -1):
+        try:
+            decided = get(checkpoint_id)
+        except NotFoundError as error:
+            raise _not_retained(newest, batch) from error
+        if decided.batch_id == batch.batch_id:
+            check_same_offsets(decided, batch)
+            return decided
+    raise _not_retained(newest, batch)
+
+
 def check_continuation(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str, str]) -> None:
     """Checks that the newest record of a root can be continued by a plan, in the folders where its files are.
 
@@ -133,4 +164,15 @@ def _mismatch(what: str, stored: object, asked: object) -> InvalidInputError:
         subject=what,
         hint="Start the program that made the checkpoint, or use a new root",
         kind=ErrorKind.SCHEMA_MISMATCH,
+    )
+
+
+def _not_retained(newest: Checkpoint, batch: Batch[Any]) -> NotFoundError:
+    return NotFoundError(
+        f"the newest decided batch is {newest.batch_id}, and this one's record is not retained any more, so nothing "
+        "proves that it comes with the same source offsets",
+        operation="run_batch",
+        subject=f"batch {batch.batch_id}",
+        hint="Spark's checkpoint is older than this root: it was rolled back, or restored from an old copy. Restore "
+        "the one that belongs to this root, or start anew with a new root and a new Spark checkpoint",
     )

@@ -42,7 +42,7 @@ from stateline.errors import InternalError
 from stateline.handles import FinishedFile, OpenFile
 from stateline.key_groups import check_parallelism, range_for_subtask
 from stateline.recoverable import RecoverableWriter
-from stateline.spark.continuity import Step, check_continuation, check_same_offsets, next_properties, next_step
+from stateline.spark.continuity import Step, check_continuation, decided_earlier, next_properties, next_step
 from stateline.spark.delivery import Delivery, deliveries_of, delivery_states
 from stateline.spark.event_time import Watermark
 from stateline.spark.plan import OperatorPlan, PipelinePlan
@@ -237,7 +237,7 @@ class MicroBatchCoordinator(Generic[D]):
         if newest is not None and step is Step.FINISH_NEWEST:
             return BatchReport(checkpoint=newest, replayed=True)
         if newest is not None and step is Step.LOOK_BACK:
-            return BatchReport(checkpoint=self._decided_earlier(newest, batch), replayed=True)
+            return BatchReport(checkpoint=decided_earlier(self._checkpoints.get, newest, batch), replayed=True)
         return self._run(newest, batch)
 
     def settle(self, data: D) -> BatchReport | None:
@@ -364,20 +364,6 @@ class MicroBatchCoordinator(Generic[D]):
             "publish_seconds": published - decided,
             "retain_seconds": clock.monotonic() - published,
         }
-
-    def _decided_earlier(self, newest: Checkpoint, batch: Batch[D]) -> Checkpoint:
-        """The record of a batch before the newest one.
-
-        Raises:
-            InvalidInputError: It was decided with other offsets.
-            NotFoundError: It is not retained any more, so nothing can be proved about it.
-        """
-        for checkpoint_id in range(newest.checkpoint_id - 1, -1, -1):
-            decided = self._checkpoints.get(checkpoint_id)
-            if decided.batch_id == batch.batch_id:
-                check_same_offsets(decided, batch)
-                return decided
-        raise InternalError("a decided batch has no record", operation="run_batch", subject=f"batch {batch.batch_id}")
 
     # -- step 2: tasks --------------------------------------------------------------------------------------------
 

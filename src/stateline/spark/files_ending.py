@@ -8,8 +8,10 @@ start of the query, or :func:`finish_files`, goes on with them.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -47,7 +49,8 @@ def finish_files(path: str, **options: str) -> None:
         NotFoundError: No stream has written anything there.
     """
     parsed = FilesSinkOptions.from_spark({"path": path, **options})
-    if not finish_sink(parsed):
+    # How many records are to stay, only the query knows: its next batch retires the others.
+    if not finish_sink(replace(parsed, retained_checkpoints=sys.maxsize)):
         raise NotFoundError(
             "no stream has written anything there",
             operation="finish_files",
