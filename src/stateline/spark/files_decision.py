@@ -106,6 +106,10 @@ class FilesDecision:
             )
         )
 
+    def is_decided(self) -> bool:
+        """Whether there is any record."""
+        return self._records.latest() is not None
+
     def coordinator(self) -> MicroBatchCoordinator[Sequence[TaskFiles]]:
         """A coordinator whose one subtask joins what the tasks made to the files that are open."""
 

@@ -8,6 +8,7 @@ start of the query, or :func:`finish_files`, goes on with them.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 from collections.abc import Mapping
@@ -26,15 +27,16 @@ from pyspark.sql.streaming.listener import (
 
 from stateline.errors import InvalidInputError, NotFoundError, StatelineError
 from stateline.spark.files_options import FilesSinkOptions
-from stateline.spark.files_sink import FilesSink, finish_sink
+from stateline.spark.files_sink import FilesSink, finish_job, finish_sink
 
 __all__ = ["EndOfStreamListener", "finish_files"]
 
 _LOGGER: Final = logging.getLogger(__name__)
+_JOB: Final = re.compile("[0-9a-f]{32}")
 _TRIGGERS_THAT_END: Final = ("AvailableNowTrigger", "OneTimeTrigger")
 
 
-def finish_files(path: str, **options: str) -> None:
+def finish_files(path: str, *, job: str | None = None, **options: str) -> None:
     """Finishes the files that streams into ``path`` left open, in one more record. Idempotent.
 
     Call it when no query writes there: a query that still runs is fenced, and stops with ``FencedError``. When it
@@ -42,13 +44,20 @@ def finish_files(path: str, **options: str) -> None:
 
     Args:
         path: Root URL of the output, as given to ``start()``.
+        job: A batch job that was decided and then failed, or was killed, before all its files were visible: makes them
+            so. The error of the job names it, and so does a folder in ``<path>/.stateline/jobs``.
         options: The sink's other options that say where things are, such as ``checkpoint``.
 
     Raises:
         FencedError: A query went on with the files meanwhile.
-        NotFoundError: No stream has written anything there.
+        NotFoundError: No stream has written anything there; or there is no such job: it was never decided, and nothing
+            of it is visible, or an earlier call has finished it.
+        InvalidInputError: An option that there is not, or a job that cannot be one.
     """
     parsed = FilesSinkOptions.from_spark({"path": path, **options})
+    if job is not None:
+        _finish_job(parsed, job)
+        return
     # How many records are to stay, only the query knows: its next batch retires the others.
     if not finish_sink(replace(parsed, retained_checkpoints=sys.maxsize)):
         raise NotFoundError(
@@ -56,6 +65,23 @@ def finish_files(path: str, **options: str) -> None:
             operation="finish_files",
             subject=parsed.root_url,
             hint="Check the path, and give the option checkpoint if the stream had one",
+        )
+
+
+def _finish_job(options: FilesSinkOptions, job: str) -> None:
+    if not isinstance(job, str) or not _JOB.fullmatch(job):
+        raise InvalidInputError(
+            f"{job!r} is none",
+            operation="finish_files",
+            subject="job",
+            hint="Give the 32 hexadecimal digits that the error of the job names",
+        )
+    if not finish_job(options, job):
+        raise NotFoundError(
+            "there is no decision of this job",
+            operation="finish_files",
+            subject=f"{options.root_url.removesuffix('stream')}jobs/{job}",
+            hint="If no earlier call has finished it, it was never decided: none of its files is visible, run it again",
         )
 
 

@@ -20,6 +20,7 @@ what is complete, and decides: one object per task and one record per micro-batc
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +36,15 @@ from stateline.blob import BlobStore, open_store
 from stateline.blob.urls import same_service
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
-from stateline.errors import FencedError, InvalidInputError, NotFoundError, NotInstalledError
+from stateline.errors import (
+    FencedError,
+    InvalidInputError,
+    NotFoundError,
+    NotInstalledError,
+    OutcomeUnknownError,
+    StatelineError,
+    UnavailableError,
+)
 from stateline.files import FileOutput, RollingPolicy
 from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.ending import finish_open_files
@@ -44,11 +53,16 @@ from stateline.spark.files_options import FilesSinkOptions
 from stateline.spark.offsets import offsets_digest
 from stateline.spark.plan import PipelinePlan
 
-__all__ = ["FilesSink", "finish_sink"]
+__all__ = ["FilesSink", "finish_job", "finish_sink"]
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 _ENVIRONMENT: Final = system_environment()
 _QUERY: Final = "sql.streaming.queryId"
 _CHECKPOINTS: Final = "spark.sql.streaming.checkpointLocation"
+_PAUSES_SECONDS: Final = (1.0, 4.0, 15.0)
+_MAY_PASS: Final = (UnavailableError, OutcomeUnknownError, FencedError)
+"""What another try may mend. Only a record of our own, of which no answer came, can fence a job: its root is new."""
 
 
 @dataclass
@@ -135,6 +149,15 @@ def finish_sink(options: FilesSinkOptions) -> bool:
     return _Sink(options, options.root_url, b"").finish()
 
 
+def finish_job(options: FilesSinkOptions, job_id: str) -> bool:
+    """Makes all files of a decided batch job visible; see :func:`stateline.spark.finish_files`.
+
+    Returns:
+        Whether there is its record: whether it was decided, and not all of this has been done before.
+    """
+    return _Sink(options, options.root_url, b"").for_job(job_id).finish_job()
+
+
 @dataclass(frozen=True)
 class _Sink:
     """The sink of one query or job, in whatever process it is at the moment.
@@ -207,10 +230,66 @@ class _Sink:
                 raise
             return True
 
-    def remove_job(self) -> None:
-        """Removes what only the decision of a batch job needed, after its files are visible."""
+    def commit_job(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """The driver's work for a batch job: one record decides all its files.
+
+        No restart goes on from the record of a job: whoever sees it fail runs it again, and then rows that are visible
+        come twice. So what is decided is tried again before it fails.
+
+        Raises:
+            StatelineError: Nothing is visible, and the job may run again; or the error says what is to be done first.
+        """
+        for pause in (*_PAUSES_SECONDS, None):
+            try:
+                self.commit(messages, 0)
+                break
+            except StatelineError as error:
+                decided = self._is_decided(error)
+                if decided is False:
+                    raise
+                if pause is None or not isinstance(error, _MAY_PASS):
+                    raise self._unfinished(error, decided=bool(decided)) from error
+                _ENVIRONMENT.clock.sleep(pause)
+        self._remove_job()
+
+    def finish_job(self) -> bool:
+        """Publishes what a job has decided; whether there is its record."""
+        if self._decision().coordinator().start() is None:
+            return False
+        self._remove_job()
+        return True
+
+    def _remove_job(self) -> None:
+        """Removes what only the decision of a batch job needed, after its files are visible.
+
+        A failure is no failure of the job: whoever runs it again has all of its rows twice.
+        """
         root = self._root()
-        root.delete([info.name for info in root.list("")])
+        try:
+            root.delete([info.name for info in root.list("")])
+        except StatelineError:
+            _LOGGER.warning("all files of a job are visible, but its record could not be removed", exc_info=True)
+
+    def _is_decided(self, error: StatelineError) -> bool | None:
+        """Whether a job that failed was decided before; ``None`` if nobody knows."""
+        try:
+            return self._decision().is_decided() or (None if isinstance(error, OutcomeUnknownError) else False)
+        except StatelineError:
+            return None
+
+    def _unfinished(self, error: StatelineError, *, decided: bool) -> StatelineError:
+        call = f"finish_files({self.options.path!r}, job={self.root_url.rpartition('/')[2]!r})"
+        if decided:
+            what = "The job is decided, and some of its files may be visible: do not run it again, its rows would come "
+            what += f"twice. Call stateline.spark.{call}, with its other options for places, until it returns"
+        else:
+            what = f"Whether the job is decided is not known. Call stateline.spark.{call}, with its other options for "
+            what += (
+                "places: it makes all files visible, or raises NotFoundError if none ever will be: then run it again"
+            )
+        # To be unavailable would mean that nothing has happened.
+        kind = OutcomeUnknownError if isinstance(error, _MAY_PASS) else type(error)
+        return kind(error.message, operation=error.operation, subject=error.subject, hint=what)
 
     # -- wiring ---------------------------------------------------------------------------------------------------
 
@@ -293,8 +372,7 @@ class _BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs beside the driver: one record decides all files of the job."""
-        self._sink.commit(messages, 0)
-        self._sink.remove_job()
+        self._sink.commit_job(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing: see :meth:`_StreamWriter.abort`."""
