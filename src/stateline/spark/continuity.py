@@ -173,6 +173,7 @@ def _not_retained(newest: Checkpoint, batch: Batch[Any]) -> NotFoundError:
         "proves that it comes with the same source offsets",
         operation="run_batch",
         subject=f"batch {batch.batch_id}",
-        hint="Spark's checkpoint is older than this root: it was rolled back, or restored from an old copy. Restore "
-        "the one that belongs to this root, or start anew with a new root and a new Spark checkpoint",
+        hint="Spark's checkpoint is older than this root: it was rolled back, or restored from an old copy, or another "
+        "driver has gone on meanwhile. Restore the one that belongs to this root, or start anew with a new root and a "
+        "new Spark checkpoint",
     )

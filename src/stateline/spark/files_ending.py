@@ -39,7 +39,7 @@ _TRIGGERS_THAT_END: Final = ("AvailableNowTrigger", "OneTimeTrigger")
 def finish_files(path: str, *, job: str | None = None, **options: str) -> None:
     """Finishes the files that streams into ``path`` left open, in one more record. Idempotent.
 
-    Call it when no query writes there: a query that still runs is fenced, and stops with ``FencedError``. When it
+    Call it when no query writes there: where one still runs, it or this call may be fenced (``FencedError``). When it
     returns, all rows are visible, also if somebody else was finishing the same files.
 
     Args:
