@@ -50,10 +50,10 @@ from stateline.blob.cloud import (
     parse_endpoint,
     parse_secret,
     split_cloud_url,
-    try_unanswered,
 )
 from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix
 from stateline.blob.outcome import check_range, damaged_part, parts_missing, too_short
+from stateline.blob.tries import try_unanswered
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError
 from stateline.handles import Part

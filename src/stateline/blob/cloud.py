@@ -9,19 +9,17 @@ Facts:
   is there (:meth:`CloudStore._created`), and ``judge`` decides by length, CRC32C and nonce.
 - A request without an answer may still be under way and land later. If nothing is there yet, the outcome stays unknown.
 - What the SDK says at the end is the answer to its last try. Where an earlier try had none, a refusal proves nothing:
-  each backend tells of such tries (:func:`try_unanswered`), and the outcome of a change is then unknown.
+  each backend tells of such tries (``tries``), and the outcome of a change is then unknown.
 - SDK clients hold sockets and locks that do not survive ``fork`` or pickling: each process builds its own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -31,6 +29,8 @@ from stateline.blob.arguments import checked_parts, plain_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.names import check_name, check_staged_name
 from stateline.blob.outcome import Verdict, already_exists, conflict, damaged_part, judge, parts_missing
+from stateline.blob.translation import Translated
+from stateline.blob.tries import Asking
 from stateline.blob.urls import refuse_credentials
 from stateline.environment import Environment, Executor, system_environment
 from stateline.errors import (
@@ -49,7 +49,6 @@ __all__ = [
     "parse_endpoint",
     "parse_secret",
     "split_cloud_url",
-    "try_unanswered",
 ]
 
 C = TypeVar("C")
@@ -66,25 +65,6 @@ _ENDPOINT: Final = re.compile(r"https?://[^/\s]+(?:/\S*)?\Z", re.IGNORECASE)
 
 _NOT_UNDERSTOOD: Final = (AttributeError, LookupError, TypeError, ValueError)
 """What SDKs raise on an answer that lacks what every answer has, such as that of a proxy that says 200 by itself."""
-
-
-class _Silence:
-    """Whether a try of the request under way got no answer."""
-
-    __slots__ = ("occurred",)
-
-    def __init__(self) -> None:
-        self.occurred = False
-
-
-_SILENCE: Final[ContextVar[_Silence | None]] = ContextVar("stateline_silence", default=None)
-
-
-def try_unanswered() -> None:
-    """Notes that a try of the request under way, which the SDK may repeat, got no answer."""
-    silence = _SILENCE.get()
-    if silence is not None:
-        silence.occurred = True
 
 
 def parse_secret(value: Secret | str | None, name: str) -> Secret | None:
@@ -314,39 +294,38 @@ class CloudStore(BlobStore, Generic[C, S]):
 
     # -- answers --------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _asking(self, *, changes: bool = True) -> Iterator[None]:
+    def _asking(self, *, changes: bool = True) -> Asking:
         """Around one use of the SDK: its exceptions leave as :class:`Refusal`.
 
         Args:
             changes: Whether the request changes anything, so that a try without an answer leaves its outcome open.
         """
-        silence = _Silence()
-        token = _SILENCE.set(silence)
-        try:
-            yield
-        except (StatelineError, Refusal):
-            raise
-        except Exception as error:
+
+        def refused(error: Exception, silent: bool) -> Refusal | None:
+            if isinstance(error, StatelineError | Refusal):
+                return None
             answer = self._answer(error)
             if answer is None and isinstance(error, _NOT_UNDERSTOOD):
                 answer = Answer.CUT
             if answer is None:
-                raise
-            if changes and silence.occurred and answer in (Answer.BUSY, Answer.DENIED):
+                return None
+            if changes and silent and answer in (Answer.BUSY, Answer.DENIED):
                 answer = Answer.SILENT
-            raise Refusal(answer, error, unanswered=silence.occurred) from error
-        finally:
-            _SILENCE.reset(token)
+            return Refusal(answer, error, unanswered=silent)
 
-    @contextlib.contextmanager
-    def _telling(self, operation: str, name: str) -> Iterator[None]:
+        return Asking(refused)
+
+    def _telling(self, operation: str, name: str) -> Translated:
         """Around one public call: a :class:`Refusal` leaves as a typed error."""
-        try:
-            yield
-        except Refusal as refusal:
-            subject = f"{self.url}/{name}" if name else self.url
-            raise typed_error(refusal, operation, subject) from safe_cause(refusal.error)
+
+        def typed(error: Exception) -> StatelineError | None:
+            if not isinstance(error, Refusal):
+                return None
+            made = typed_error(error, operation, f"{self.url}/{name}" if name else self.url)
+            made.__cause__ = safe_cause(error.error)
+            return made
+
+        return Translated(typed)
 
     def _reading(self, operation: str, name: str, read: Callable[[], R]) -> R:
         """Runs one public read; see :meth:`_read_whole`."""
@@ -374,17 +353,16 @@ class CloudStore(BlobStore, Generic[C, S]):
             self._pause(attempt)
             attempt += 1
 
-    @contextlib.contextmanager
-    def _meeting(self, target: str, part: Part) -> Iterator[None]:
+    def _meeting(self, target: str, part: Part) -> Translated:
         """Around one use of a piece: one that is gone or changed leaves as :class:`PieceError`."""
-        try:
-            yield
-        except Refusal as refusal:
-            if refusal.answer is Answer.ABSENT:
-                raise PieceError(parts_missing(target, part.name)) from refusal
-            if refusal.answer is Answer.TAKEN:
-                raise PieceError(damaged_part(target, part)) from refusal
-            raise
+
+        def wrong(error: Exception) -> PieceError | None:
+            answer = error.answer if isinstance(error, Refusal) else None
+            if answer is Answer.ABSENT:
+                return PieceError(parts_missing(target, part.name))
+            return PieceError(damaged_part(target, part)) if answer is Answer.TAKEN else None
+
+        return Translated(wrong)
 
     def _check_piece(self, target: str, part: Part, data: bytes) -> bytes:
         """``data`` if it is what the piece should be."""

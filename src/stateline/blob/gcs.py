@@ -43,13 +43,14 @@ from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.arguments import checked_names, checked_parts, plain_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
-from stateline.blob.cloud import as_bytes, split_cloud_url, try_unanswered
+from stateline.blob.cloud import as_bytes, split_cloud_url
 from stateline.blob.cloud_copies import CopyingStore
 from stateline.blob.gcs_compose import Step, compose_steps
 from stateline.blob.gcs_names import check_staged, is_entropy_folder, staging_key
 from stateline.blob.gcs_settings import GcsStoreSettings
 from stateline.blob.names import STAGING_PREFIX, check_prefix
 from stateline.blob.outcome import check_range, parts_missing, too_short
+from stateline.blob.tries import try_unanswered
 from stateline.environment import Environment
 from stateline.errors import CorruptDataError, InternalError, StatelineError
 from stateline.handles import Part

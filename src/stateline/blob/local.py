@@ -26,7 +26,6 @@ import stat
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
@@ -45,6 +44,7 @@ from stateline.blob.outcome import (
     parts_missing,
     too_short,
 )
+from stateline.blob.translation import Translated
 from stateline.environment import Environment, system_environment
 from stateline.errors import (
     AccessDeniedError,
@@ -582,32 +582,15 @@ class LocalStore(BlobStore):
     def _info(self, name: str, size: int, checksum: int | None) -> ObjectInfo:
         return ObjectInfo(name=name, size=size, modified_at=self._environment.clock.now(), crc32c=checksum)
 
-    def _translated(self, operation: str, name: str) -> _Translated:
-        return _Translated(operation, f"{self.url}/{name}")
+    def _translated(self, operation: str, name: str) -> Translated:
+        """``OSError`` leaves as one of the tree of :mod:`stateline.errors`; our own errors pass."""
 
+        def typed(error: Exception) -> StatelineError | None:
+            if isinstance(error, StatelineError) or not isinstance(error, OSError):
+                return None
+            return _typed(error, operation, f"{self.url}/{name}")
 
-class _Translated:
-    """Around one call: ``OSError`` leaves as one of the tree of :mod:`stateline.errors`; our own errors pass.
-
-    A class, because what a generator of ``contextlib`` raises in place of another error is in a cycle with the frames
-    of all its callers, from Python 3.12 on: whatever they hold, such as the bytes to be written, would live on until
-    the next garbage collection. "It is not there" is an answer that every new object begins with.
-    """
-
-    __slots__ = ("_operation", "_subject")
-
-    def __init__(self, operation: str, subject: str) -> None:
-        self._operation = operation
-        self._subject = subject
-
-    def __enter__(self) -> None:
-        """Nothing to do."""
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, OSError) and not isinstance(error, StatelineError):
-            raise _typed(error, self._operation, self._subject) from error
+        return Translated(typed)
 
 
 _JOINT: Final = ".join"

@@ -27,11 +27,12 @@ from stateline.blob.answers import Answer, answer_of_status
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.arguments import checked_names, plain_bytes
 from stateline.blob.checksum import crc32c
-from stateline.blob.cloud import split_cloud_url, try_unanswered
+from stateline.blob.cloud import split_cloud_url
 from stateline.blob.names import check_name, check_prefix
 from stateline.blob.outcome import check_range, too_short
 from stateline.blob.s3_requests import S3StoreSettings, object_info
 from stateline.blob.s3_uploads import S3Uploads
+from stateline.blob.tries import try_unanswered
 from stateline.environment import Environment
 from stateline.options import settings_from_options
 
