@@ -12,6 +12,7 @@ Facts:
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -22,10 +23,10 @@ from pyspark.sql import types as spark_types
 from pyspark.sql.pandas.types import _create_converter_to_pandas
 from pyspark.sql.types import DataType, StructType
 
-from stateline.errors import InvalidInputError
+from stateline.errors import ErrorKind, InvalidInputError
 from stateline.spark.frame_blocks import FrameColumns, blocks_are_known, frame_parts
 from stateline.spark.processor_rows import Slices, wrong_output
-from stateline.spark.processor_values import StructCodec
+from stateline.spark.processor_values import StructCodec, is_whole
 
 __all__ = ["FrameForm"]
 
@@ -91,6 +92,8 @@ class FrameForm:
             values = _in_utc(values, self._time_zone)
         field = self._codec.schema.field(number)
         if not isinstance(kind, spark_types.ArrayType | spark_types.MapType | StructType):
+            if not _says_what_it_is(values, field.type):
+                return self._codec.column(number, _without_missing(values))
             try:
                 # Where the schema rules nulls out, NaN is a number, as it is to Spark.
                 return pa.array(values, type=field.type, from_pandas=self._struct[number].nullable)
@@ -100,6 +103,16 @@ class FrameForm:
         if convert is not None:
             items = [None if item is None else convert(item) for item in items]
         return self._codec.column(number, items)
+
+
+def _says_what_it_is(values: pd.Series, kind: pa.DataType) -> bool:
+    """Whether Arrow takes the values for what they are.
+
+    It cuts fractions off where the column is one of objects, and of numbers for a binary field it keeps the bytes.
+    """
+    if pa.types.is_binary(kind):
+        return False
+    return values.dtype.kind != "O" or is_whole(values, kind)
 
 
 def _key_items(column: pa.Array, time_zone: str) -> list[Any]:
@@ -179,7 +192,7 @@ def _in_utc(values: pd.Series, time_zone: str) -> pd.Series:
     What is no time is left alone: to Arrow, and so in Spark, whole numbers are microseconds, and others an error.
 
     Raises:
-        InvalidInputError: A naive one that no clock of the zone shows.
+        InvalidInputError: A naive one that no clock of the zone shows, or a text that tells no time.
     """
     stamps = values
     if values.dtype.kind == "O":
@@ -189,9 +202,11 @@ def _in_utc(values: pd.Series, time_zone: str) -> pd.Series:
         if len({getattr(item, "tzinfo", None) is None for item in known}) > 1:
             return _each_in_utc(values, time_zone)  # Of frames with times of both kinds.
         try:
-            stamps = pd.to_datetime(values)
-        except pd.errors.OutOfBoundsDatetime:  # 64 bits of nanoseconds end in the year 2262.
+            stamps = pd.to_datetime(values.mask(values.isna(), None))
+        except ValueError:  # 64 bits of nanoseconds end in the year 2262; or a text tells a time otherwise, or none.
             return _each_in_utc(values, time_zone)
+    if isinstance(stamps.dtype, pd.ArrowDtype):  # Its clocks refuse to say which of two times is meant.
+        stamps = pa.array(stamps).to_pandas()
     if stamps.dtype.kind != "M":
         return values
     if stamps.dt.tz is None:
@@ -203,8 +218,21 @@ def _in_utc(values: pd.Series, time_zone: str) -> pd.Series:
 
 
 def _each_in_utc(values: pd.Series, time_zone: str) -> pd.Series:
-    instants = [None if pd.isna(item) else _instant(pd.Timestamp(item), time_zone) for item in values]
+    instants = [None if pd.isna(item) else _instant(_stamp(item), time_zone) for item in values]
     return pd.Series(instants, dtype=object)
+
+
+def _stamp(value: Any) -> pd.Timestamp:
+    try:
+        return pd.Timestamp(value)
+    except ValueError as error:
+        raise InvalidInputError(
+            f"{value!r:.100} tells no time ({error})",
+            operation="process",
+            subject="output frame",
+            hint="Yield times, such as those of pd.Timestamp or datetime",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        ) from error
 
 
 def _no_such_time(local: pd.Timestamp, zone: str) -> InvalidInputError:
@@ -273,4 +301,6 @@ def _without_missing(values: pd.Series) -> list[Any]:
 
 
 def _is_missing(value: Any) -> bool:
+    if isinstance(value, decimal.Decimal):
+        return value.is_nan()
     return value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and value != value)

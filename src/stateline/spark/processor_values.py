@@ -16,7 +16,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from stateline.spark.arrow_types import arrow_schema
 from stateline.state.schema import stored_type
 from stateline.state.variables import Values
 
-__all__ = ["StructCodec", "row_class"]
+__all__ = ["StructCodec", "is_whole", "row_class"]
 
 Convert = Callable[[Any], Any]
 
@@ -118,7 +118,7 @@ class StructCodec:
             InvalidInputError: A value does not fit.
         """
         kind = self.schema.field(number).type
-        direct = _direct(values, kind) if self._plain[number] and _is_whole(values, kind) else None
+        direct = _direct(values, kind) if self._plain[number] and is_whole(values, kind) else None
         if direct is not None:
             return direct
         write = self._writers[number]
@@ -186,7 +186,7 @@ _INTEGERS: Final = frozenset((int, type(None), np.int64, np.int32, np.int16, np.
 _FRACTIONS: Final = frozenset((float, decimal.Decimal, np.float64, np.float32, np.float16))
 
 
-def _is_whole(values: Sequence[Any], kind: pa.DataType) -> bool:
+def is_whole(values: Iterable[Any], kind: pa.DataType) -> bool:
     """Whether no integer and no time is made of a fraction: Arrow would cut its rest off without a word."""
     if pa.types.is_integer(kind):
         return set(map(type, values)) <= _INTEGERS
@@ -332,8 +332,11 @@ def _struct_writer(kind: StructType, *, is_output: bool, by_name: bool) -> Conve
 
     def write(value: Any) -> dict[str, Any]:
         if by_name and isinstance(value, Row) and hasattr(value, "__fields__"):
-            value = _named(value, names)
+            value = value.asDict()
         if isinstance(value, dict):
+            unknown = [name for name in value if name not in names]
+            if unknown and is_output:  # As of rows that are put out. State takes what it has fields for, as Spark's.
+                raise ValueError(f"expected the fields {names}, got {unknown}")
             items = [value.get(name) for name in names]
         else:
             items = list(value)
@@ -342,15 +345,6 @@ def _struct_writer(kind: StructType, *, is_output: bool, by_name: bool) -> Conve
         return {name: field(item) for name, field, item in zip(names, fields, items, strict=True)}
 
     return write
-
-
-def _named(row: Row, names: Sequence[str]) -> dict[str, Any]:
-    """The fields of a row by their names: as of output rows, one that is missing is null and one more is refused."""
-    given: dict[str, Any] = row.asDict()
-    unknown = [name for name in given if name not in names]
-    if unknown:
-        raise ValueError(f"expected the fields {list(names)}, got {unknown}")
-    return given
 
 
 def _plain(value: Any) -> Any:
