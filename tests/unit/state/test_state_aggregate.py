@@ -356,6 +356,11 @@ def test_every_nan_is_the_same_value_whatever_its_bits(kind: Any, bits: Any) -> 
         assert (row["n"], len(row["s"])) == (3, 3)
 
 
+def test_a_set_holds_zero_without_a_sign_as_spark_s_does() -> None:
+    found = feed({"s": agg.collect_set("f64", 9)}, [[{"k": 1, "f64": value} for value in (-0.0, 0.0)]])
+    assert str(found[1]["s"]) == "[0.0]"
+
+
 @pytest.mark.parametrize("distinct", [0, 1, 10, 200, 5_000, 100_000])
 @pytest.mark.parametrize("rsd", [0.05, 0.01])
 def test_the_approximate_count_is_within_four_deviations(distinct: int, rsd: float) -> None:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from stateline.errors import InvalidInputError
 from stateline.options import parse_int
 from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows, field_of
-from stateline.state.aggregate.lists import Lists, element_codes, first_of_each
+from stateline.state.aggregate.lists import Lists, element_codes, first_of_each, one_form
 
 __all__ = ["Collect", "CountDistinct"]
 
@@ -77,6 +77,7 @@ class _BoundCollect(BoundAggregation):
 
     def _bounded(self, lists: Lists) -> Lists:
         if self._distinct:
+            lists = Lists(one_form(lists.elements), lists.lengths)
             lists = lists.where(first_of_each(lists.owners, element_codes(lists.elements)))
         if len(lists.lengths) and int(lists.lengths.max()) > self._limit:
             lists = lists.where((lists.from_end() if self._newest else lists.places) < self._limit)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from stateline.state.columns import Mask, Rows
 
-__all__ = ["Lists", "element_codes", "first_of_each"]
+__all__ = ["Lists", "element_codes", "first_of_each", "one_form"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,11 +86,16 @@ def first_of_each(owners: Rows, codes: Rows) -> Mask:
     return mask
 
 
+def one_form(elements: pa.Array) -> pa.Array:
+    """The same elements, where equal ones have equal bits: NaN equals NaN, and -0.0 is 0.0, as in Spark's sets."""
+    if not pa.types.is_floating(elements.type):
+        return elements
+    # Arrow tells NaN apart by their bits, and a division of zeros sets the sign that a literal does not have.
+    nan = pa.scalar(math.nan, elements.type)
+    return pc.if_else(pc.is_nan(elements), nan, pc.add(elements, pa.scalar(0.0, elements.type)))
+
+
 def element_codes(elements: pa.Array) -> Rows:
-    """A number for each element, equal exactly where elements are; NaN equals NaN, -0.0 equals 0.0."""
-    if pa.types.is_floating(elements.type):
-        # Arrow tells NaN apart by their bits, and a division of zeros sets the sign that a literal does not have.
-        one = pa.scalar(math.nan, elements.type)
-        elements = pc.if_else(pc.is_nan(elements), one, pc.add(elements, pa.scalar(0.0, elements.type)))
+    """A number for each element of one form, equal exactly where elements are."""
     codes: Rows = elements.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes
