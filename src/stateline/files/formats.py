@@ -37,6 +37,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.files.partitions import name_fits
 
 __all__ = [
     "COMPRESSIONS",
@@ -358,6 +359,8 @@ def check_partition(field: pa.Field) -> None:
     reason = None
     if field.name.startswith((".", "_")):
         reason = "readers skip folders whose names begin so"
+    elif not name_fits(field.name):
+        reason = "its name leaves no room for a value in the name of a folder"
     elif pa.types.is_nested(field.type):
         reason = f"{field.type} has no form as the name of a folder"
     elif _is_interval(field.type):

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from stateline.blob.names import MAX_SEGMENT_BYTES
 
-__all__ = ["NULL_PARTITION", "is_abbreviated", "partition_folder", "partition_text"]
+__all__ = ["NULL_PARTITION", "is_abbreviated", "name_fits", "partition_folder", "partition_text"]
 
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 """What Hive and Spark call the partition of nulls."""
@@ -40,6 +40,11 @@ def partition_folder(columns: Sequence[str], values: Sequence[Any]) -> str:
         values: One Python value per column; ``None`` is null.
     """
     return "/".join(_segment(column, value) for column, value in zip(columns, values, strict=True))
+
+
+def name_fits(column: str) -> bool:
+    """Whether a folder name that begins with this column's has room for any value, at least an abbreviated one."""
+    return len(f"{_escape(column)}=".encode()) <= MAX_SEGMENT_BYTES - _DIGEST_DIGITS - len(_MARK)
 
 
 def is_abbreviated(columns: Sequence[str], values: Sequence[Any]) -> bool:

@@ -3,11 +3,14 @@
 import datetime as dt
 import decimal
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stateline.blob.names import check_name
+from stateline.errors import InvalidInputError
+from stateline.files import FileOutput
 from stateline.files.partitions import NULL_PARTITION, is_abbreviated, partition_folder
 
 
@@ -52,6 +55,17 @@ def test_a_value_too_long_for_a_folder_is_abbreviated_and_stays_distinct():
     assert all(len(folder.encode()) <= 255 for folder in folders)
     assert is_abbreviated(["c"], [one])
     assert not is_abbreviated(["c"], ["x" * 200])
+
+
+def test_a_column_whose_name_leaves_no_room_for_a_value_is_refused():
+    """The folder would not begin with ``name=``, and no reader would find its files."""
+    for name in ("x" * 221, "ü" * 110 + "x", "%" * 73 + "xx"):
+        kind = pa.schema([(name, pa.string()), ("v", pa.int64())])
+        FileOutput(url="unused", partition_by=(name,)).file_schema(kind)
+        assert partition_folder([name], ["v" * 300]).partition("~")[0].endswith("=")
+        longer = pa.schema([(name + "x", pa.string()), ("v", pa.int64())])
+        with pytest.raises(InvalidInputError, match="leaves no room for a value"):
+            FileOutput(url="unused", partition_by=(name + "x",)).file_schema(longer)
 
 
 @given(st.text(max_size=400), st.text(max_size=400))
