@@ -28,6 +28,17 @@ POSITION: Final = pa.schema([pa.field("position", pa.int64())])
 
 _POSITIONS_PER_BATCH: Final = 1 << 32
 
+_EQUAL_IS_SAME: Final = (
+    pa.types.is_integer,
+    pa.types.is_boolean,
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_date,
+    pa.types.is_decimal,
+)
+"""Types whose equal values in Python are the same value. 0.0 equals -0.0, and a local time that of an hour later when
+clocks are put back; both may be inside of other values."""
+
 _Item = TypeVar("_Item")
 
 
@@ -56,12 +67,13 @@ class ListState:
         sequence: Number of the batch in the life of the state: greater than those of all batches before.
     """
 
-    __slots__ = ("_codec", "_edits", "_first_position", "_keys", "_lifetime", "_stored", "_table")
+    __slots__ = ("_codec", "_edits", "_equal_is_same", "_first_position", "_keys", "_lifetime", "_stored", "_table")
 
     def __init__(self, table: StateTable, keys: KeyRows, codec: RowCodec, lifetime: Lifetime, sequence: int) -> None:
         self._table = table
         self._keys = keys
         self._codec = codec
+        self._equal_is_same = all(any(test(field.type) for test in _EQUAL_IS_SAME) for field in codec.schema)
         self._lifetime = lifetime
         self._first_position = sequence * _POSITIONS_PER_BATCH
         self._stored: _Stored | None = None
@@ -131,11 +143,14 @@ class ListState:
         changed: list[tuple[int, Values | None]] = [
             (old_positions[number], edit.rows[number])
             for number in range(kept)
-            if renews or edit.rows[number] != old_rows[number]
+            if renews or not self._is_same(edit.rows[number], old_rows[number])
         ]
         changed += [(first + number, row) for number, row in enumerate(edit.rows[kept:])]
         changed += [(position, None) for position in old_positions[kept:]]
         return changed
+
+    def _is_same(self, row: Values, stored: Values) -> bool:
+        return row == stored and (self._equal_is_same or repr(row) == repr(stored))
 
     def _load(self) -> _Stored:
         if self._stored is None:

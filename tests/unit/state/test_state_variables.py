@@ -241,6 +241,21 @@ def test_an_append_logs_only_what_it_appends_and_reads_nothing(monkeypatch):
     assert len(third.changes()) == 51, "one new element and 50 tombstones; the 50 that stay are not logged"
 
 
+def test_what_is_equal_and_not_the_same_replaces_what_was_in_a_list():
+    keys, _ = keys_of(KEYS[:1])
+    floats = pa.schema([pa.field("v", pa.float64()), pa.field("inside", pa.list_(pa.float64()))])
+    schema = variable_schema(GROUPING, POSITION, floats, has_ttl=False)
+    table = StateTable(schema, ALL, MAX_PARALLELISM)
+    for batch, row in enumerate([(0.0, [0.0]), (-0.0, [0.0]), (-0.0, [-0.0])]):
+        state = ListState(table, keys, PlainCodec(floats), Lifetime(0), batch)
+        state.put(0, [row])
+        table = table.with_changes(state.changes())
+        assert repr(ListState(table, keys, PlainCodec(floats), Lifetime(0), batch).get(0)) == repr([row])
+    state = ListState(table, keys, PlainCodec(floats), Lifetime(0), 4)
+    state.put(0, [(-0.0, [-0.0])])
+    assert state.changes() is None
+
+
 def test_a_map_logs_only_the_entries_that_change():
     keys, _ = keys_of(KEYS[:1])
     schema = variable_schema(GROUPING, ENTRY, VALUE, has_ttl=False)
