@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from stateline.errors import CorruptDataError
 
-__all__ = ["MAX_INFLATED_BYTES", "check_file", "check_nested_values", "check_stream", "check_values"]
+__all__ = ["MAX_INFLATED_BYTES", "check_file", "check_nested_values", "check_stream", "check_table", "check_values"]
 
 MAX_INFLATED_BYTES: Final = 256 * 1024 * 1024
 """Bytes of the buffers of one record batch, after decompression. A writer does not compress a larger one."""
@@ -170,3 +170,32 @@ def check_nested_values(batch: pa.RecordBatch) -> None:
     for column in batch.columns:
         if pa.types.is_nested(column.type):
             column.validate(full=True)
+
+
+def check_table(table: pa.Table) -> None:
+    """Checks that no value of a table reaches outside its buffer, also inside of others. Text may be any bytes.
+
+    Raises:
+        pa.ArrowInvalid: One does.
+    """
+    table.validate()
+    for column in table.columns:
+        for chunk in column.chunks:
+            plain = _as_bytes(chunk.type)
+            (chunk if plain == chunk.type else chunk.view(plain)).validate(full=True)
+
+
+def _as_bytes(kind: pa.DataType) -> pa.DataType:
+    """The type of the same layout that asks nothing of the bytes of text."""
+    if pa.types.is_string(kind):
+        return pa.binary()
+    if pa.types.is_large_string(kind):
+        return pa.large_binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_bytes(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        key, item = (field.with_type(_as_bytes(field.type)) for field in (kind.key_field, kind.item_field))
+        return pa.map_(key, item)
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_bytes(kind.value_type)))
+    return kind

@@ -42,6 +42,18 @@ def test_rows_are_still_written_so():
     assert b"".join(bytes(encoded_rows(table)) for table in TABLES) == GOLDEN.read_bytes()
 
 
+def test_text_that_is_not_utf_8_is_read_as_it_was_stored(store):
+    """Spark makes text of any bytes. Rows that a record names must be delivered, not refused at every start."""
+    texts = pa.array([b"\xff", b"a", None], pa.binary()).view(pa.string())
+    inside = pa.MapArray.from_arrays([0, 1, 2, 2], texts[:2], pa.StructArray.from_arrays([texts[:2]], ["x"]))
+    stored = pa.table({"text": texts, "map": inside, "list": pa.ListArray.from_arrays([0, 2, 2, 3], texts)})
+    data = encoded_rows(stored)
+    store.put(NAME, data)
+    handle = RowsHandle(name=NAME, offset=0, length=len(data), crc32c=crc32c(memoryview(data)), rows=3)
+    (found,) = load_rows(store, [handle])
+    assert found.equals(stored)
+
+
 def test_every_flipped_byte_is_corrupt(store):
     golden = GOLDEN.read_bytes()
     for position in range(len(golden)):
