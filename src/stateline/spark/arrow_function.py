@@ -256,10 +256,23 @@ class ArrowFunctionProgram:
         columns = []
         for field in schema:
             column = table.column(field.name)
-            if stored_type(column.type, field.name) != stored_type(field.type, field.name):
-                raise self._wrong(f"{what}: {field.name!r} was expected to be {field.type}, {column.type} came")
-            columns.append(column if column.type == field.type else column.cast(field.type))
+            columns.append(self._cast(column, field, what))
         return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in schema]))
+
+    def _cast(self, column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.ChunkedArray:
+        if column.type == field.type:
+            return column
+        wrong = f"{what}: {field.name!r} was expected to be {field.type}, {column.type} came"
+        try:
+            is_kept_alike = stored_type(column.type, field.name) == stored_type(field.type, field.name)
+        except InvalidInputError:  # Nothing of that type can be kept.
+            is_kept_alike = False
+        if not is_kept_alike:
+            raise self._wrong(wrong)
+        try:
+            return column.cast(field.type)
+        except pa.ArrowException as error:  # Such as a null where the declared type has none.
+            raise self._wrong(f"{wrong} ({error})") from error
 
     def _wrong(self, reason: str) -> InvalidInputError:
         return InvalidInputError(

@@ -117,6 +117,7 @@ def keyed(*keys, total=None, kind=INT):
         ((pa.table({"total": [1]}), None), r"output: the columns \['key', 'total'\] were expected, \['total'\] came"),
         ((keyed("a", kind=pa.string()), None), "output: 'total' was expected to be int64, string came"),
         ((None, keyed("a", kind=pa.float64())), "state: 'total' was expected to be int64, double came"),
+        ((keyed("a", total=b"0" * 16, kind=pa.uuid()), None), "output: 'total' was expected to be int64, extension<"),
         ((None, keyed("z")), "state: the keys of the events were expected, {'key': 'z', 'total': None} came"),
         (
             (None, keyed("a", "b", "a")),
@@ -132,6 +133,15 @@ def test_what_it_returns_is_checked_and_the_error_says_what_was_expected_and_wha
     with pytest.raises(InvalidInputError, match=message):
         driver.run(ROWS)
     assert driver.checkpoints.latest() is None
+
+
+def test_a_null_where_the_declared_type_has_none_is_told_by_its_column():
+    kind = pa.struct([pa.field("x", INT, nullable=False)])
+    made = pa.table({"key": ["a"], "st": pa.array([{"x": None}], pa.struct([("x", INT)]))})
+    output = pa.schema([("key", pa.string()), ("st", kind)])
+    program = ArrowFunctionProgram.bind(SCHEMA, ["key"], lambda events, state: (made, None), STATE, output)
+    with pytest.raises(InvalidInputError, match=r"output: 'st' was expected to be struct<x: int64 not null>.*nulls"):
+        Engine(program, SCHEMA, parallelism=1).run(ROWS)
 
 
 def test_large_strings_record_batches_and_columns_in_another_order_are_taken():
