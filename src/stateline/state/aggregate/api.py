@@ -176,6 +176,7 @@ def overflow(definition: str, kind: pa.DataType) -> InvalidInputError:
         f"the result does not fit {kind}",
         operation="aggregate",
         subject=definition,
-        hint="Cast the column to a wider type before, such as decimal(38, 0) or double",
+        hint="Cast the column to a wider type before, such as "
+        + ("double" if pa.types.is_decimal(kind) else "decimal(38, 0) or double"),
         kind=ErrorKind.ARITHMETIC_OVERFLOW,
     )
