@@ -580,6 +580,17 @@ def test_an_aggregator_that_does_not_say_what_it_keeps_is_refused_where_it_is_bo
         agg.KeyedAggregation.bind(schema, ["k"], {"x": Spread(5)})
 
 
+def test_intervals_of_months_and_days_have_no_order_and_are_values_all_the_same() -> None:
+    schema = pa.schema([("k", pa.int64()), ("at", pa.int64()), ("i", pa.month_day_nano_interval())])
+    with pytest.raises(InvalidInputError, match="which has no order"):
+        agg.KeyedAggregation.bind(schema, ["k"], {"x": agg.min("i")})
+    day, month = pa.MonthDayNano([0, 1, 0]), pa.MonthDayNano([1, 0, 0])
+    rows = [{"k": 1, "at": 2, "i": month}, {"k": 1, "at": 1, "i": day}]
+    assert feed({"x": agg.last("i", by="at"), "n": agg.count_distinct("i")}, [rows, rows], schema) == {
+        1: {"x": month, "n": 2}
+    }
+
+
 class Forgetful(Spread):
     def __init__(self, column: str) -> None:
         self.column = column

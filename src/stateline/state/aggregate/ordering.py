@@ -32,8 +32,9 @@ _LONG_DECIMAL_DIGITS: Final = 18
 
 
 def is_orderable(kind: pa.DataType) -> bool:
-    """Whether values of a type have an order: all but lists, structs, maps and nulls."""
-    return not (pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_float16(kind))
+    """Whether values of a type have an order: all but lists, structs, maps, nulls and intervals of months and days."""
+    refused = (pa.types.is_nested, pa.types.is_null, pa.types.is_float16, pa.types.is_interval)
+    return not any(test(kind) for test in refused)
 
 
 def is_invertible(kind: pa.DataType) -> bool:
