@@ -232,8 +232,9 @@ class HostCache:
 
     def _make_room(self, size: int) -> bool:
         """Evicts the longest unused files until ``size`` bytes more keep the bound; ``False`` if they cannot."""
+        taken = self._bytes_on_their_way()  # First: what is complete in between counts twice, and never not at all.
         found = sorted(self._files(), key=lambda item: (item[1].st_mtime, item[0]))
-        excess = sum(status.st_size for _, status in found) + self._bytes_on_their_way() + size - self._max_bytes
+        excess = sum(status.st_size for _, status in found) + taken + size - self._max_bytes
         for path, status in found:
             if excess <= 0:
                 break

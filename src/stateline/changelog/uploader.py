@@ -30,7 +30,7 @@ from stateline.changelog.registry import TaskChangelogRegistry
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.upload_task import UploadTask
 from stateline.environment import Environment, system_environment
-from stateline.errors import OutcomeUnknownError
+from stateline.errors import OutcomeUnknownError, StatelineError
 from stateline.options import check_kind
 
 __all__ = ["BlobUploader", "ChangelogObject", "DuplicatingUploader", "gather", "without_encoding_room"]
@@ -151,8 +151,10 @@ class BlobUploader:
         """
         try:
             self.store.put_all_if_absent(made.name, made.pieces)
-        except OutcomeUnknownError:
-            self._registry.discard(_AnyHandle(made.name))
+        except OSError as error:
+            # A plain error of I/O, from a store of somebody else's, does not tell either.
+            if isinstance(error, OutcomeUnknownError) or not isinstance(error, StatelineError):
+                self._registry.discard(_AnyHandle(made.name))
             raise
         self._registry.start_tracking(_AnyHandle(made.name), made.change_sets)
         self._metrics.histogram("upload_object_bytes").record(made.size)

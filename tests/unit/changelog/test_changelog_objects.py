@@ -103,11 +103,12 @@ def test_an_error_fails_no_task_and_tracks_nothing() -> None:
     assert store.count("delete") == 0  # "Unavailable" means that nothing happened.
 
 
-def test_an_object_whose_fate_is_unknown_is_deleted_by_name() -> None:
+@pytest.mark.parametrize("error", [OutcomeUnknownError("lost"), OSError("of a store that has no errors of ours")])
+def test_an_object_whose_fate_is_unknown_is_deleted_by_name(error: OSError) -> None:
     world = ManualWorld()
     store = memory_store(world)
-    store.script.append((OutcomeUnknownError("lost"),))
-    with pytest.raises(OutcomeUnknownError):
+    store.script.append((error,))
+    with pytest.raises(type(error)):
         uploader_on(store, world).upload([task_of(1)])
     assert len(store.names()) == 1
     world.run()
