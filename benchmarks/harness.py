@@ -68,6 +68,15 @@ def spark_as_it_comes(spark: Any) -> Any:
     return plain
 
 
+def own_workers(spark: Any, engine: str) -> None:
+    """Gives an engine Python workers of its own from now on: what one engine imports there, all others would carry.
+
+    Spark's daemon collects garbage after each task, which takes longer the more a worker has imported, and Stateline
+    hides imports from the collector. Spark tells workers apart by the environment that they were started with.
+    """
+    spark.sparkContext.environment["BENCHMARK_ENGINE"] = engine
+
+
 def median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else float("nan")
 

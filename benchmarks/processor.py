@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from benchmarks.harness import median, spark_as_it_comes, spread, table, write_results
+from benchmarks.harness import median, own_workers, spark_as_it_comes, spread, table, write_results
 from benchmarks.stateful import ROCKSDB, finish, make_source, rate
 
 OUTPUT = "k long, n long, s long"
@@ -168,6 +168,7 @@ def main(argv: list[str]) -> int:
             for engine in rates:
                 source = sources["few" if engine == "spark-pandas" else "all"]
                 session = peers if engine.startswith("spark") else spark
+                own_workers(session, engine)
                 events = session.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
                 place = Path(folder, f"{engine}-{round_}")
                 place.mkdir()

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import median, spark_as_it_comes, spread, table, write_results
+from benchmarks.harness import median, own_workers, spark_as_it_comes, spread, table, write_results
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 IN_MEMORY = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
@@ -148,6 +148,7 @@ def main(argv: list[str]) -> int:
         for round_ in range(arguments.rounds):
             for engine in rates:
                 session = spark if engine == "stateline" else peers
+                own_workers(session, engine)
                 events = session.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
                 place = Path(folder, f"{engine}-{round_}")
                 place.mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import collections
 import datetime as dt
+import gc
 import json
 import shutil
 import sys
@@ -125,6 +126,18 @@ class Place:
 @pytest.fixture
 def place(tmp_path, spark):
     return Place(tmp_path, spark)
+
+
+def test_workers_do_not_look_at_all_imports_after_each_task(place, spark, monkeypatch):
+    monkeypatch.setitem(spark.sparkContext.environment, "WORKERS", "of their own")
+    place.add(0, 20)
+    place.run()
+
+    def frozen(batches):
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"frozen": pa.array([gc.get_freeze_count()] * batch.num_rows)})
+
+    assert all(row.frozen > 10_000 for row in spark.range(2).mapInArrow(frozen, "frozen long").collect())
 
 
 def test_state_equals_the_model_and_output_has_a_row_per_touched_key_and_batch(place):

@@ -29,6 +29,7 @@ from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN, WINDOW_
 from stateline.spark.initial_state import SUBTASK_COLUMN, with_initial_rows
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.task import HASH_COLUMN, OperatorProgram, TaskContext, run_subtask
+from stateline.spark.worker_process import freeze_imports
 from stateline.state.run_cache import RunCache
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ class _TaskFunction:
             raise InternalError("not inside a Spark task", operation="run_subtask")
         encoded = self._tasks[context.partitionId() % len(self._tasks)]
         result = self.run(msgspec.json.decode(encoded, type=SubtaskTask), in_utc(self._named(batches)))
+        freeze_imports()
         yield pa.RecordBatch.from_arrays([pa.array([_ENCODER.encode(result)], pa.binary())], schema=_RESULT)
 
     def _named(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:

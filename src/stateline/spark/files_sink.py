@@ -52,6 +52,7 @@ from stateline.spark.files_decision import FilesDecision, TaskFiles, files_plan
 from stateline.spark.files_options import FilesSinkOptions
 from stateline.spark.offsets import offsets_digest
 from stateline.spark.plan import PipelinePlan
+from stateline.spark.worker_process import freeze_imports
 
 __all__ = ["FilesSink", "finish_job", "finish_sink"]
 
@@ -186,6 +187,7 @@ class _Sink:
         parsed = FilesSinkOptions.from_spark(options)
         rows = arrow_schema(schema)
         parsed.output().file_schema(rows)
+        freeze_imports()
         return cls(parsed, parsed.root_url, rows.serialize().to_pybytes())
 
     def for_job(self, job_id: str) -> _Sink:
@@ -198,7 +200,9 @@ class _Sink:
         query_id = (context.getLocalProperty(_QUERY) if context else None) or ""
         checkpoints = context.getLocalProperty(_CHECKPOINTS) if context and query_id and name else None
         location = self.options.checkpoint_location or (f"{checkpoints}/{name}" if checkpoints else "")
-        return _Staged(query_id, location, msgspec.json.encode(self._decision().stage(batches)))
+        files = self._decision().stage(batches)
+        freeze_imports()
+        return _Staged(query_id, location, msgspec.json.encode(files))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """The driver's work: decides a batch, exactly once however often it is called."""
@@ -218,6 +222,7 @@ class _Sink:
         if not self.job:
             known.newest_id = report.checkpoint.checkpoint_id
             _KNOWN[self.root_url] = known
+        freeze_imports()
 
     def finish(self) -> bool:
         """Finishes the files that are open, in one more record; whether there is any record."""

@@ -50,6 +50,7 @@ from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.state_filters import named_keys
 from stateline.spark.state_options import LATEST, StateSourceOptions
 from stateline.spark.state_root import StateRoot
+from stateline.spark.worker_process import freeze_imports
 from stateline.state.changes import change_schema, changes_between
 from stateline.state.schema import StateSchema
 from stateline.state.stored import SliceReader, StoredState
@@ -89,6 +90,7 @@ class StateSource(DataSource):
         schema = change_schema(stored.schema) if options.is_feed else stored.schema.row
         if options.columns:
             schema = pa.schema([_field(schema, name) for name in options.columns])
+        freeze_imports()
         return _spark_schema(schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -190,6 +192,7 @@ class _Rows:
         for batch in self._batches(reader, task, target.names):
             columns = [_as_expected(column, field) for column, field in zip(batch.columns, target, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, schema=target)
+        freeze_imports()
 
     def _batches(self, reader: SliceReader, task: _Task, names: list[str]) -> Iterator[pa.RecordBatch]:
         if self.is_feed:
@@ -242,6 +245,7 @@ class _SnapshotReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Slices of key groups."""
+        freeze_imports()
         return [_partition(_Task(state=state)) for state in _slices(self._stored, self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
