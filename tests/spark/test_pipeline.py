@@ -339,9 +339,30 @@ def test_a_lost_root_is_not_silently_started_anew(place):
     place.add(0, 20)
     place.run()
     shutil.rmtree(place.folder / "state")
+    with pytest.raises(InvalidInputError, match="newest decided batch is none, so batch 0 must come next"):
+        place.run()  # Although there is no new row.
+
+
+def test_a_root_that_is_older_than_sparks_checkpoint_is_refused_also_without_new_rows(place):
+    place.add(0, 20)
+    place.run()
+    shutil.copytree(place.folder / "state", place.folder / "backup")
     place.add(1, 20)
-    with pytest.raises(StreamingQueryException, match="must come next"):
+    place.run()
+    newest = place.checkpoints().latest()
+    (place.folder / "state").rename(place.folder / "kept")
+    (place.folder / "backup").rename(place.folder / "state")
+    with pytest.raises(InvalidInputError, match=r"batch 2: the newest decided batch is 0.*rows in between"):
         place.run()
+    shutil.rmtree(place.folder / "state")
+    (place.folder / "kept").rename(place.folder / "state")
+    place.run()
+    (place.folder / "spark" / "commits" / "1").unlink()  # As after a crash before Spark's commit.
+    place.run()
+    shutil.rmtree(place.folder / "spark" / "commits")
+    place.run()
+    assert place.checkpoints().latest() == newest
+    place.check_state()
 
 
 def test_a_rolled_back_spark_checkpoint_is_refused(place):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Step",
     "check_continuation",
+    "check_follows",
     "check_plan",
     "check_same_offsets",
     "decided_earlier",
@@ -44,34 +45,43 @@ def next_step(newest: Checkpoint | None, batch: Batch[Any]) -> Step:
     """What to do with ``batch``: a pure rule.
 
     Raises:
-        InvalidInputError: The root belongs to another query, the same batch comes with other offsets, or batches are
-            missing between the newest record and this one. The message says which, and what to do.
+        InvalidInputError: As :func:`check_follows`, or the same batch comes with other offsets. The message says which,
+            and what to do.
     """
-    if newest is not None and newest.query_id != batch.query_id:
+    check_follows(newest, batch.query_id, batch.batch_id)
+    if newest is None or batch.batch_id > newest.batch_id:
+        return Step.RUN
+    if batch.batch_id < newest.batch_id:
+        return Step.LOOK_BACK
+    check_same_offsets(newest, batch)
+    return Step.FINISH_NEWEST
+
+
+def check_follows(newest: Checkpoint | None, query_id: str, batch_id: int) -> None:
+    """Checks that a batch may come after the newest record: that it is decided already, or the next one.
+
+    Raises:
+        InvalidInputError: The root belongs to another query, or batches are missing in between.
+    """
+    if newest is not None and newest.query_id != query_id:
         raise InvalidInputError(
-            f"the root belongs to query {newest.query_id}, this is query {batch.query_id}",
+            f"the root belongs to query {newest.query_id}, this is query {query_id}",
             operation="run_batch",
-            subject=f"batch {batch.batch_id}",
+            subject=f"batch {batch_id}",
             hint="Use a new root (stateline_files has the option checkpoint for it) with a new Spark checkpoint; start "
             "a new query over old state from a savepoint",
             kind=ErrorKind.FOREIGN_ROOT,
         )
     decided = -1 if newest is None else newest.batch_id
-    if batch.batch_id == decided + 1:
-        return Step.RUN
-    if newest is None or batch.batch_id > decided:
+    if batch_id > decided + 1:
         raise InvalidInputError(
             f"the newest decided batch is {decided if newest else 'none'}, so batch {decided + 1} must come next",
             operation="run_batch",
-            subject=f"batch {batch.batch_id}",
+            subject=f"batch {batch_id}",
             hint="The rows in between would be lost. Restore the root that belongs to this Spark checkpoint, or start "
             "anew with a new root and a new Spark checkpoint",
             kind=ErrorKind.CONFLICT,
         )
-    if batch.batch_id < decided:
-        return Step.LOOK_BACK
-    check_same_offsets(newest, batch)
-    return Step.FINISH_NEWEST
 
 
 def check_same_offsets(decided: Checkpoint, batch: Batch[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What input a micro-batch covers, read from what Spark keeps in its checkpoint.
+"""What input a micro-batch covers and which batch comes next, read from what Spark keeps in its checkpoint.
 
 Facts (Spark 4, ``MicroBatchExecution``):
 
@@ -6,6 +6,7 @@ Facts (Spark 4, ``MicroBatchExecution``):
   time, configuration), then one line of offsets per source. A replayed batch finds the same file.
 - A rolled-back, copied or edited checkpoint may give the same batch id other offsets. So a digest of the source lines
   is stored with the record, and the same batch with another digest is an error.
+- After a batch, and so after its record exists, Spark writes ``<checkpoint>/commits/<batchId>``.
 - The offset of a file source is only a number into a log of its own, ``<checkpoint>/sources/<n>/<number>`` (or
   ``<number>.compact``, which also holds older entries): the files that the number means are part of the digest.
 """
@@ -20,10 +21,13 @@ import msgspec
 
 from stateline.errors import CorruptDataError, NotFoundError
 
-__all__ = ["ReadFile", "offsets_digest", "read_with_hadoop"]
+__all__ = ["ListFolder", "ReadFile", "list_with_hadoop", "next_batch", "offsets_digest", "read_with_hadoop"]
 
 ReadFile = Callable[[str], str | None]
 """Reads a file of Spark's checkpoint by its relative name; ``None`` if there is none."""
+
+ListFolder = Callable[[str], list[str]]
+"""Names in a folder of Spark's checkpoint; none if there is no such folder."""
 
 _HEADER_LINES: Final = 2
 
@@ -65,6 +69,31 @@ def offsets_digest(read: ReadFile, spark_checkpoint: str, batch_id: int) -> str:
     return digest.hexdigest()
 
 
+def next_batch(read: ReadFile, list_folder: ListFolder) -> tuple[str, int] | None:
+    """The query, and the batch after the last one that Spark has committed; ``None`` if its checkpoint does not say."""
+    metadata = read("metadata")
+    committed = [int(name) for name in list_folder("commits") if name.isdecimal()]
+    if metadata is None or not committed:
+        return None
+    try:
+        return str(msgspec.json.decode(metadata)["id"]), max(committed) + 1
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return None  # Spark does not start from it.
+
+
+def list_with_hadoop(session: Any, spark_checkpoint: str) -> ListFolder:
+    """Lists through Hadoop's file systems; see :func:`read_with_hadoop`."""
+    open_path = _hadoop(session, spark_checkpoint)
+
+    def list_folder(name: str) -> list[str]:
+        file_system, path = open_path(name)
+        if not file_system.exists(path):
+            return []
+        return [str(status.getPath().getName()) for status in file_system.listStatus(path)]
+
+    return list_folder
+
+
 def read_with_hadoop(session: Any, spark_checkpoint: str) -> ReadFile:
     """Reads through Hadoop's file systems, so that any location that Spark can use is read.
 
@@ -72,13 +101,11 @@ def read_with_hadoop(session: Any, spark_checkpoint: str) -> ReadFile:
         session: The ``SparkSession`` that runs the query.
         spark_checkpoint: ``checkpointLocation`` of the query.
     """
-    jvm = session.sparkContext._jvm  # noqa: SLF001 - PySpark has no public door to Hadoop's file systems
-    configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
-    make_path, as_text = jvm.org.apache.hadoop.fs.Path, jvm.org.apache.commons.io.IOUtils.toString
+    open_path = _hadoop(session, spark_checkpoint)
+    as_text = session.sparkContext._jvm.org.apache.commons.io.IOUtils.toString  # noqa: SLF001
 
     def read(name: str) -> str | None:
-        path = make_path(f"{spark_checkpoint}/{name}")
-        file_system = path.getFileSystem(configuration)
+        file_system, path = open_path(name)
         if not file_system.exists(path):
             return None
         stream = file_system.open(path)
@@ -88,6 +115,18 @@ def read_with_hadoop(session: Any, spark_checkpoint: str) -> ReadFile:
             stream.close()
 
     return read
+
+
+def _hadoop(session: Any, spark_checkpoint: str) -> Callable[[str], tuple[Any, Any]]:
+    """A function from a relative name to its file system and path."""
+    make_path = session.sparkContext._jvm.org.apache.hadoop.fs.Path  # noqa: SLF001 - PySpark has no public door to it
+    configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+
+    def open_path(name: str) -> tuple[Any, Any]:
+        path = make_path(f"{spark_checkpoint}/{name}")
+        return path.getFileSystem(configuration), path
+
+    return open_path
 
 
 def _files_of(read: ReadFile, source: int, offset: str) -> list[str]:

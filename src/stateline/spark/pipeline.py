@@ -21,10 +21,11 @@ from stateline.errors import InvalidInputError
 from stateline.options import check_kind, check_known, parse_duration
 from stateline.spark.arrow_batches import set_arrow_batches
 from stateline.spark.batch_job import BatchJob
+from stateline.spark.continuity import check_follows
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.ending import finish_open_files
 from stateline.spark.for_each_batch import BatchDelivery, BatchFunction
-from stateline.spark.offsets import offsets_digest, read_with_hadoop
+from stateline.spark.offsets import list_with_hadoop, next_batch, offsets_digest, read_with_hadoop
 from stateline.spark.plan import PipelinePlan
 from stateline.spark.query import PipelineQuery
 from stateline.spark.quiet import QuietRounds
@@ -99,8 +100,8 @@ class Pipeline:
             fails with ``FencedError``.
 
         Raises:
-            InvalidInputError: The root belongs to another pipeline, the trigger is not a micro-batch trigger, or
-                Spark's checkpoint lies where readers of the output find it.
+            InvalidInputError: The root belongs to another pipeline or is older than Spark's checkpoint, the trigger is
+                not a micro-batch trigger, or Spark's checkpoint lies where readers of the output find it.
             CorruptDataError: The newest checkpoint cannot be read.
         """
         check_kind(trigger, Mapping | None, "trigger", 'a dict: {"processingTime": "10 seconds"}')
@@ -111,9 +112,13 @@ class Pipeline:
         writer = self._writer(spark_checkpoint, chosen, query_name)  # Before anything is done in the root.
         environment = system_environment()
         coordinator = self._coordinator(environment)
-        coordinator.start()
-        reporter = BatchReporter(environment.clock, self._plan.metrics_log or None)
         read = read_with_hadoop(self._df.sparkSession, spark_checkpoint)
+        # Read before the records: another driver, that is to be fenced, may add to both meanwhile.
+        following = next_batch(read, list_with_hadoop(self._df.sparkSession, spark_checkpoint))
+        newest = coordinator.start()
+        if following is not None:
+            check_follows(newest, *following)
+        reporter = BatchReporter(environment.clock, self._plan.metrics_log or None)
 
         def handle(rows: DataFrame, batch_id: int) -> None:
             session = rows.sparkSession
