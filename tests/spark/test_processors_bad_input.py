@@ -20,6 +20,7 @@ from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import ArrayType, DoubleType, StructType
 
 from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
 from stateline.spark import KeyedStream
@@ -486,9 +487,12 @@ def test_null_in_a_column_of_the_output_that_is_not_null_is_refused(form):
         return Does(lambda self, key, rows: [pd.DataFrame({"n": [n]}) if form == "pandas" else Row(n=n)])
 
     missing = Bench(given(None), SCHEMA, "k", "n double NOT NULL", form=form)
-    with pytest.raises(InvalidInputError, match=r"column 'n': 1 rows of the output have null .* says NOT NULL"):
+    with pytest.raises(InvalidInputError, match=r"column 'n': a row of the output has null .* says NOT NULL"):
         missing.batch([("a", 1)])
     ((number,),) = Bench(given(np.nan), SCHEMA, "k", "n double NOT NULL", form=form).batch([("a", 1)])
     assert np.isnan(number), "NaN is a number"
+    inside = Bench(given([1.0, None]), SCHEMA, "k", StructType().add("n", ArrayType(DoubleType(), False)), form=form)
+    with pytest.raises(InvalidInputError, match=r"column 'n\.element': a row of the output has null"):
+        inside.batch([("a", 1)])
     missing = Bench(given(None), SCHEMA, "k", "n double", form=form)
     assert missing.batch([("a", 1)]) == [(None,)]

@@ -1,6 +1,6 @@
 """Nulls inside of rows, where Arrow and Spark disagree on what a promise of none means.
 
-Owns the rule for columns of structures, lists and maps. Does not own the check of the columns themselves.
+Owns the rule for columns of structures, lists and maps, and finds where a column breaks its own promise.
 
 Facts:
 
@@ -18,7 +18,7 @@ from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["filled_variants", "with_nulls_inside"]
+__all__ = ["broken_promise", "filled_variants", "with_nulls_inside"]
 
 _MARK: Final = b"variant"
 """Key of the metadata by which Spark tells a variant from a structure."""
@@ -36,6 +36,31 @@ def filled_variants(rows: pa.Table) -> pa.Table:
             chunks = [_filled(chunk) for chunk in column.chunks]
             rows = rows.set_column(index, field, pa.chunked_array(chunks, field.type))
     return rows
+
+
+def broken_promise(field: pa.Field, values: pa.Array, allowed: int = 0) -> str | None:
+    """Where values have a null that their field rules out: its name, with dots between levels; ``None`` for nowhere.
+
+    Args:
+        field: What is promised of the values, and of what is inside of them.
+        values: The values.
+        allowed: So many of the nulls are values of structures that are not there: no promise was made of these.
+    """
+    if not field.nullable and values.null_count > allowed:
+        return str(field.name)
+    kind = field.type
+    if pa.types.is_struct(kind):
+        inside, allowed = zip(kind, values.flatten(), strict=True), values.null_count
+    elif pa.types.is_map(kind):
+        offsets, gone = pa.array(values.offsets.to_numpy()), values.is_null()  # A copy, as in _filled.
+        lists = [pa.ListArray.from_arrays(offsets, each, mask=gone) for each in (values.keys, values.items)]
+        inside, allowed = zip((kind.key_field, kind.item_field), (each.flatten() for each in lists), strict=True), 0
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inside, allowed = zip((kind.value_field,), (values.flatten(),), strict=True), 0
+    else:
+        return None
+    found = (broken_promise(each, inner, allowed) for each, inner in inside)
+    return next((f"{field.name}.{name}" for name in found if name is not None), None)
 
 
 def _relaxed(kind: pa.DataType) -> pa.DataType:

@@ -22,6 +22,7 @@ from stateline.checkpoint import FileState
 from stateline.environment import Environment
 from stateline.errors import ErrorKind, InternalError, InvalidInputError
 from stateline.files import FileOutput, FilesResult, FileWriter
+from stateline.files.nulls import broken_promise
 from stateline.files.pending import store_rows
 from stateline.spark.coordinator import SubtaskResult, SubtaskTask
 from stateline.spark.event_time import EventTimeWatch, WatermarkPlan
@@ -244,15 +245,16 @@ def _check_not_null(schema: pa.Schema, rows: pa.Table | None, operator: str) -> 
     if rows is None:
         return
     for column in schema:
-        nulls = 0 if column.nullable else rows.column(column.name).null_count
-        if nulls:
-            raise InvalidInputError(
-                f"{nulls} rows of the output have null in it, the output schema says NOT NULL",
-                operation="process",
-                subject=f"operator {operator}, column {column.name!r}",
-                hint="Put a value out, or leave NOT NULL out of the schema",
-                kind=ErrorKind.SCHEMA_MISMATCH,
-            )
+        for chunk in rows.column(column.name).chunks:
+            broken = broken_promise(column, chunk)
+            if broken is not None:
+                raise InvalidInputError(
+                    "a row of the output has null in it, the output schema says NOT NULL",
+                    operation="process",
+                    subject=f"operator {operator}, column {broken!r}",
+                    hint="Put a value out, or leave NOT NULL out of the schema",
+                    kind=ErrorKind.SCHEMA_MISMATCH,
+                )
 
 
 def _write_output(

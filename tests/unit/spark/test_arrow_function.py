@@ -166,5 +166,5 @@ def test_a_name_that_is_taken_and_an_empty_schema_are_refused():
 def test_null_in_a_column_of_the_output_that_is_not_null_is_refused():
     output = pa.schema([("key", pa.string()), pa.field("total", pa.int64(), nullable=False)])
     program = ArrowFunctionProgram.bind(SCHEMA, ["key"], lambda events, state: (state, None), STATE, output)
-    with pytest.raises(InvalidInputError, match=r"column 'total': 3 rows of the output have null .* says NOT NULL"):
+    with pytest.raises(InvalidInputError, match=r"column 'total': a row of the output has null .* says NOT NULL"):
         Engine(program, SCHEMA, parallelism=1).run(ROWS)
