@@ -331,6 +331,17 @@ def test_a_gap_or_another_root_is_an_error_and_never_silence(session, tmp_path):
         upstream.read(session)
 
 
+def test_a_start_that_never_existed_is_answered_with_what_exists(session, root):
+    newest = len(root.models) - 1
+    for path, there in ((root.url, f"The newest is {newest};"), (f"file://{root.folder}/nothing", "There is none yet")):
+        frame = session.readStream.format("stateline").schema("key string, n long, __change string")
+        frame = frame.option("mode", "changes").option("start_checkpoint", 99).load(path)
+        query = frame.writeStream.format("noop").option("checkpointLocation", f"{root.folder}/s{newest}").start()
+        with pytest.raises(StreamingQueryException, match=f"there is no checkpoint 99. {there}") as caught:
+            query.processAllAvailable()
+        assert "retained_checkpoints" not in str(caught.value)
+
+
 def test_a_stream_says_what_it_is(session, root):
     for options, message in (({}, "the feed of changes"), ({"mode": "changes", "end_checkpoint": 1}, "has no end")):
         frame = session.readStream.format("stateline").options(**options).load(root.url)

@@ -60,17 +60,23 @@ class StateRoot:
         """A record that must be there.
 
         Raises:
-            NotFoundError: It was retired, or never created.
+            NotFoundError: It was retired, or never created; says what is there.
         """
         try:
             return self._checkpoints.get(checkpoint_id)
         except NotFoundError as error:
+            newest = self._checkpoints.latest()
+            if newest is not None and checkpoint_id <= newest.checkpoint_id:
+                hint = (
+                    "Raise retained_checkpoints of the query that writes it, so that readers keep up. A stream cannot "
+                )
+                hint += "skip what is gone: start it anew, with a new Spark checkpoint"
+            elif newest is not None:
+                hint = f"The newest is {newest.checkpoint_id}; `stateline checkpoint ls` names those that are there"
+            else:
+                hint = "There is none yet: start the query that writes them first"
             raise NotFoundError(
-                error.message,
-                operation="read",
-                subject=f"{self.store.url}, checkpoint {checkpoint_id}",
-                hint="Raise retained_checkpoints of the query that writes it, so that readers keep up. A stream cannot "
-                "skip what is gone: start it anew, with a new Spark checkpoint",
+                error.message, operation="read", subject=f"{self.store.url}, checkpoint {checkpoint_id}", hint=hint
             ) from error
 
     def stored(self, record: Checkpoint) -> StoredState:
