@@ -6,7 +6,8 @@ what the bytes mean; a reader that finds damage asks for :meth:`HostCache.drop`.
 Rules:
 - An object never changes and its name is never used twice, so a cached file is valid for ever, for every process.
 - A file gets its name when it is complete. Threads and processes that want the same object at once wait for the one
-  that holds its lock file; a lock ends with its process.
+  that holds its lock file; a lock ends with its process. A process that is stopped keeps its locks, so nobody waits for
+  long: who waited in vain reads without the cache.
 - A reader holds the file open, so an eviction, by whatever process, cannot take it away from under it.
 - The bound holds for the folder, over all processes, downloads on their way included: each takes the room of its whole
   file, under the lock of the folder, before it fetches a byte. What would not fit is not cached.
@@ -35,6 +36,7 @@ _LOG = logging.getLogger(__name__)
 
 _CHUNK_BYTES: Final = 8 * 1024 * 1024
 _LOCK_POLL_SECONDS: Final = 0.02
+_LOCK_WAIT_SECONDS: Final = 30.0
 _LEFTOVER_SECONDS: Final = 3600.0
 _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _OBJECT: Final = ".object"
@@ -174,7 +176,9 @@ class HostCache:
 
     def _download(self, name: str) -> CachedObject | None:
         """Downloads under the lock file of the object, unless another process did so meanwhile."""
-        with self._locked(self._path(name)[: -len(_OBJECT)] + _LOCK):
+        with self._locked(self._path(name)[: -len(_OBJECT)] + _LOCK) as is_mine:
+            if not is_mine:
+                return None
             found = self._open(name)
             if found is not None:
                 return found
@@ -199,26 +203,35 @@ class HostCache:
             return CachedObject(name, descriptor)
 
     @contextlib.contextmanager
-    def _locked(self, path: str) -> Iterator[None]:
-        """Holds the lock file of an object. It is asked for again and again: nothing tells that it is free."""
+    def _locked(self, path: str) -> Iterator[bool]:
+        """Holds a lock file, and yields whether it does: not if somebody else keeps it for too long.
+
+        It is asked for again and again: nothing tells that it is free.
+        """
         descriptor = os.open(path, _CREATE, 0o600)
         try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    self._clock.sleep(_LOCK_POLL_SECONDS)
-            yield
+            yield self._lock(descriptor)
         finally:
             os.close(descriptor)
+
+    def _lock(self, descriptor: int) -> bool:
+        horizon = self._clock.monotonic() + _LOCK_WAIT_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if self._clock.monotonic() >= horizon:
+                    return False
+                self._clock.sleep(_LOCK_POLL_SECONDS)
+            else:
+                return True
 
     def _take_room(self, path: str, size: int) -> int | None:
         """Makes an empty file that counts as ``size`` bytes from now on, for everybody; ``None`` if it cannot fit."""
         if size > self._max_bytes:
             return None
-        with self._locked(os.path.join(self._folder, _ROOM_LOCK)):
-            if not self._make_room(size):
+        with self._locked(os.path.join(self._folder, _ROOM_LOCK)) as is_mine:
+            if not is_mine or not self._make_room(size):
                 return None
             descriptor = os.open(path, _CREATE | os.O_EXCL, 0o600)
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import struct
 from collections.abc import Callable
@@ -428,6 +429,21 @@ def test_what_a_dead_download_left_takes_no_room(tmp_path: Path) -> None:
     assert written.read(written.new_cache(size)) == written.expected
     assert written.metric("cache_downloads") == 1
     assert not left.exists()
+
+
+@pytest.mark.parametrize("lock", ["room.lock", None])
+def test_a_stopped_process_that_holds_a_lock_costs_the_cache_and_never_the_reader(
+    tmp_path: Path, lock: str | None
+) -> None:
+    written = WithCache(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    of_object = Path(written.cache._path(written.name)).with_suffix(".lock").name
+    with (folder / (lock or of_object)).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert written.read() == written.expected
+    assert written.metric("cache_downloads") == 0
+    assert written.read() == written.expected
+    assert written.metric("cache_downloads") == 1
 
 
 def test_a_failed_download_leaves_nothing_behind(tmp_path: Path) -> None:
