@@ -509,6 +509,8 @@ class LocalStore(BlobStore):
     def _remove_if_empty(self, folders: tuple[str, ...]) -> None:
         for depth in range(len(folders), 0, -1):
             try:
+                with self._folder(folders[:depth]) as folder, contextlib.suppress(OSError):
+                    os.rmdir(_STAGING_FOLDERS[0], dir_fd=folder)  # Of a store whose root was here.
                 with self._folder(folders[: depth - 1]) as parent:
                     os.rmdir(folders[depth - 1], dir_fd=parent)
             except OSError:
@@ -548,7 +550,12 @@ class LocalStore(BlobStore):
             descriptor = os.open(leaf, _READ, dir_fd=folder)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise InvalidInputError("it is not a regular file", operation="open", subject=f"{self.url}/{name}")
+                raise InvalidInputError(
+                    "it is not a regular file",
+                    operation="open",
+                    subject=f"{self.url}/{name}",
+                    hint="Name an object: a folder, a link or a device is none",
+                )
             yield descriptor
         finally:
             os.close(descriptor)

@@ -269,9 +269,12 @@ class _Sink:
 
         A failure is no failure of the job: whoever runs it again has all of its rows twice.
         """
-        root = self._root()
+        # From above, so that on a local disk the folder of the job goes, too.
+        above = self.options.root_url.removesuffix("stream")
+        folder = self.root_url.removeprefix(above)
+        store = open_store(above, self.options.options_of_records, _ENVIRONMENT)
         try:
-            root.delete([info.name for info in root.list("")])
+            store.delete([f"{folder}/{info.name}" for info in self._root().list("")])
         except StatelineError:
             _LOGGER.warning("all files of a job are visible, but its record could not be removed", exc_info=True)
 
