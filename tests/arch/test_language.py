@@ -75,6 +75,13 @@ def is_code_from_data(node: ast.AST) -> bool:
     return False
 
 
+def is_refusal_without_a_hint(node: ast.AST) -> bool:
+    """An error of the caller's that does not say what to do instead."""
+    if not isinstance(node, ast.Call) or last_name(node.func) != "InvalidInputError":
+        return False
+    return not {"hint", None} & {keyword.arg for keyword in node.keywords}
+
+
 def names_of(expression: ast.expr | None) -> set[str]:
     """``{"A", "B"}`` for ``A``, ``x.A`` and ``(A, x.B)``."""
     if isinstance(expression, ast.Tuple):
@@ -94,6 +101,7 @@ RULES: dict[str, Rule] = {
     "every error is caught and none is looked at": is_broad_handler_that_forgets,
     "every error is suppressed": is_broad_suppress,
     "data could become code": is_code_from_data,
+    "whoever is refused is told what to do": is_refusal_without_a_hint,
 }
 
 SPECIMENS: dict[Rule, str] = {
@@ -101,6 +109,7 @@ SPECIMENS: dict[Rule, str] = {
     is_catch_of_everything_by_no_name: "try:\n    x()\nexcept:\n    raise",
     is_broad_handler_that_forgets: "try:\n    x()\nexcept (OSError, Exception):\n    y = 1",
     is_broad_suppress: "with contextlib.suppress(OSError, Exception):\n    x()",
+    is_refusal_without_a_hint: "raise InvalidInputError('it is empty', subject='x')",
     is_code_from_data: "import os, pickle.whatever",
 }
 

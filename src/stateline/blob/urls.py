@@ -74,7 +74,9 @@ def open_store(
         from stateline.blob.memory import MemoryStore  # noqa: PLC0415
 
         if settings:
-            raise InvalidInputError("it takes no options", operation="open_store", subject=url)
+            raise InvalidInputError(
+                "it takes no options", operation="open_store", subject=url, hint="Leave them out for a store in memory"
+            )
         return MemoryStore(url.split("://", 1)[1].strip("/"), environment)
     if scheme not in _CLOUDS:
         raise InvalidInputError(
@@ -195,7 +197,9 @@ def split_local_url(url: str) -> str:
             )
         path = unquote(parts.path)
     if not path:
-        raise InvalidInputError("the path is empty", operation="open_store", subject=repr(url))
+        raise InvalidInputError(
+            "the path is empty", operation="open_store", subject=repr(url), hint="Write file:///folder, or a path"
+        )
     return os.path.abspath(path)
 
 

@@ -183,7 +183,9 @@ def _check_number(name: str, value: int, maximum: int = _MAX_INT64) -> None:
 
 
 def _refuse(name: str, value: object) -> None:
-    raise InvalidInputError(f"{value!r} is out of bounds", subject=name)
+    raise InvalidInputError(
+        f"{value!r} is out of bounds", subject=name, hint="Use handles as ChangelogWriter.persist() made them"
+    )
 
 
 def _damaged(message: str, offset: int) -> CorruptDataError:

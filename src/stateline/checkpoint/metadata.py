@@ -161,21 +161,21 @@ def encode_claim(owner: str) -> bytes:
     return seal(_CLAIMED, b'  "owner": %s' % _JSON.encode(owner))
 
 
+_EXACT_TYPES: Final = "Use tuples for sequences, finite numbers for times, and the exact types of stateline.handles"
+
+
 def _encode(kind: bytes, value: Checkpoint | Retired, subject: str) -> bytes:
     try:
         data = seal(kind, _members(value, 0))
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise InvalidInputError(str(error), operation="encode", subject=subject) from error
+        raise InvalidInputError(str(error), operation="encode", subject=subject, hint=_EXACT_TYPES) from error
     try:
         decoded = _decode(data, (kind,), subject)
     except CorruptDataError as error:
-        raise InvalidInputError(error.message, operation="encode", subject=subject) from error
+        raise InvalidInputError(error.message, operation="encode", subject=subject, hint=_EXACT_TYPES) from error
     if decoded != value:
         raise InvalidInputError(
-            "it does not read back as what was written",
-            operation="encode",
-            subject=subject,
-            hint="Use tuples for sequences, finite numbers for times, and the exact types of stateline.handles",
+            "it does not read back as what was written", operation="encode", subject=subject, hint=_EXACT_TYPES
         )
     return data
 

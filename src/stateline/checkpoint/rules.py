@@ -162,7 +162,9 @@ def check_part(part: Part) -> None:
     if part.container:
         check_name(part.container)
     if not 0 <= part.length <= _MAX_COUNT or not 0 <= part.crc32c <= 0xFFFFFFFF:
-        raise InvalidInputError("a number is out of range", subject=f"piece {part.name}")
+        raise InvalidInputError(
+            "a number is out of range", subject=f"piece {part.name}", hint="Use pieces as BlobStore.stage() made them"
+        )
 
 
 def check_position(checkpoint_id: int, created_at: float) -> str | None:

@@ -166,7 +166,10 @@ class CheckpointStore:
         """
         if not isinstance(checkpoint, Checkpoint):
             raise InvalidInputError(
-                f"{type(checkpoint).__name__} is no Checkpoint", operation="publish", subject=self.store.url
+                f"{type(checkpoint).__name__} is no Checkpoint",
+                operation="publish",
+                subject=self.store.url,
+                hint="Give a stateline.checkpoint.Checkpoint",
             )
         data = encode_checkpoint(checkpoint)
         self._check_no_gap(checkpoint)

@@ -79,6 +79,7 @@ class FileOutput:
                 "no column would be left for the files",
                 operation="write_files",
                 subject=f"partition_by {self.partition_by}",
+                hint="Name fewer columns: those of partition_by become folders",
             )
         check_schema(self.format, left)
         return left

@@ -199,7 +199,10 @@ def export_point(point: CommitPoint, store_url: str) -> FlinkCommit:
         component = _id_of(part) or uuid.UUID(int=0)
         if part.name != component_name(exported, component):
             raise InvalidInputError(
-                f"its piece {part.name} has a name that Flink would not find", operation="export", subject=point.target
+                f"its piece {part.name} has a name that Flink would not find",
+                operation="export",
+                subject=point.target,
+                hint="Write the file without entropy and with a shorter name",
             )
         components.append(component)
     if not isinstance(point, ResumePoint):
@@ -230,7 +233,12 @@ class _Reader:
         check_kind(version, int, "version")
         check_kind(data, bytes | bytearray | memoryview, "data", "bytes")
         if version < 1:
-            raise InvalidInputError(f"{version} is not a version", operation="deserialize", subject="Flink point")
+            raise InvalidInputError(
+                f"{version} is not a version",
+                operation="deserialize",
+                subject="Flink point",
+                hint="Give the version that was stored beside the point",
+            )
         if version > VERSION:
             raise UnsupportedVersionError(
                 f"format version {version} is newer than {VERSION}", operation="deserialize", subject="Flink point"
@@ -266,7 +274,9 @@ class _Reader:
 def _utf(text: str) -> bytes:
     encoded = b"".join(_unit(unit) for (unit,) in struct.iter_unpack(">H", text.encode("utf-16-be", "surrogatepass")))
     if len(encoded) > _UTF_BYTES_MAX:
-        raise InvalidInputError("it has more than 65535 bytes", operation="serialize", subject=text[:80])
+        raise InvalidInputError(
+            "it has more than 65535 bytes", operation="serialize", subject=text[:80], hint="Use a shorter name"
+        )
     return struct.pack(">H", len(encoded)) + encoded
 
 

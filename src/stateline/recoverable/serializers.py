@@ -92,7 +92,10 @@ class ResumePointSerializer:
 def _check_type(point: object, expected: type[CommitPoint]) -> None:
     if not isinstance(point, expected):
         raise InvalidInputError(
-            f"{type(point).__name__} is not a {expected.__name__}", operation="serialize", subject="point"
+            f"{type(point).__name__} is not a {expected.__name__}",
+            operation="serialize",
+            subject="point",
+            hint="Resume points come from persist(), commit points from a Committer; each kind has its serializer",
         )
 
 
@@ -117,7 +120,9 @@ def _parts(parts: tuple[Part, ...]) -> bytes:
 def _text(value: str, what: str) -> bytes:
     encoded = value.encode("utf-8")
     if len(encoded) > 0xFFFF:
-        raise InvalidInputError(f"{what} has more than 65535 bytes", operation="serialize", subject=value[:80])
+        raise InvalidInputError(
+            f"{what} has more than 65535 bytes", operation="serialize", subject=value[:80], hint="Use a shorter name"
+        )
     return struct.pack("<H", len(encoded)) + encoded
 
 
@@ -127,9 +132,19 @@ class _Reader:
     def __init__(self, data: bytes, version: int, magic: bytes, what: str) -> None:
         self._what = what
         if type(version) is not int or version < 1:
-            raise InvalidInputError(f"{version!r} is not a version", operation="deserialize", subject=what)
+            raise InvalidInputError(
+                f"{version!r} is not a version",
+                operation="deserialize",
+                subject=what,
+                hint="Give the serializer's version that was stored beside the point",
+            )
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise InvalidInputError(f"{type(data).__name__} is not bytes", operation="deserialize", subject=what)
+            raise InvalidInputError(
+                f"{type(data).__name__} is not bytes",
+                operation="deserialize",
+                subject=what,
+                hint="Give what serialize() returned",
+            )
         if version > _VERSION:
             raise self._too_new(version)
         if len(data) < _HEADER.size + _CHECKSUM.size:

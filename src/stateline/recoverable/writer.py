@@ -183,4 +183,9 @@ class RecoverableWriter:
 
 
 def _not_a_point(operation: str, given: object, expected: str) -> InvalidInputError:
-    return InvalidInputError(f"{type(given).__name__} is not a {expected}", operation=operation, subject="point")
+    return InvalidInputError(
+        f"{type(given).__name__} is not a {expected}",
+        operation=operation,
+        subject="point",
+        hint="Resume points come from persist(), commit points from a Committer",
+    )

@@ -283,7 +283,10 @@ class _FeedReader(DataSourceReader):
         before = None
         if options.start_checkpoint == LATEST:
             raise InvalidInputError(
-                "only a stream can begin with the newest", operation="load", subject="start_checkpoint"
+                "only a stream can begin with the newest",
+                operation="load",
+                subject="start_checkpoint",
+                hint="Give the id of a checkpoint, or use spark.readStream",
             )
         if isinstance(options.start_checkpoint, int):
             if options.start_checkpoint > after.checkpoint_id:

@@ -52,7 +52,10 @@ def find_operator(checkpoint: Checkpoint, name: str | None) -> OperatorState:
     names = [operator.name for operator in checkpoint.operators]
     if not names:
         raise InvalidInputError(
-            "it holds no keyed state", operation="read", subject=f"checkpoint {checkpoint.checkpoint_id}"
+            "it holds no keyed state",
+            operation="read",
+            subject=f"checkpoint {checkpoint.checkpoint_id}",
+            hint="Give the checkpoint root of a keyed stream: a stream of stateline_files has files and no state",
         )
     if name is None and len(names) > 1:
         raise InvalidInputError(

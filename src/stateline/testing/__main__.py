@@ -86,9 +86,9 @@ def _load(module: str) -> None:
 def _check(options: argparse.Namespace) -> None:
     """Refuses what would be ignored."""
     if options.scenario and options.suite in ("planted", "model", "list"):
-        raise InvalidInputError(f"{options.suite} takes none", subject="--scenario")
+        raise InvalidInputError(f"{options.suite} takes none", subject="--scenario", hint="Leave it out, or use sim")
     if (options.bug or options.by) and options.suite != "planted":
-        raise InvalidInputError(f"{options.suite} takes none", subject="--bug and --by")
+        raise InvalidInputError(f"{options.suite} takes none", subject="--bug and --by", hint="Use planted")
     if options.trace and options.suite != "model":
         if options.suite != "sim" or options.seed is None:
             raise InvalidInputError("it needs sim and one seed", subject="--trace", hint="Add --seed N")
@@ -207,7 +207,9 @@ def _catches(options: argparse.Namespace) -> Iterator[planted.Catch]:
     """By the given suites, or for each bug by those that must catch it."""
     for name in options.bug or sorted(planted.BUGS):
         if name not in planted.BUGS:
-            raise InvalidInputError("there is none", subject=f"bug {name}")
+            raise InvalidInputError(
+                "there is none", subject=f"bug {name}", hint=f"Known: {', '.join(sorted(planted.BUGS))}"
+            )
         yield from planted.matrix([name], options.by or planted.BUGS[name].suites)
 
 

@@ -82,7 +82,7 @@ class BlobStoreConformance:
     @pytest.fixture
     def store(self) -> BlobStore:
         """A store over an empty root of its own."""
-        raise InvalidInputError("a subclass must override this fixture", subject="store")
+        raise InvalidInputError("a subclass must override it", subject="store", hint="Let the fixture give a new store")
 
     def lose(self, store: BlobStore, part: Part) -> Part:
         """Makes a piece disappear, and returns the part that names it."""

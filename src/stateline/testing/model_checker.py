@@ -89,7 +89,9 @@ def check_model(model: Model[S], *, max_states: int = MAX_STATES) -> Verdict:
                 came_from[after] = (state, label)
                 queue.append(after)
         if len(came_from) > max_states:
-            raise InvalidInputError(f"the model has more than {max_states} states", operation="check_model")
+            raise InvalidInputError(
+                f"the model has more than {max_states} states", operation="check_model", hint="Raise max_states"
+            )
     if not reached:
         return Verdict(states=len(came_from), transitions=transitions, invariant="H1", message="the work is never done")
     return Verdict(states=len(came_from), transitions=transitions)

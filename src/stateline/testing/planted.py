@@ -82,7 +82,9 @@ def register_bug(bug: PlantedBug) -> PlantedBug:
         InvalidInputError: The name is taken.
     """
     if bug.name in BUGS:
-        raise InvalidInputError("there is one already", operation="register_bug", subject=f"bug {bug.name}")
+        raise InvalidInputError(
+            "there is one already", operation="register_bug", subject=f"bug {bug.name}", hint="Take another name"
+        )
     BUGS[bug.name] = bug
     return bug
 

@@ -85,7 +85,7 @@ class RecoverableConformance:
     @pytest.fixture
     def store(self) -> BlobStore:
         """A store over an empty root of its own."""
-        raise InvalidInputError("a subclass must override this fixture", subject="store")
+        raise InvalidInputError("a subclass must override it", subject="store", hint="Let the fixture give a new store")
 
     @pytest.fixture
     def writer(self, store: BlobStore) -> RecoverableWriter:

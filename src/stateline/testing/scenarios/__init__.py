@@ -67,7 +67,9 @@ def register(entry: ScenarioEntry) -> ScenarioEntry:
         InvalidInputError: The name is taken.
     """
     if entry.name in SCENARIOS:
-        raise InvalidInputError("there is one already", operation="register", subject=f"scenario {entry.name}")
+        raise InvalidInputError(
+            "there is one already", operation="register", subject=f"scenario {entry.name}", hint="Take another name"
+        )
     SCENARIOS[entry.name] = entry
     return entry
 
