@@ -41,7 +41,7 @@ from stateline.spark.task import HASH_COLUMN, BatchMoment, Processed
 from stateline.state.columns import Rows, contiguous, fixed_words
 from stateline.state.keys import Groups, KeyRows, group_rows, key_rows
 from stateline.state.rows import StateRows
-from stateline.state.schema import StateSchema, stored_type
+from stateline.state.schema import StateSchema, is_kept_alike
 from stateline.state.table import StateTable
 
 __all__ = ["KEY_INDEX", "ArrowFunction", "ArrowFunctionProgram"]
@@ -263,11 +263,7 @@ class ArrowFunctionProgram:
         if column.type == field.type:
             return column
         wrong = f"{what}: {field.name!r} was expected to be {field.type}, {column.type} came"
-        try:
-            is_kept_alike = stored_type(column.type, field.name) == stored_type(field.type, field.name)
-        except InvalidInputError:  # Nothing of that type can be kept.
-            is_kept_alike = False
-        if not is_kept_alike:
+        if not is_kept_alike(column.type, field.type):
             raise self._wrong(wrong)
         try:
             return column.cast(field.type)

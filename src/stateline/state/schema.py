@@ -31,6 +31,7 @@ __all__ = [
     "DELETED_COLUMN",
     "HASH_COLUMN",
     "StateSchema",
+    "is_kept_alike",
     "schema_mismatch",
     "stored_key_type",
     "stored_type",
@@ -306,6 +307,14 @@ def stored_type(kind: pa.DataType, column: str) -> pa.DataType:
             hint="Use numbers, strings, binary, dates, timestamps, decimals, lists, structs or maps",
         )
     return kind
+
+
+def is_kept_alike(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether values of both types are kept as the same type, so that one can be cast to the other."""
+    try:
+        return one == other or bool(stored_type(one, "") == stored_type(other, ""))
+    except InvalidInputError:  # Nothing of that type can be kept.
+        return False
 
 
 def schema_mismatch(

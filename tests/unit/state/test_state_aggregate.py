@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import math
 import statistics
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,11 +16,14 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from state_kit import ALL, MAX_PARALLELISM, collide
+from state_kit import ALL, MAX_PARALLELISM, collide, run_of
 
+from stateline.blob.memory import MemoryStore
 from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
 from stateline.state import aggregate as agg
 from stateline.state.merge import MergeSettings
+from stateline.state.rows import Run, StateRows
+from stateline.state.run_store import RunReader, RunWriter
 from stateline.state.snapshot import merge_once
 from stateline.state.table import StateTable
 
@@ -519,6 +523,60 @@ class Spread(agg.Aggregator):
 @settings(max_examples=20, deadline=None)
 def test_an_aggregator_of_ones_own(batches: list[list[dict[str, Any]]]) -> None:
     check("i64", batches, Spread("i64"), lambda values: max(values) - min(values) if values else None)
+
+
+class Newest(agg.Aggregator):
+    """The last value, kept and shown in whatever type the class declares."""
+
+    def reduce(self, rows: pa.Table, group: pa.Array, num_groups: int) -> pa.Table:
+        last = dict(zip(group.to_pylist(), rows.column(0).to_pylist(), strict=True))
+        values = pa.array([last[number] for number in range(num_groups)], rows.schema.types[0])
+        return pa.table({"v": values, "n": pa.array([1] * num_groups)})
+
+    def merge(self, older: pa.Table, newer: pa.Table) -> pa.Table:
+        assert older.schema == newer.schema
+        return pa.table({"v": newer["v"], "n": pc.add(older["n"].fill_null(0), newer["n"])})
+
+    def result(self, state: pa.Table) -> pa.Array:
+        return state["v"]
+
+
+@pytest.mark.parametrize(
+    ("plain", "declared", "values"),
+    [
+        (pa.string(), pa.large_string(), ["a", None, "b"]),
+        (pa.string(), pa.string_view(), ["a", None, "b"]),
+        (pa.string(), pa.dictionary(pa.int32(), pa.string()), ["a", None, "b"]),
+        (pa.list_(pa.string()), pa.large_list(pa.large_string()), [["a"], None, []]),
+        (pa.list_(pa.int64()), pa.list_(pa.field("element", pa.int64(), nullable=False)), [[1], None, []]),
+        (pa.struct({"a": pa.int64()}), pa.struct([pa.field("a", pa.int64(), nullable=False)]), [{"a": 1}] * 3),
+    ],
+    ids=str,
+)
+def test_an_aggregator_may_declare_any_type_that_is_kept_in_another_one(
+    plain: pa.DataType, declared: pa.DataType, values: list[Any]
+) -> None:
+    schema = pa.schema([("k", pa.int64()), ("x", plain)])
+    made = type("Made", (Newest,), {"state_schema": pa.schema([("v", declared), ("n", pa.int64())])})
+    made.output_type = declared
+    plan = agg.KeyedAggregation.bind(schema, ["k"], {"x": made("x")})
+    table = StateTable(plan.state_schema, ALL, MAX_PARALLELISM)
+    for batch in range(3):  # Each one touches keys that are there and keys that are not.
+        rows = [{"k": batch + number, "x": value} for number, value in enumerate(values)]
+        update = plan.update(table, pa.Table.from_pylist(rows, schema))
+        assert {row["k"]: row["x"] for row in update.output.to_pylist()} == {row["k"]: row["x"] for row in rows}
+        assert [column.type for column in update.changes.values] == plan.state_schema.values.types
+        table = StateTable(plan.state_schema, ALL, MAX_PARALLELISM, [*table.runs, stored(plan, update.changes)])
+    table, merged = merge_once(table, MergeSettings(runs_max=1))
+    assert merged
+    assert {row["k"] for batch in table.scan() for row in plan.results(batch).to_pylist()} == set(range(5))
+
+
+def stored(plan: agg.KeyedAggregation, rows: StateRows) -> Run:
+    """The rows as a run that has been written and read."""
+    store = MemoryStore(uuid.uuid4().hex)
+    handle = RunWriter(store, plan.state_schema, MAX_PARALLELISM).write(run_of(rows), 0)
+    return RunReader(store, plan.state_schema).open(handle)
 
 
 class Raises(Spread):

@@ -15,6 +15,7 @@ import pyarrow as pa
 from stateline.errors import ErrorKind, InvalidInputError, StatelineError, UserCodeError
 from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows, field_of
 from stateline.state.columns import contiguous
+from stateline.state.schema import is_kept_alike, stored_type
 
 __all__ = ["Aggregator"]
 
@@ -43,7 +44,9 @@ class Aggregator(Aggregation):
         stream.aggregate(spread=Range("x"))
 
     Attributes:
-        state_schema: Columns kept per key. They are nullable; all null means absent.
+        state_schema: Columns kept per key. They are nullable; all null means absent. :meth:`merge` and :meth:`result`
+            get them in the types they are kept in: plain strings and lists for large ones and dictionaries, and
+            everything inside of a value may be null.
         output_type: Type of the result.
 
     Args:
@@ -128,8 +131,9 @@ class _BoundAggregator(BoundAggregation):
     def __init__(self, aggregator: Aggregator, name: str) -> None:
         self._aggregator = aggregator
         self._subject = f"{name}={aggregator.definition}"
-        self._schema: pa.Schema = aggregator.state_schema
-        self.state = tuple((f".{field.name}", field.type) for field in self._schema)
+        kept = [(field.name, stored_type(field.type, f"{name}.{field.name}")) for field in aggregator.state_schema]
+        self._schema = pa.schema(kept)
+        self.state = tuple((f".{column}", kind) for column, kind in kept)
         self.output = aggregator.output_type
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
@@ -164,9 +168,13 @@ class _BoundAggregator(BoundAggregation):
     def _column(self, made: Any, kind: pa.DataType, rows: int, what: str) -> pa.Array:
         if not isinstance(made, pa.Array | pa.ChunkedArray):
             raise self._wrong(f"{what}: an Arrow array was expected, {type(made).__name__} came")
-        if made.type != kind or len(made) != rows:
-            raise self._wrong(f"{what}: {rows} rows of {kind} were expected, {len(made)} of {made.type} came")
-        return contiguous(made)
+        wrong = f"{what}: {rows} rows of {kind} were expected, {len(made)} of {made.type} came"
+        if len(made) != rows or not is_kept_alike(made.type, kind):
+            raise self._wrong(wrong)
+        try:
+            return contiguous(made if made.type == kind else made.cast(kind))
+        except pa.ArrowException as error:  # Such as a null where the declared type has none.
+            raise self._wrong(f"{wrong} ({error})") from error
 
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         try:
