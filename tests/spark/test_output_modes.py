@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
 import stateline.spark as st
@@ -164,3 +165,21 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(events, make, messa
     with pytest.raises(InvalidInputError, match=message):
         make(events)
     assert not (events.folder / "state").exists()
+
+
+def test_a_sum_that_outgrows_its_type_over_batches_commits_nothing_and_its_hint_can_be_followed(events):
+    almost = 2**62  # In each batch by itself the sum fits.
+    events.add([("a", 1)], [("a", 2), ("b", 3)])
+    large = events.events().withColumn("value", F.col("value") + F.lit(almost))
+    for _ in range(2):
+        with pytest.raises(
+            StreamingQueryException, match=r"does not fit int64.*give its aggregations other names, too"
+        ):
+            events.run(events.keyed(large).aggregate(n=st.count(), total=st.sum("value")))
+        assert events.newest().batch_id == 0
+        assert [row["total"] for rows in events.output().values() for row in rows] == [almost + 1]
+    wide = large.withColumn("value", F.col("value").cast("decimal(38, 0)"))
+    events.run(events.keyed(wide).aggregate(n=st.count(), wide_total=st.sum("value")))
+    state = events.spark.read.format("stateline").load(f"file://{events.folder}/state").drop("key_group")
+    found = {row["key"]: (row["n"], row["wide_total"]) for row in state.collect()}
+    assert found == {"a": (2, almost + 1), "b": (1, almost + 2)}, "counts go on, the other sum begins anew"

@@ -177,6 +177,7 @@ def overflow(definition: str, kind: pa.DataType) -> InvalidInputError:
         operation="aggregate",
         subject=definition,
         hint="Cast the column to a wider type before, such as "
-        + ("double" if pa.types.is_decimal(kind) else "decimal(38, 0) or double"),
+        + ("double" if pa.types.is_decimal(kind) else "decimal(38, 0) or double")
+        + "; where a stream has state of it already, give its aggregations other names, too: they begin anew",
         kind=ErrorKind.ARITHMETIC_OVERFLOW,
     )
