@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import threading
 import weakref
+from collections.abc import Callable
 from typing import Final
 
 from py4j.protocol import Py4JError
@@ -41,9 +43,13 @@ def register(spark: SparkSession) -> None:
         spark.conf.set(_PUSHDOWN, "true")
     if spark not in _WATCHED:
         if not _WATCHED:
-            atexit.register(_drain)
+            _before_exit(_drain)
         _WATCHED[spark] = EndOfStreamListener(spark)
         spark.streams.addListener(_WATCHED[spark])
+
+
+_before_exit: Final[Callable[[Callable[[], None]], object]] = getattr(threading, "_register_atexit", atexit.register)
+"""Calls a function when the program has ended, as :mod:`atexit` does, but while pools of threads still take work."""
 
 
 def _drain() -> None:
