@@ -271,10 +271,11 @@ class Upstream:
         self.retained = retained
         self.model = {}
 
-    def put(self, **values):
-        schema = StateSchema(pa.schema([("key", pa.string())]), pa.schema([("n", pa.int64())]))
+    def put(self, *more_columns, **values):
+        schema = StateSchema(pa.schema([("key", pa.string())]), pa.schema([("n", pa.int64()), *more_columns]))
         with KeyedStateBackend.open(self.url, retained_checkpoints=self.retained) as backend:
-            backend.state("o", schema).put(pa.table({"key": list(values), "n": list(values.values())}))
+            columns = {name: list(values.values()) for name in schema.row.names} | {"key": list(values)}
+            backend.state("o", schema).put(pa.table(columns))
             backend.checkpoint()
         self.model |= values
 
@@ -329,6 +330,18 @@ def test_a_gap_or_another_root_is_an_error_and_never_silence(session, tmp_path):
         upstream.put(b=number)
     with pytest.raises(StreamingQueryException, match=r"made anew|retired"):
         upstream.read(session)
+
+
+def test_a_batch_that_comes_again_after_the_state_has_evolved_is_read_in_the_newer_form(session, tmp_path):
+    upstream = Upstream(tmp_path)
+    upstream.put(a=1)
+    upstream.read(session)
+    (tmp_path / "spark" / "commits" / "0").unlink()  # As after a crash before Spark's commit.
+    upstream.put(("m", pa.int64()), b=2)
+    upstream.read(session)
+    assert upstream.seen(session) == {("insert", "a", 1): 1, ("insert", "b", 2): 1}
+    rows = session.read.option("mergeSchema", "true").parquet(f"{tmp_path}/out").collect()
+    assert sorted((item.key, item.m) for item in rows) == [("a", None), ("b", 2)]
 
 
 def test_a_start_that_never_existed_is_answered_with_what_exists(session, root):

@@ -21,7 +21,8 @@ Facts (Spark 4, Python data sources):
 
 A stream is exactly once because an offset names a decision: the id of a checkpoint **and** the nonce of its record.
 The net changes between two records are one function of them, so a batch that Spark replays has the same rows. A record
-that was retired meanwhile, or a root that was made anew, is a clear error and never a gap.
+that was retired meanwhile, or a root that was made anew, is a clear error and never a gap. A batch that was planned
+before the state evolved, and comes again after it, is read in the newer form, which is what the stream's schema shows.
 """
 
 from __future__ import annotations
@@ -320,6 +321,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._root = StateRoot(options)
+        self._at_start = self._root.newest()
         self._target: dict[str, Any] | None = None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -348,7 +350,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if after is None or start["checkpoint"] > end["checkpoint"]:
             raise _made_anew(self._options.path, start["checkpoint"])
         stored = self._root.stored(after)
-        rows = _Rows.of(stored, self._options, self._schema)
+        newer = max(after, self._at_start or after, key=lambda record: record.checkpoint_id)
+        rows = _Rows.of(self._root.stored(newer), self._options, self._schema)
         older = None if before is None else self._root.stored(before)
         made = _feed_partitions(older, stored, self._options)
         # The reader that tasks get was copied when the stream began, so each partition says how to read it.
