@@ -121,6 +121,19 @@ def test_what_passes_is_no_failure_of_a_job(job, fault):
     assert job.ids == list(range(30))
 
 
+def test_the_folder_of_a_job_stays_only_where_something_is_left_to_do(job):
+    jobs = job.out / ".stateline" / "jobs"
+    job.run()
+    assert not jobs.exists()
+    with pytest.raises(OutcomeUnknownError):
+        job.run(Fault("publish", "", UNAVAILABLE, times=9))
+    job.run()
+    (left,) = jobs.iterdir()
+    finish_files(str(job.out), job=left.name)
+    assert not jobs.exists()
+    assert job.ids == sorted([*range(30)] * 3)
+
+
 def test_a_record_whose_creation_was_answered_too_late_is_found(job):
     job.run(
         Fault("put_if_absent", "_metadata", UNKNOWN, after=True),
