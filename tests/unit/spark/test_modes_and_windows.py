@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from stateline.errors import InvalidInputError
 from stateline.spark.aggregation import AggregateProgram
 from stateline.spark.event_time import Watermark, WatermarkPlan, WindowPlan
-from stateline.state.aggregate import count, sum
+from stateline.state.aggregate import Aggregator, count, sum
 from tests.unit.spark.engine import Engine
 
 SECOND = 1_000_000
@@ -178,3 +179,30 @@ def test_a_restart_without_the_watermark_keeps_what_is_stored():
 def test_what_cannot_be_is_refused(make, message):
     with pytest.raises(InvalidInputError, match=message):
         make()
+
+
+class Size(Aggregator):
+    """How many rows, in words: made of a list, which tells no type when it is empty."""
+
+    state_schema = pa.schema([("rows", pa.int64())])
+    output_type = pa.string()
+
+    def reduce(self, rows, group, num_groups):
+        return pa.table([pc.value_counts(group).field("counts")], schema=self.state_schema)
+
+    def merge(self, older, newer):
+        return pa.table([pc.add(older["rows"].fill_null(0), newer["rows"])], schema=self.state_schema)
+
+    def result(self, state):
+        return pa.array(["many" if number > 1 else "few" for number in state["rows"].to_pylist()])
+
+
+def test_an_aggregator_is_not_asked_about_windows_where_none_closes():
+    made = AggregateProgram.bind(
+        SCHEMA, ["key"], {"size": Size()}, output_mode="append", window=TUMBLING, watermark=WATERMARK
+    )
+    engine = Engine(made, SCHEMA, watermark=WATERMARK)
+    for batch in ([("a", 1), ("a", 2)], [("b", 3)], [("b", 40)], []):
+        engine.run(rows(*batch))
+    found = sorted((row["key"], row["size"]) for shown_rows in engine.output.values() for row in shown_rows)
+    assert found == [("a", "many"), ("b", "few")]

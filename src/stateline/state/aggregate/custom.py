@@ -148,7 +148,9 @@ class _BoundAggregator(BoundAggregation):
         return self._state(merged, len(newer[0]))
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        """See :meth:`BoundAggregation.result`."""
+        """See :meth:`BoundAggregation.result`. The user is not asked about no rows, of which a list has no type."""
+        if len(state[0]) == 0:
+            return pa.nulls(0, self.output)
         return self._column(
             self._call(self._aggregator.result, self._table(state)), self.output, len(state[0]), "result"
         )
