@@ -18,6 +18,7 @@ from stateline.spark.arrow_batches import ARROW_BATCH_SETTINGS
 RESULTS = Path(__file__).parent / "results"
 
 _TOUCHED_MIB = 128
+_MEMORY_POOL = "ARROW_DEFAULT_MEMORY_POOL"
 
 
 def machine() -> dict[str, Any]:
@@ -68,13 +69,22 @@ def spark_as_it_comes(spark: Any) -> Any:
     return plain
 
 
-def own_workers(spark: Any, engine: str) -> None:
+def own_workers(spark: Any, engine: str, *, tuned: bool) -> None:
     """Gives an engine Python workers of its own from now on: what one engine imports there, all others would carry.
 
     Spark's daemon collects garbage after each task, which takes longer the more a worker has imported, and Stateline
     hides imports from the collector. Spark tells workers apart by the environment that they were started with.
+
+    Args:
+        spark: The session.
+        engine: Its name.
+        tuned: Whether Arrow takes memory as in Stateline's own session, or as Spark comes.
     """
-    spark.sparkContext.environment["BENCHMARK_ENGINE"] = engine
+    environment = spark.sparkContext.environment
+    environment["BENCHMARK_ENGINE"] = engine
+    environment.pop(_MEMORY_POOL, None)
+    if tuned:
+        environment[_MEMORY_POOL] = spark.conf.get(f"spark.executorEnv.{_MEMORY_POOL}", "")
 
 
 def median(values: Sequence[float]) -> float:

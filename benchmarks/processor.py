@@ -168,7 +168,7 @@ def main(argv: list[str]) -> int:
             for engine in rates:
                 source = sources["few" if engine == "spark-pandas" else "all"]
                 session = peers if engine.startswith("spark") else spark
-                own_workers(session, engine)
+                own_workers(session, engine, tuned=session is spark)
                 events = session.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
                 place = Path(folder, f"{engine}-{round_}")
                 place.mkdir()

@@ -148,7 +148,7 @@ def main(argv: list[str]) -> int:
         for round_ in range(arguments.rounds):
             for engine in rates:
                 session = spark if engine == "stateline" else peers
-                own_workers(session, engine)
+                own_workers(session, engine, tuned=session is spark)
                 events = session.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
                 place = Path(folder, f"{engine}-{round_}")
                 place.mkdir()

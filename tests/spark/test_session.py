@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +19,13 @@ from stateline.spark import KeyedStream, count, get_or_create_session, pipeline,
 from stateline.spark.arrow_batches import ARROW_BATCH_SETTINGS, set_arrow_batches
 from stateline.spark.java import JavaRuntime
 
+POOL = "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL"
 EVERYWHERE = {"spark.sql.execution.arrow.pyspark.enabled": "true", **ARROW_BATCH_SETTINGS}
+
+
+@pytest.fixture(autouse=True)
+def with_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_has_glibc", lambda: True)
 
 
 def defaults(configured: dict[str, str], **arguments: bool) -> dict[str, str]:
@@ -51,9 +58,40 @@ def test_a_standalone_master_on_this_machine_uses_the_loopback_address_and_this_
 
 def test_a_distant_master_keeps_its_addresses_its_memory_and_its_own_python() -> None:
     configured = {"spark.master": "spark://cluster.example:7077"}
-    assert defaults(configured) == EVERYWHERE
+    assert defaults(configured) == {**EVERYWHERE, POOL: "system"}
     launch = session._launch_environment(configured, None, {})
     assert launch == {"PYSPARK_DRIVER_PYTHON": sys.executable}
+
+
+def test_arrow_of_the_workers_takes_memory_from_glibc_unless_somebody_has_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert session._outside_settings({"ARROW_DEFAULT_MEMORY_POOL": "mimalloc"})[POOL] == "mimalloc"
+    assert POOL not in defaults({POOL: "mimalloc"})
+    assert POOL not in defaults({}, starts_jvm=False)
+    monkeypatch.setattr(session, "_has_glibc", lambda: False)
+    assert POOL not in defaults({})
+
+
+def test_a_system_without_glibc_is_known_by_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for answer in ("", None):
+        monkeypatch.setattr(os, "confstr", lambda _, answer=answer: answer)
+        assert not session._has_glibc()
+    monkeypatch.setattr(os, "confstr", lambda _: "glibc 2.36")
+    assert session._has_glibc()
+    monkeypatch.delattr(os, "confstr")
+    assert not session._has_glibc()
+
+
+@pytest.mark.spark
+def test_workers_have_the_pool_of_the_session(spark: SparkSession) -> None:
+    def pools(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"pool": [pa.default_memory_pool().backend_name] * batch.num_rows})
+
+    wanted = spark.sparkContext.environment.get("ARROW_DEFAULT_MEMORY_POOL", pa.default_memory_pool().backend_name)
+    assert {row.pool for row in spark.range(2).mapInArrow(pools, "pool string").collect()} == {wanted}
 
 
 def test_settings_of_others_always_win() -> None:

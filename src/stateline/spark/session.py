@@ -6,7 +6,8 @@ command line or ``spark-defaults.conf`` has made: those always win.
 What is set, and only where nobody else has set it:
 
 - everywhere: Arrow for the exchange of rows with Python, in batches that Spark fills without asking for their size at
-  each row (``arrow_batches``);
+  each row (``arrow_batches``), and, where a JVM is started on a system with glibc, memory for Arrow from where numpy
+  has its own (decision 0020);
 - for masters on this machine (``local...``, or ``spark://`` on a loopback address): all sockets on the loopback
   address, and this very Python for the workers;
 - for ``local`` masters also: no web interface, a quarter of the memory (1 to 4 GiB) for the JVM, one shuffle
@@ -48,6 +49,8 @@ _LOOPBACK_MASTER: Final = re.compile(r"spark://(127\.[0-9.]+|localhost|\[::1\])(
 _MEBIBYTE: Final = 1024 * 1024
 _CGROUP_MEMORY_LIMIT: Final = "/sys/fs/cgroup/memory.max"
 _QUIET_LOGGING: Final = "quiet_log4j2.properties"
+_MEMORY_POOL: Final = "ARROW_DEFAULT_MEMORY_POOL"
+_WORKER_MEMORY_POOL: Final = f"spark.executorEnv.{_MEMORY_POOL}"
 _STREAM_LOGS: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _BY_FILE_SYSTEM: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -146,8 +149,9 @@ def _is_running() -> bool:
 
 
 def _outside_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """What ``spark-defaults.conf``, ``MASTER`` and ``PYSPARK_SUBMIT_ARGS`` set, so that no default of ours hides it."""
-    settings = {"spark.master": environ["MASTER"]} if environ.get("MASTER") else {}
+    """What files, arguments and variables of the environment set, so that no default of ours hides it."""
+    variables = {"MASTER": "spark.master", _MEMORY_POOL: _WORKER_MEMORY_POOL}
+    settings = {setting: environ[name] for name, setting in variables.items() if environ.get(name)}
     settings |= _defaults_file(environ)
     arguments = shlex.split(environ.get("PYSPARK_SUBMIT_ARGS", ""))
     for argument, value in itertools.pairwise([*arguments, ""]):
@@ -188,6 +192,8 @@ def _default_settings(configured: Mapping[str, str], *, starts_jvm: bool, quiet:
     settings = {"spark.sql.execution.arrow.pyspark.enabled": "true"}
     if not configured.keys() & ARROW_BATCH_SETTINGS.keys():
         settings |= ARROW_BATCH_SETTINGS
+    if starts_jvm and _has_glibc():
+        settings[_WORKER_MEMORY_POOL] = "system"
     master = _master(configured)
     if starts_jvm and _is_on_this_machine(master):
         settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
@@ -208,6 +214,14 @@ def _default_settings(configured: Mapping[str, str], *, starts_jvm: bool, quiet:
             "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={url}",
         }
     return {name: value for name, value in settings.items() if name not in configured}
+
+
+def _has_glibc() -> bool:
+    """Whether memory comes from glibc, which learns how much to keep; other allocators of systems may be slow."""
+    try:
+        return bool(os.confstr("CS_GNU_LIBC_VERSION"))
+    except (AttributeError, ValueError):  # No such function, or no such name.
+        return False
 
 
 def _master(configured: Mapping[str, str]) -> str:
