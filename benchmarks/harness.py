@@ -83,8 +83,9 @@ def own_workers(spark: Any, engine: str, *, tuned: bool) -> None:
     environment = spark.sparkContext.environment
     environment["BENCHMARK_ENGINE"] = engine
     environment.pop(_MEMORY_POOL, None)
-    if tuned:
-        environment[_MEMORY_POOL] = spark.conf.get(f"spark.executorEnv.{_MEMORY_POOL}", "")
+    chosen = spark.conf.get(f"spark.executorEnv.{_MEMORY_POOL}", None) if tuned else None
+    if chosen is not None:
+        environment[_MEMORY_POOL] = chosen
 
 
 def median(values: Sequence[float]) -> float:

@@ -22,10 +22,10 @@ import logging
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
 from typing import Final
 
 from stateline.blob.api import BlobStore
+from stateline.changelog.host_lock import held_lock
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.environment import Environment, Executor, system_environment
 from stateline.errors import AccessDeniedError, CorruptDataError, InvalidInputError
@@ -35,7 +35,6 @@ __all__ = ["CachedObject", "HostCache"]
 _LOG = logging.getLogger(__name__)
 
 _CHUNK_BYTES: Final = 8 * 1024 * 1024
-_LOCK_POLL_SECONDS: Final = 0.02
 _LOCK_WAIT_SECONDS: Final = 30.0
 _LEFTOVER_SECONDS: Final = 3600.0
 _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -202,29 +201,9 @@ class HostCache:
             self._metrics.counter("cache_downloads").increment()
             return CachedObject(name, descriptor)
 
-    @contextlib.contextmanager
-    def _locked(self, path: str) -> Iterator[bool]:
-        """Holds a lock file, and yields whether it does: not if somebody else keeps it for too long.
-
-        It is asked for again and again: nothing tells that it is free.
-        """
-        descriptor = os.open(path, _CREATE, 0o600)
-        try:
-            yield self._lock(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _lock(self, descriptor: int) -> bool:
-        horizon = self._clock.monotonic() + _LOCK_WAIT_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if self._clock.monotonic() >= horizon:
-                    return False
-                self._clock.sleep(_LOCK_POLL_SECONDS)
-            else:
-                return True
+    def _locked(self, path: str) -> contextlib.AbstractContextManager[bool]:
+        """Holds a lock file, and tells whether it does."""
+        return held_lock(path, _LOCK_WAIT_SECONDS, self._clock)
 
     def _take_room(self, path: str, size: int) -> int | None:
         """Makes an empty file that counts as ``size`` bytes from now on, for everybody; ``None`` if it cannot fit."""

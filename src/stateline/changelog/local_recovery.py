@@ -13,7 +13,6 @@ Rules:
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from typing import Final
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.names import STAGING_PREFIX
+from stateline.changelog.host_lock import held_lock
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.changelog.registry import TaskChangelogRegistry
 from stateline.environment import Environment, system_environment
@@ -31,7 +31,6 @@ __all__ = ["LocalCopies", "LocalCopy"]
 _LOG = logging.getLogger(__name__)
 
 _LOCK: Final = f"{STAGING_PREFIX}room.lock"
-_LOCK_POLL_SECONDS: Final = 0.01
 _MAX_PENDING: Final = 4
 """Copies that may wait for the disk. Each holds the bytes of its object, so more are skipped, not queued."""
 
@@ -112,24 +111,8 @@ class LocalCopies:
             yield True
             return
         os.makedirs(path.parent, 0o700, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            yield self._locks(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _locks(self, descriptor: int) -> bool:
-        """Whether the lock was free within the copy timeout. It is asked again and again: nothing tells that it is."""
-        deadline = self._clock.monotonic() + self.copy_timeout
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if self._clock.monotonic() >= deadline:
-                    return False
-                self._clock.sleep(_LOCK_POLL_SECONDS)
-            else:
-                return True
+        with held_lock(path, self.copy_timeout, self._clock) as is_mine:
+            yield is_mine
 
     def _make_room(self, size: int) -> bool:
         """Deletes the oldest copies, of whatever process, until ``size`` bytes more keep the bound."""

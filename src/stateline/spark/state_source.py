@@ -98,7 +98,9 @@ class StateSource(DataSource):
         """Reads a snapshot, or the changes between two checkpoints; called by Spark."""
         options = StateSourceOptions.from_spark(self.options)
         snapshot = _PointReader if options.point_reads else _SnapshotReader
-        return _FeedReader(options, schema) if options.is_feed else snapshot(options, schema)
+        made = _FeedReader(options, schema) if options.is_feed else snapshot(options, schema)
+        freeze_imports()
+        return made
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Reads the changes as a stream; called by Spark.
@@ -246,7 +248,6 @@ class _SnapshotReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Slices of key groups."""
-        freeze_imports()
         return [_partition(_Task(state=state)) for state in _slices(self._stored, self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
