@@ -20,6 +20,8 @@ from stateline.spark.arrow_batches import ARROW_BATCH_SETTINGS, set_arrow_batche
 from stateline.spark.java import JavaRuntime
 
 POOL = "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL"
+UNCHECKED = {"ARROW_ENABLE_UNSAFE_MEMORY_ACCESS": "true", "ARROW_ENABLE_NULL_CHECK_FOR_GET": "false"}
+UNCHECKED_SETTINGS = {f"spark.executorEnv.{name}": value for name, value in UNCHECKED.items()}
 EVERYWHERE = {"spark.sql.execution.arrow.pyspark.enabled": "true", **ARROW_BATCH_SETTINGS}
 
 
@@ -58,9 +60,9 @@ def test_a_standalone_master_on_this_machine_uses_the_loopback_address_and_this_
 
 def test_a_distant_master_keeps_its_addresses_its_memory_and_its_own_python() -> None:
     configured = {"spark.master": "spark://cluster.example:7077"}
-    assert defaults(configured) == {**EVERYWHERE, POOL: "system"}
+    assert defaults(configured) == {**EVERYWHERE, **UNCHECKED_SETTINGS, POOL: "system"}
     launch = session._launch_environment(configured, None, {})
-    assert launch == {"PYSPARK_DRIVER_PYTHON": sys.executable}
+    assert launch == {"PYSPARK_DRIVER_PYTHON": sys.executable, **UNCHECKED}
 
 
 def test_arrow_of_the_workers_takes_memory_from_glibc_unless_somebody_has_chosen(
@@ -71,6 +73,25 @@ def test_arrow_of_the_workers_takes_memory_from_glibc_unless_somebody_has_chosen
     assert POOL not in defaults({}, starts_jvm=False)
     monkeypatch.setattr(session, "_has_glibc", lambda: False)
     assert POOL not in defaults({})
+
+
+@pytest.mark.parametrize("name", sorted(UNCHECKED))
+def test_arrow_checks_the_values_it_reads_where_somebody_wants_it(name: str) -> None:
+    setting = f"spark.executorEnv.{name}"
+    assert session._outside_settings({name: "theirs"})[setting] == "theirs"
+    assert setting not in defaults({setting: "theirs"})
+    assert setting not in defaults({}, starts_jvm=False)
+    assert name not in session._launch_environment({}, None, {name: "theirs"})
+
+
+@pytest.mark.spark
+def test_the_jvm_reads_without_checks_of_each_value(spark: SparkSession) -> None:
+    arrow = spark.sparkContext._jvm.org.apache.arrow
+    environment = spark.sparkContext._jvm.System.getenv
+    unsafe, null_checks = (environment(name) for name in UNCHECKED)
+    assert unsafe is not None, "get_or_create_session has not made this session"
+    assert (unsafe != "true") == arrow.memory.BoundsChecking.BOUNDS_CHECKING_ENABLED
+    assert (null_checks != "false") == arrow.vector.NullCheckingForGet.NULL_CHECKING_ENABLED
 
 
 def test_a_system_without_glibc_is_known_by_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +118,7 @@ def test_workers_have_the_pool_of_the_session(spark: SparkSession) -> None:
 def test_settings_of_others_always_win() -> None:
     configured = dict.fromkeys(defaults({}, quiet=True), "theirs")
     assert defaults({**configured, "spark.master": "local[2]"}, quiet=True) == {}
-    environ = {"PYSPARK_PYTHON": "a", "PYSPARK_DRIVER_PYTHON": "b", "SPARK_LOCAL_IP": "c"}
+    environ = {"PYSPARK_PYTHON": "a", "PYSPARK_DRIVER_PYTHON": "b", "SPARK_LOCAL_IP": "c", **UNCHECKED}
     assert session._launch_environment({}, None, environ) == {}
 
 

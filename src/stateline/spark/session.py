@@ -6,8 +6,8 @@ command line or ``spark-defaults.conf`` has made: those always win.
 What is set, and only where nobody else has set it:
 
 - everywhere: Arrow for the exchange of rows with Python, in batches that Spark fills without asking for their size at
-  each row (``arrow_batches``), and, where a JVM is started on a system with glibc, memory for Arrow from where numpy
-  has its own (decision 0020);
+  each row (``arrow_batches``); where a JVM is started, no checks by Arrow of each single value that the JVM reads
+  (decision 0021), and, on a system with glibc, memory for Arrow from where numpy has its own (decision 0020);
 - for masters on this machine (``local...``, or ``spark://`` on a loopback address): all sockets on the loopback
   address, and this very Python for the workers;
 - for ``local`` masters also: no web interface, a quarter of the memory (1 to 4 GiB) for the JVM, one shuffle
@@ -50,7 +50,12 @@ _MEBIBYTE: Final = 1024 * 1024
 _CGROUP_MEMORY_LIMIT: Final = "/sys/fs/cgroup/memory.max"
 _QUIET_LOGGING: Final = "quiet_log4j2.properties"
 _MEMORY_POOL: Final = "ARROW_DEFAULT_MEMORY_POOL"
-_WORKER_MEMORY_POOL: Final = f"spark.executorEnv.{_MEMORY_POOL}"
+_UNCHECKED_READS: Final[Mapping[str, str]] = {
+    "ARROW_ENABLE_UNSAFE_MEMORY_ACCESS": "true",
+    "ARROW_ENABLE_NULL_CHECK_FOR_GET": "false",
+}
+"""Variables of Arrow's Java library; its system properties of like names win over them."""
+_EXECUTOR_VARIABLE: Final = "spark.executorEnv."
 _STREAM_LOGS: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _BY_FILE_SYSTEM: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -150,7 +155,8 @@ def _is_running() -> bool:
 
 def _outside_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """What files, arguments and variables of the environment set, so that no default of ours hides it."""
-    variables = {"MASTER": "spark.master", _MEMORY_POOL: _WORKER_MEMORY_POOL}
+    variables = {"MASTER": "spark.master"}
+    variables |= {name: _EXECUTOR_VARIABLE + name for name in (_MEMORY_POOL, *_UNCHECKED_READS)}
     settings = {setting: environ[name] for name, setting in variables.items() if environ.get(name)}
     settings |= _defaults_file(environ)
     arguments = shlex.split(environ.get("PYSPARK_SUBMIT_ARGS", ""))
@@ -192,8 +198,10 @@ def _default_settings(configured: Mapping[str, str], *, starts_jvm: bool, quiet:
     settings = {"spark.sql.execution.arrow.pyspark.enabled": "true"}
     if not configured.keys() & ARROW_BATCH_SETTINGS.keys():
         settings |= ARROW_BATCH_SETTINGS
+    if starts_jvm:
+        settings |= {_EXECUTOR_VARIABLE + name: value for name, value in _UNCHECKED_READS.items()}
     if starts_jvm and _has_glibc():
-        settings[_WORKER_MEMORY_POOL] = "system"
+        settings[_EXECUTOR_VARIABLE + _MEMORY_POOL] = "system"
     master = _master(configured)
     if starts_jvm and _is_on_this_machine(master):
         settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
@@ -254,7 +262,7 @@ def _launch_environment(
     configured: Mapping[str, str], java: JavaRuntime | None, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """What must be in the environment while the JVM and the context start."""
-    launch = {"PYSPARK_DRIVER_PYTHON": sys.executable}
+    launch = {"PYSPARK_DRIVER_PYTHON": sys.executable, **_UNCHECKED_READS}
     if _is_on_this_machine(_master(configured)):
         launch |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": _LOOPBACK}
     if "spark.pyspark.python" in configured:
