@@ -6,7 +6,8 @@ Invariants:
 - Everything it writes has a fresh UUID in its name, so a retry, a zombie or a speculative twin makes garbage at worst.
 - Rows of a file that stays open are durable in the checkpoint root before :meth:`FileWriter.finish` returns; rows of
   a file that rolls are durable as staged pieces of the file itself. A row is in exactly one of the two.
-- Memory: the rows of this micro-batch, up to ``buffer_bytes``, plus one file's row group while it is encoded.
+- Memory: the rows of this micro-batch, up to ``buffer_bytes`` and 8 MiB that are not split by folder yet, plus one
+  file's row group while it is encoded.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ from stateline.recoverable import RecoverableWriter
 __all__ = ["FileWriter", "encode_file"]
 
 _BUFFER_BYTES: Final = 64 * 1024 * 1024
+
+_GATHERED_ROWS: Final = 65_536
+_GATHERED_BYTES: Final = 8 * 1024 * 1024
+"""How much is split by folder at a time. Spark hands over 1,024 rows at once, of which each of 500 folders gets two:
+that would make almost as many tables as rows. The second bound is for long rows."""
 
 
 @dataclass(slots=True)
@@ -94,6 +100,9 @@ class FileWriter:
         self._environment = environment
         self._buffer_bytes = buffer_bytes
         self._buffered = 0
+        self._gathered: list[pa.Table] = []
+        self._gathered_rows = 0
+        self._gathered_bytes = 0
         self._schema = with_nulls_inside(schema.remove_metadata())
         self._layout = output.layout(self._schema)
         self._growing: dict[tuple[str, str], _Growing] = {}
@@ -107,9 +116,24 @@ class FileWriter:
         """Takes rows. They are durable once :meth:`finish` has returned.
 
         Raises:
-            InvalidInputError: They do not fit the schema.
+            InvalidInputError: These or earlier ones do not fit the schema. The next call, or :meth:`finish`, may be
+                what says so.
         """
-        for folder, part in self._split(self._checked(rows)):
+        if self._gathered and not rows.schema.equals(self._gathered[0].schema, check_metadata=True):
+            self._take_gathered()
+        self._gathered.append(rows)
+        self._gathered_rows += rows.num_rows
+        self._gathered_bytes += rows.nbytes
+        if self._gathered_rows >= _GATHERED_ROWS or self._gathered_bytes >= min(_GATHERED_BYTES, self._buffer_bytes):
+            self._take_gathered()
+
+    def _take_gathered(self) -> None:
+        """Hands gathered rows to the files of their folders."""
+        if not self._gathered:
+            return
+        gathered = pa.concat_tables(self._gathered)
+        self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
+        for folder, part in self._split(self._checked(gathered)):
             file = self._growing.get((self._layout, folder))
             if file is None:
                 name = f"part-{self._environment.ids.new_id()}{self._output.ending}"
@@ -125,7 +149,12 @@ class FileWriter:
             self._make_room()
 
     def finish(self) -> FilesResult:
-        """Rolls what is complete, makes the rest durable, and returns both."""
+        """Rolls what is complete, makes the rest durable, and returns both.
+
+        Raises:
+            InvalidInputError: Rows do not fit the schema, or a value has no place in the format or in a folder's name.
+        """
+        self._take_gathered()
         for key in [key for key, file in self._growing.items() if self._is_complete(file)]:
             self._roll(key)
         rest = self._growing.values()

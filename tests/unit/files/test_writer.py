@@ -13,6 +13,7 @@ from stateline.blob import InstrumentedStore, open_store
 from stateline.environment import system_environment
 from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
 from stateline.files import FileOutput, FileWriter, RollingPolicy
+from stateline.files import writer as writer_module
 from stateline.recoverable import RecoverableWriter
 
 
@@ -199,8 +200,30 @@ def test_a_file_is_finished_in_the_format_it_was_begun_in(tmp_path, stores):
 
 
 def test_rows_that_do_not_fit_the_declared_schema_are_refused(stores):
+    writer = make_writer(FileOutput(url="unused"), stores)
+    writer.write(pa.table({"x": ["text"]}))
     with pytest.raises(InvalidInputError, match="expected"):
-        make_writer(FileOutput(url="unused"), stores).write(pa.table({"x": ["text"]}))
+        writer.finish()
+
+
+def test_rows_of_several_schemas_that_fit_the_declared_one_all_arrive(stores, tmp_path):
+    writer = make_writer(FileOutput(url="unused", rolling=RollingPolicy(every_checkpoint=True)), stores)
+    for kind in (pa.int64(), pa.int32(), pa.int32(), pa.int64()):
+        writer.write(pa.table({"x": pa.array([1], kind)}))
+    publish(stores, result := writer.finish())
+    assert [file.rows for file in result.finished] == [4]
+    assert visible(tmp_path)["x"].to_pylist() == [1, 1, 1, 1]
+
+
+def test_small_batches_are_split_by_folder_together(stores, monkeypatch):
+    """Spark hands over 1,024 rows at a time: of each its own table for each of many folders would be the cost."""
+    split = []
+    monkeypatch.setattr(writer_module, "partition_folder", lambda _, value: split.append(value) or f"p={value[0]}")
+    writer = make_writer(FileOutput(url="unused", partition_by=("p",)), stores, PX)
+    for batch in range(200):
+        writer.write(pa.table({"p": [row % 50 for row in range(1000)], "x": [batch] * 1000}))
+    assert sum(file.rows for file in writer.finish().open) == 200_000
+    assert len(split) == 50 * 4, "200,000 rows are split 65,536 or so at a time"
 
 
 @pytest.mark.parametrize(("name", "codec"), [("csv", None), ("csv", "gzip"), ("jsonl", None), ("jsonl", "gzip")])
@@ -285,8 +308,9 @@ def test_a_value_that_no_file_holds_is_refused_before_it_is_durable(stores, name
 def test_a_partition_value_that_is_no_text_is_refused(stores):
     rows = pa.table({"p": NO_TEXT, "x": [1]})
     writer = make_writer(FileOutput(url="unused", partition_by=("p",)), stores, rows.schema)
+    writer.write(rows)
     with pytest.raises(InvalidInputError, match=r"'p'.*not UTF-8"):
-        writer.write(rows)
+        writer.finish()
 
 
 @pytest.mark.parametrize(
@@ -299,8 +323,9 @@ def test_a_partition_value_that_is_no_text_is_refused(stores):
 def test_a_partition_value_that_no_folder_tells_is_refused(stores, value, complaint):
     rows = pa.table({"p": value, "x": [1]})
     writer = make_writer(FileOutput(url="unused", partition_by=("p",)), stores, rows.schema)
+    writer.write(rows)
     with pytest.raises(InvalidInputError, match=f"'p'.*{complaint}"):
-        writer.write(rows)
+        writer.finish()
 
 
 def test_fields_that_readers_take_for_one_are_refused_inside_of_other_types():
