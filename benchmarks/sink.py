@@ -2,7 +2,7 @@
 
 All engines run in one JVM, in turn, several rounds; Spark's own in a session as Spark comes. ``spark batch`` is one
 batch job over all rows, which knows no exactly-once between micro-batches and no small files: the best that Spark can
-do with the same rows. ``stateline batch`` is such a job through the sink.
+do with the same rows. ``stateline batch`` is such a job through the sink. ``--partitions``: all write so many folders.
 """
 
 import argparse
@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import median, spark_as_it_comes, spread, table, write_results
 
-SCHEMA = "id long, name string, amount double, at timestamp"
+SCHEMA = "id long, name string, amount double, at timestamp, folder int"
 
 
-def make_source(folder: Path, *, batches: int, rows: int, files: int, seed: int) -> None:
+def make_source(folder: Path, *, batches: int, rows: int, files: int, partitions: int, seed: int) -> None:
     """As many Parquet files per micro-batch, of one row group each: Spark reads each of them in a task."""
     generator = np.random.default_rng(seed)
     names = pa.array([f"customer-{number:06}" for number in range(50_000)])
@@ -33,6 +33,7 @@ def make_source(folder: Path, *, batches: int, rows: int, files: int, seed: int)
                 "name": names.take(pa.array(generator.integers(0, len(names), rows))),
                 "amount": generator.random(rows),
                 "at": pa.array(1_700_000_000_000_000 + generator.integers(0, 10**12, rows), pa.timestamp("us", "UTC")),
+                "folder": pa.array(generator.integers(0, max(partitions, 1), rows), pa.int32()),
             }
         )
         step = -(-rows // files)
@@ -40,21 +41,35 @@ def make_source(folder: Path, *, batches: int, rows: int, files: int, seed: int)
             pq.write_table(made.slice(file * step, step), folder / f"{batch:05}-{file}.parquet")
 
 
-def run_stream(spark: Any, source: Path, files: int, place: Path, sink: str) -> float:
+def rows_of(reader: Any, source: Path, partitions: int) -> Any:
+    """The source; the column for the folders only where there are some."""
+    rows = reader.schema(SCHEMA).parquet(str(source))
+    return rows if partitions else rows.drop("folder")
+
+
+def in_folders(writer: Any, sink: str, partitions: int) -> Any:
+    """A writer that makes a folder for each value of the column, if there are any."""
+    if not partitions:
+        return writer
+    return writer.option("partitionBy", "folder") if sink == "stateline_files" else writer.partitionBy("folder")
+
+
+def run_stream(spark: Any, source: Path, files: int, partitions: int, place: Path, sink: str) -> float:
     """Seconds of all triggers of one stream."""
-    events = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", files).parquet(str(source))
+    events = rows_of(spark.readStream.option("maxFilesPerTrigger", files), source, partitions)
     writer = events.writeStream.format(sink).option("path", str(place / "out")).option("finish", "never")
-    query = writer.option("checkpointLocation", str(place / "spark")).trigger(availableNow=True).start()
+    writer = in_folders(writer, sink, partitions).option("checkpointLocation", str(place / "spark"))
+    query = writer.trigger(availableNow=True).start()
     began = time.perf_counter()
     query.awaitTermination()
     return time.perf_counter() - began
 
 
-def run_batch(spark: Any, source: Path, place: Path, sink: str) -> float:
+def run_batch(spark: Any, source: Path, partitions: int, place: Path, sink: str) -> float:
     """Seconds of one batch job."""
     began = time.perf_counter()
-    writer = spark.read.schema(SCHEMA).parquet(str(source)).write.format(sink).mode("append")
-    writer.save(str(place / "out"))
+    writer = rows_of(spark.read, source, partitions).write.format(sink).mode("append")
+    in_folders(writer, sink, partitions).save(str(place / "out"))
     return time.perf_counter() - began
 
 
@@ -72,6 +87,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--batches", type=int, default=40, help="micro-batches")
     parser.add_argument("--rows", type=int, default=250_000, help="rows per micro-batch")
     parser.add_argument("--source-files", type=int, default=1, help="files of the source per micro-batch")
+    parser.add_argument("--partitions", type=int, default=0, help="folders that the rows go to; 0 for none")
     parser.add_argument("--rounds", type=int, default=3, help="rounds; the median counts")
     parser.add_argument(
         "--tuned-peers",
@@ -96,20 +112,29 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="stateline-bench-") as folder:
         source = Path(folder, "source")
         source.mkdir()
-        make_source(source, batches=arguments.batches, rows=arguments.rows, files=arguments.source_files, seed=1)
+        partitions = arguments.partitions
+        make_source(
+            source,
+            batches=arguments.batches,
+            rows=arguments.rows,
+            files=arguments.source_files,
+            partitions=partitions,
+            seed=1,
+        )
         for round_ in range(arguments.rounds):
             for engine in engines:
                 place = Path(folder, f"{engine.replace(' ', '-')}-{round_}")
                 place.mkdir()
                 session, sink = (peers, "parquet") if engine.startswith("spark") else (spark, "stateline_files")
                 if engine.endswith("batch"):
-                    took = run_batch(session, source, place, sink)
+                    took = run_batch(session, source, partitions, place, sink)
                 elif engine == "spark stream":
-                    took = run_stream(session, source, arguments.source_files, place, sink)
+                    took = run_stream(session, source, arguments.source_files, partitions, place, sink)
                 else:
-                    took = run_stream(session, source, arguments.source_files, place, sink) + finish_stream(place)
+                    took = run_stream(session, source, arguments.source_files, partitions, place, sink)
+                    took += finish_stream(place)
                 seconds[engine].append(took)
-                written = list((place / "out").glob("*.parquet"))
+                written = list((place / "out").rglob("*.parquet"))
                 files[engine] = len(written)
                 found = ds.dataset([str(path) for path in written], format="parquet").count_rows()
                 if found != total:
