@@ -133,6 +133,18 @@ class Slots:
             hint="Somebody deleted it. Restore it from a backup, or start a new query from a savepoint",
         )
 
+    def is_live_below(self, checkpoint_id: int, listed_ids: list[int]) -> bool:
+        """Whether a checkpoint below an id is live, or may be, for all that can be read of it.
+
+        The oldest are retired first, so the first slot below that is not absent tells.
+        """
+        for older in reversed(listed_ids):
+            if older < checkpoint_id:
+                slot = self._try_read(older)
+                if slot is not Empty.ABSENT:
+                    return isinstance(slot, Checkpoint | CorruptDataError)
+        return False
+
     def _older(self, end: int, error: CorruptDataError) -> Checkpoint:
         """The newest checkpoint below ``end`` that can be read, found by exact name: a listing may be older."""
         if self._allow_older and not isinstance(error, UnsupportedVersionError):

@@ -28,6 +28,7 @@ from stateline.environment import Environment
 from stateline.errors import (
     AlreadyExistsError,
     CorruptDataError,
+    DataLossError,
     FencedError,
     InvalidInputError,
     NotFoundError,
@@ -131,8 +132,10 @@ class CheckpointStore:
 
         Raises:
             CorruptDataError: One cannot be read; with ``allow_older`` it is left out.
+            DataLossError: The record of one is gone, and there are older ones; with ``allow_older`` it is left out.
         """
-        newest = self._slots.newest(self._slots.listed_ids())
+        listed_ids = self._slots.listed_ids()
+        newest = self._slots.newest(listed_ids)
         if newest is None:
             return []
         found = [newest]
@@ -144,9 +147,13 @@ class CheckpointStore:
                 if not self.settings.allow_older or isinstance(error, UnsupportedVersionError):
                     raise
                 continue
-            if not isinstance(slot, Checkpoint):
+            if isinstance(slot, Checkpoint):
+                found.append(slot)
+            elif slot is Empty.ABSENT and self._slots.is_live_below(checkpoint_id, listed_ids):
+                if not self.settings.allow_older:
+                    raise self._gone(checkpoint_id)
+            else:
                 break
-            found.append(slot)
         return found[::-1]
 
     def publish(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -230,6 +237,14 @@ class CheckpointStore:
         self.store.close()
 
     # -- deciding -------------------------------------------------------------------------------------------------
+
+    def _gone(self, checkpoint_id: int) -> DataLossError:
+        return DataLossError(
+            f"the record of checkpoint {checkpoint_id} is gone, though older checkpoints are retained",
+            operation="list",
+            subject=f"{self.store.url}/{record_name(checkpoint_id)}",
+            hint="Somebody deleted it. Restore it from a backup; `stateline checkpoint verify` names what is needed",
+        )
 
     def _check_no_gap(self, checkpoint: Checkpoint) -> None:
         if self._newest_id is not None and checkpoint.checkpoint_id > self._newest_id + 1:

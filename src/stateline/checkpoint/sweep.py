@@ -12,7 +12,8 @@ An object goes if all of this holds:
   even without any grace period nothing goes that a query at work is about to name.
 
 Safety:
-- A root without a checkpoint is refused, and so is one with a record that cannot be read: what it reaches is unknown.
+- A root without a checkpoint is refused, and so is one with a record that cannot be read or is gone from between the
+  others: what it reaches is unknown.
 - The root is listed before the records are read. What is written meanwhile is not listed, or too young.
 - Ages are differences of the store's own times. A dry run, which is the default, writes and deletes nothing, and takes
   the present from the local clock.
@@ -92,12 +93,13 @@ def sweep_root(
     Raises:
         NotFoundError: The root has no checkpoint.
         CorruptDataError: A record cannot be read. Nothing was deleted.
+        DataLossError: A record is gone from between the others. Nothing was deleted.
         OutcomeUnknownError: Some deletions got no answer. Repeat the sweep.
     """
     world = environment or system_environment()
     grace = parse_duration(min_age, "min_age")
     listed = [info for prefix in _PREFIXES for info in root.store.list(prefix) if not _coordinates(info.name)]
-    checkpoints = tuple(root.list())
+    checkpoints = tuple(CheckpointStore(root.store).list())  # Whatever the caller's may leave out.
     if not checkpoints:
         raise NotFoundError(
             "the root has no checkpoint, so nothing tells what is needed",

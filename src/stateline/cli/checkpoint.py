@@ -39,7 +39,7 @@ from stateline.cli.output import (
     store_option,
     time_text,
 )
-from stateline.errors import CorruptDataError, NotFoundError
+from stateline.errors import CorruptDataError, DataLossError, NotFoundError
 from stateline.handles import RunHandle
 from stateline.state.run import damaged_place
 from stateline.state.schema import StateSchema
@@ -78,13 +78,13 @@ def ls(root: str, options: tuple[str, ...], *, as_json: bool) -> None:
     """List the retained checkpoints of ROOT, oldest first.
 
     "rows" counts stored rows, old versions and deletions included. "new bytes" is what the checkpoint added. A record
-    that cannot be read is named on standard error, after those that can, with exit code 1.
+    that cannot be read, or is gone, is named on standard error, after those that can, with exit code 1.
     """
     store = open_store(root, map_options(options))
-    damage: CorruptDataError | None = None
+    damage: CorruptDataError | DataLossError | None = None
     try:
         found = CheckpointStore(store).list()
-    except CorruptDataError as error:
+    except (CorruptDataError, DataLossError) as error:
         damage = error
         found = CheckpointStore(store, settings=CheckpointStoreSettings(allow_older=True)).list()
     if not found:

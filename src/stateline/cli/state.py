@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from stateline.blob import BlobStore, StoreDecorator, open_store
 from stateline.blob.api import Buffer
-from stateline.checkpoint import CheckpointStore, SubtaskState, resolve_pointer
+from stateline.checkpoint import CheckpointStore, CheckpointStoreSettings, SubtaskState, resolve_pointer
 from stateline.cli.output import (
     CommandGroup,
     json_option,
@@ -382,7 +382,7 @@ def _naming_who_needs_it(stored: StoredState) -> Iterator[None]:
 
 def _needed_by(stored: StoredState, name: str) -> list[int]:
     try:
-        records = CheckpointStore(stored.store).list()
+        records = CheckpointStore(stored.store, settings=CheckpointStoreSettings(allow_older=True)).list()
     except StatelineError:
         return []
     return [record.checkpoint_id for record in records if name in record.object_names()]

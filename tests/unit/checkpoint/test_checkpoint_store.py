@@ -315,6 +315,21 @@ def test_a_corrupt_record_in_the_middle_stops_the_list_unless_it_may_be_left_out
         lenient.list()
 
 
+def test_a_record_that_is_gone_from_the_middle_does_not_hide_the_older_ones(store, blobs):
+    for checkpoint_id in range(5):
+        store.publish(checkpoint(checkpoint_id))
+    store.retain(4)
+    blobs.delete([record_name(0)])
+    assert [found.checkpoint_id for found in store.list()] == [1, 2, 3, 4]
+    blobs.delete([record_name(3)])
+    lenient = CheckpointStore(blobs, settings=CheckpointStoreSettings(allow_older=True))
+    for damage in (lambda: None, lambda: corrupt(blobs, 2)):
+        damage()
+        with pytest.raises(DataLossError, match="chk-3/_metadata"):
+            store.list()
+    assert [found.checkpoint_id for found in lenient.list()] == [1, 4]
+
+
 def test_the_slot_of_a_corrupt_record_stays_taken(blobs):
     CheckpointStore(blobs).publish(checkpoint(0))
     corrupt(blobs, 0)

@@ -19,17 +19,20 @@ from stateline.blob.checksum import crc32c
 from stateline.checkpoint import (
     Checkpoint,
     CheckpointStore,
+    CheckpointStoreSettings,
     OperatorState,
     OutputState,
     VerifyReport,
     open_savepoint,
     start_from_savepoint,
+    sweep_root,
     verify_root,
 )
 from stateline.checkpoint.layout import record_name
 from stateline.cli import checkpoint as checkpoint_commands
 from stateline.cli.commands import stateline
 from stateline.environment import Environment, SystemIds
+from stateline.errors import CorruptDataError
 from stateline.files.pending import store_rows
 from stateline.handles import CommitPoint, FinishedFile, OpenFile, Part, ResumePoint
 from stateline.recoverable.sweep import SweepResult
@@ -141,6 +144,14 @@ def test_ls_names_a_record_that_cannot_be_read_after_those_that_can(root: Root) 
     assert [fact["checkpoint_id"] for fact in facts(answer)] == [0, 2]
     assert "chk-1/_metadata" in answer.stderr
     assert "byte" in answer.stderr
+
+
+def test_ls_names_a_record_that_is_gone_after_those_that_are_there(root: Root) -> None:
+    root.path(record_name(1)).unlink()
+    answer = run("checkpoint", "ls", root.url, "--json")
+    assert answer.exit_code == 1
+    assert [fact["checkpoint_id"] for fact in facts(answer)] == [0, 2]
+    assert "chk-1/_metadata" in answer.stderr
 
 
 def test_show_tells_what_a_checkpoint_holds(root: Root) -> None:
@@ -475,3 +486,22 @@ def test_a_root_that_cannot_be_read_is_not_swept(root: Root) -> None:
     assert answer.exit_code == 1
     assert "chk-2/_metadata" in answer.output
     assert root.path("shared/garbage").exists()
+
+
+def test_a_root_is_not_swept_where_a_record_is_gone_from_between_the_others(root: Root) -> None:
+    needed = [name for number in (0, 2) for name in root.run_names(number)]
+    root.store.put("shared/garbage", b"garbage")
+    everything_aged(root, 30)
+    root.path(record_name(1)).unlink()
+    answer = run("sweep", root.url, "--delete")
+    assert answer.exit_code == 1
+    assert "chk-1/_metadata" in answer.output
+    assert all(root.path(name).exists() for name in [*needed, "shared/garbage"])
+
+
+def test_a_sweep_leaves_nothing_out_that_its_caller_would(root: Root) -> None:
+    lenient = CheckpointStore(root.store, settings=CheckpointStoreSettings(allow_older=True))
+    everything_aged(root, 30)
+    root.damage(record_name(2), 77)
+    with pytest.raises(CorruptDataError, match="chk-2/_metadata"):
+        sweep_root(lenient, delete=True)
