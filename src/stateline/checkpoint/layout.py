@@ -39,9 +39,11 @@ __all__ = [
     "SHARED_PREFIX",
     "TASKOWNED_PREFIX",
     "block_of",
+    "block_of_floor",
     "check_object_name",
     "first_id_of_block",
     "floor_name",
+    "id_of_published",
     "id_of_record",
     "ids_of_block",
     "published_name",
@@ -67,6 +69,7 @@ FLOOR_BLOCK: Final = 256
 """Ids per floor marker. So a root keeps fewer than twice as many tombstones."""
 
 _RECORD: Final = re.compile(r"chk-(0|[1-9][0-9]{0,17})/_metadata")
+_FLOOR: Final = re.compile(r"floor/(0|[1-9][0-9]{0,17})")
 _PLAIN: Final = re.compile(r"(?:shared|taskowned)/[A-Za-z0-9][A-Za-z0-9._=-]{0,254}")
 """What nearly every name looks like; matching it is an order of magnitude cheaper than the full check."""
 
@@ -87,6 +90,12 @@ def id_of_record(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def id_of_published(name: str) -> int | None:
+    """The checkpoint id of a mark's name; ``None`` if :func:`published_name` does not make the name."""
+    folder, _, leaf = name.rpartition("/")
+    return id_of_record(f"{folder}/{METADATA}") if leaf == PUBLISHED else None
+
+
 def block_of(checkpoint_id: int) -> int:
     """The block that an id belongs to."""
     return checkpoint_id // FLOOR_BLOCK
@@ -105,6 +114,12 @@ def ids_of_block(block: int) -> range:
 def floor_name(block: int) -> str:
     """Name of the marker that closes a block."""
     return f"{FLOOR_PREFIX}{block}"
+
+
+def block_of_floor(name: str) -> int | None:
+    """The block of a marker's name; ``None`` if :func:`floor_name` does not make the name."""
+    match = _FLOOR.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def check_object_name(name: str) -> str:

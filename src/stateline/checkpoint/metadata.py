@@ -44,6 +44,7 @@ from stateline.handles import Part
 
 __all__ = [
     "Retired",
+    "check_mark",
     "decode_claim",
     "decode_record",
     "decode_savepoint",
@@ -237,6 +238,23 @@ def decode_claim(data: bytes, subject: str) -> str:
     _refuse_member_twice(data, subject)
     owner: str = document.owner
     return owner
+
+
+def check_mark(data: bytes, written: bytes, subject: str) -> None:
+    """Compares a floor marker, or the mark that files are visible, with what was written; only ``verify`` does.
+
+    Args:
+        data: All bytes of the object.
+        written: From :func:`encode_floor` or :func:`encode_published`.
+        subject: Its URL, for the error.
+
+    Raises:
+        CorruptDataError: They differ.
+        UnsupportedVersionError: A newer version wrote it.
+    """
+    unseal(data, (_FLOOR, _PUBLISHED), subject)
+    if data != written:
+        raise corrupt("its checksum is right but it is not the mark that its name says", subject)
 
 
 def _decode(data: bytes, kinds: tuple[bytes, ...], subject: str) -> Checkpoint | Retired:

@@ -3,7 +3,8 @@
 Owns reading and comparing. Deletes nothing, fences nobody, and may run beside the query.
 
 What it looks at: the record of each live checkpoint (or one, or a savepoint), every object in the root that they
-reach, and, for outputs whose store is given, the staged pieces of open files and the files they finish.
+reach, the marks beside the records and the floor, and, for outputs whose store is given, the staged pieces of open
+files and the files they finish.
 
 Facts:
 - The root is listed before the records are read. So what a running query writes meanwhile is either not listed, or
@@ -24,13 +25,19 @@ from stateline.blob.api import BlobStore, ObjectInfo
 from stateline.checkpoint.api import Checkpoint
 from stateline.checkpoint.layout import (
     CLAIMED,
+    FLOOR_PREFIX,
     METADATA,
     PUBLISHED,
     RECORD_PREFIX,
     SHARED_PREFIX,
     TASKOWNED_PREFIX,
+    block_of_floor,
+    floor_name,
+    id_of_published,
+    published_name,
     record_name,
 )
+from stateline.checkpoint.metadata import check_mark, encode_floor, encode_published
 from stateline.checkpoint.objects import Extent, check_extents, extents_of, read_piece
 from stateline.checkpoint.savepoint import Savepoint
 from stateline.checkpoint.slots import Slots
@@ -117,6 +124,10 @@ def verify_root(
     listed = [info for prefix in (SHARED_PREFIX, TASKOWNED_PREFIX, RECORD_PREFIX) for info in root.store.list(prefix)]
     listed += root.store.list_staged()
     checkpoints = _live(root, report) if checkpoint_id is None else [root.get(checkpoint_id)]
+    marked = [id_of_published(info.name) for info in listed] if checkpoint_id is None else [checkpoint_id]
+    _look_at_marks(root.store, marked, report)
+    if checkpoint_id is None:
+        _look_at_floor(root.store, report)
     _verify(root.store, checkpoints, outputs or {}, root.is_published, progress, report)
     report.findings = [finding for finding in report.findings if _still_counts(root, finding)]
     if checkpoint_id is None:
@@ -214,6 +225,34 @@ def _look_at_object(
         _add(report, Problem.CORRUPT, name, checkpoint_ids, error.message)
 
 
+def _look_at_marks(store: BlobStore, checkpoint_ids: Iterable[int | None], report: VerifyReport) -> None:
+    """The marks that files are visible; a checkpoint may have none."""
+    for marked in checkpoint_ids:
+        if marked is not None:
+            _look_at_mark(store, published_name(marked), encode_published(marked), (marked,), report)
+
+
+def _look_at_floor(store: BlobStore, report: VerifyReport) -> None:
+    """The markers of the floor: whatever is in them counts, but a store that changes one changes others."""
+    for block in [block_of_floor(info.name) for info in store.list(FLOOR_PREFIX)]:
+        if block is not None:
+            _look_at_mark(store, floor_name(block), encode_floor(block), (), report)
+
+
+def _look_at_mark(
+    store: BlobStore, name: str, written: bytes, checkpoint_ids: tuple[int, ...], report: VerifyReport
+) -> None:
+    try:
+        data = store.get(name)
+    except NotFoundError:
+        return  # There is none, or the query has freed its slot.
+    report.bytes_read += len(data)
+    try:
+        check_mark(data, written, f"{store.url}/{name}")
+    except CorruptDataError as error:
+        _add(report, Problem.CORRUPT, name, checkpoint_ids, error.message)
+
+
 def _look_at_parts(store: BlobStore, parts: Iterable[Part], checkpoint_id: int, report: VerifyReport) -> None:
     for part in parts:
         if not part.length:  # It is there for the store alone.
@@ -243,8 +282,8 @@ def _look_at_file(store: BlobStore, commit: CommitPoint, checkpoint_id: int, rep
 
 
 def _still_counts(root: CheckpointStore, finding: Finding) -> bool:
-    """Whether it is about a record, or some checkpoint that needs the object was not retired meanwhile."""
-    if finding.name.startswith(RECORD_PREFIX) and _coordinates(finding.name):
+    """Whether it is about what coordinates, or some checkpoint that needs the object was not retired meanwhile."""
+    if finding.name.startswith(FLOOR_PREFIX) or (finding.name.startswith(RECORD_PREFIX) and _coordinates(finding.name)):
         return True
     for checkpoint_id in finding.checkpoint_ids:
         try:

@@ -28,6 +28,7 @@ from stateline.checkpoint import (
     verify_savepoint,
 )
 from stateline.checkpoint import objects as objects_module
+from stateline.checkpoint.metadata import encode_floor, encode_published
 from stateline.environment import SystemIds
 from stateline.errors import (
     AlreadyExistsError,
@@ -678,6 +679,35 @@ def test_a_newest_record_that_was_deleted_is_a_finding(stores):
     query.root.retain(1)
     query.store.delete(["chk-4/_metadata"])
     assert [finding.problem for finding in verified(query).findings] == [Problem.MISSING]
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "other"),
+    [
+        ("chk-3/_published", encode_published(3), encode_published(4)),
+        ("floor/7", encode_floor(7), encode_floor(8)),
+    ],
+)
+def test_damaged_marks_are_findings(stores, name, written, other):
+    query = Query(stores)
+    query.store.put(name, written)
+    assert verified(query).is_sound
+    newer = written.replace(b'"version": 1', b'"version": 2')
+    newer = newer[: newer.rindex(b',\n  "crc32c"')]
+    newer += b',\n  "crc32c": "%08x"\n}\n' % crc32c(newer)
+    flipped = written[:40] + bytes([written[40] ^ 1]) + written[41:]
+    for bad, words in (
+        (flipped, "byte"),
+        (written[:50], "byte"),
+        (b"", "byte 0"),
+        (newer, "version 2"),
+        (other, "mark"),
+    ):
+        query.store.put(name, bad)
+        (finding,) = verified(query).findings
+        assert (finding.problem, finding.name) == (Problem.CORRUPT, name)
+        assert words in finding.detail
+        assert verify_root(query.root, checkpoint_id=3).is_sound is name.startswith("floor/")
 
 
 def test_pieces_of_open_files_are_looked_at(stores):
