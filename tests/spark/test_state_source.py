@@ -220,6 +220,18 @@ def test_changes_lead_from_one_checkpoint_to_another(session, root):
         assert same(applied(before, changes).values(), root.models[end]), (start, end)
 
 
+def test_an_operator_that_is_younger_than_the_start_had_no_rows_there(session, tmp_path):
+    upstream = Upstream(tmp_path)
+    with KeyedStateBackend.open(upstream.url, retained_checkpoints=50) as backend:
+        backend.checkpoint()  # Before there is any state.
+    upstream.put(a=1)
+    expected = {("insert", "a", 1): 1}
+    feed = session.read.format("stateline").options(mode="changes", start_checkpoint=0).load(upstream.url)
+    assert {(item["__change"], item["key"], item["n"]): 1 for item in feed.collect()} == expected
+    upstream.read(session, start_checkpoint=0)
+    assert upstream.seen(session) == expected
+
+
 @pytest.mark.parametrize(
     ("options", "path", "message"),
     [
@@ -245,6 +257,18 @@ def test_wrong_options_are_explained(session, root, options, path, message):
 def test_a_schema_of_other_types_is_refused(session, root):
     with pytest.raises(PySparkException, match="the schema says"):
         session.read.format("stateline").schema("key string").load(root.url).collect()
+
+
+@pytest.mark.parametrize(
+    ("schema", "columns", "message"),
+    [("key long, key long", "", "column 'key': the schema names it twice"), ("key long", "n", "the schema names key")],
+)
+def test_a_schema_that_contradicts_itself_or_the_option_is_refused(session, root, schema, columns, message):
+    with pytest.raises(PySparkException, match=f"InvalidInputError.*{message}"):
+        session.read.format("stateline").schema(schema).option("columns", columns).load(root.url).collect()
+    frame = session.read.format("stateline").schema("n long, key long").option("columns", "n, key").load(root.url)
+    assert frame.columns == ["n", "key"]
+    assert frame.count() == len(root.models[-1])
 
 
 @pytest.mark.parametrize(("column", "is_ever_null"), [("key", False), ("n", True), ("items", True)])

@@ -163,6 +163,7 @@ class _Rows:
         Raises:
             InvalidInputError: Spark expects a column that is not there, or of another type.
         """
+        _check_names(options.columns, schema.names)
         stored_columns = change_schema(stored.schema) if options.is_feed else stored.schema.row
         target = arrow_schema(schema)
         available = arrow_schema(_spark_schema(pa.schema([_field(stored_columns, name) for name in target.names])))
@@ -298,7 +299,7 @@ class _FeedReader(DataSourceReader):
                     subject="start_checkpoint",
                     hint="Changes lead from an older checkpoint to a newer one",
                 )
-            before = root.stored(root.get(options.start_checkpoint))
+            before = root.stored_before(root.get(options.start_checkpoint), after)
         self._partitions = _feed_partitions(before, after, options)
         self._rows = _Rows.of(after, options, schema)
 
@@ -353,7 +354,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stored = self._root.stored(after)
         newer = max(after, self._at_start or after, key=lambda record: record.checkpoint_id)
         rows = _Rows.of(self._root.stored(newer), self._options, self._schema)
-        older = None if before is None else self._root.stored(before)
+        older = None if before is None else self._root.stored_before(before, stored)
         made = _feed_partitions(older, stored, self._options)
         # The reader that tasks get was copied when the stream began, so each partition says how to read it.
         return [_StreamPartition(partition.value, rows) for partition in made]
@@ -415,6 +416,19 @@ def _field(schema: pa.Schema, name: str) -> pa.Field:
             kind=ErrorKind.SCHEMA_MISMATCH,
         )
     return schema.field(index)
+
+
+def _check_names(wanted: Sequence[str], names: Sequence[str]) -> None:
+    """Refuses what Spark passes on unseen: a column that comes twice, and an option that a schema overrules."""
+    twice = [name for at, name in enumerate(names) if name in names[:at]]
+    if twice or (wanted and list(wanted) != list(names)):
+        raise InvalidInputError(
+            "the schema names it twice" if twice else f"the schema names {', '.join(names)}",
+            operation="load",
+            subject=f"column {twice[0]!r}" if twice else f"columns {', '.join(wanted)}",
+            hint="Name each column once, in a schema or in option('columns', ...)",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        )
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:

@@ -368,5 +368,6 @@ def _gone(handle: RunHandle) -> DataLossError:
         f"the run is gone, and checkpoints from {handle.checkpoint_id} on name it",
         operation="open",
         subject=handle.name,
-        hint="It was deleted or expired (check lifecycle rules): restore it, or go back to an older checkpoint",
+        hint="Its checkpoints were retired while it was read (read again, and raise retained_checkpoints), or it was "
+        "deleted or expired (check lifecycle rules): restore it, or go back to an older checkpoint",
     )
