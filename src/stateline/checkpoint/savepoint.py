@@ -142,9 +142,8 @@ def create_savepoint(
         if not source.is_published(checkpoint):
             raise _not_visible(source, checkpoint)
         try:
-            return _Creation(source, checkpoint.without_deliveries(), store, outputs or {}, environment).run(
-                label, progress
-            )
+            given = {} if outputs is None else outputs  # One that opens stores when it is asked may be empty so far.
+            return _Creation(source, checkpoint.without_deliveries(), store, given, environment).run(label, progress)
         except NotFoundError as error:
             attempts_left -= 1
             if _is_retained(source, checkpoint.checkpoint_id):

@@ -5,9 +5,11 @@ Owns arguments and printing. Does not own what a savepoint is (``stateline.check
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import click
 
-from stateline.blob import open_store
+from stateline.blob import BlobStore, open_store
 from stateline.checkpoint import CheckpointStore, create_savepoint, drop_savepoint, list_savepoints, open_savepoint
 from stateline.checkpoint.layout import METADATA, SAVEPOINT_PREFIX
 from stateline.cli.output import (
@@ -62,7 +64,9 @@ def create(
     record = source.latest() if checkpoint_id is None else source.get(checkpoint_id)
     # Only where files grow byte by byte: whoever makes savepoints may have no rights on the other outputs.
     urls = {output.url for output in record.outputs if any(map(_has_pieces, output.open))} if record else set()
-    outputs = {url: open_store(url, map_options(output_options)) for url in sorted(urls)}
+    outputs = _Outputs(map_options(output_options))
+    for url in sorted(urls):
+        outputs[url]  # What cannot be opened is told before the work.
     store = open_store(target, map_options(target_options))
     with progress("copying", hidden=as_json) as tell:
         made = create_savepoint(source, store, checkpoint_id=checkpoint_id, outputs=outputs, label=label, progress=tell)
@@ -70,6 +74,25 @@ def create(
         print_json({"url": made.url, "checkpoint_id": made.checkpoint.checkpoint_id})
     else:
         click.echo(plain(made.url))
+
+
+class _Outputs(Mapping[str, BlobStore]):
+    """The stores of outputs, opened when they are asked for: the query may decide more checkpoints meanwhile."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = options
+        self._opened: dict[str, BlobStore] = {}
+
+    def __getitem__(self, url: str) -> BlobStore:
+        if url not in self._opened:
+            self._opened[url] = open_store(url, self._options)
+        return self._opened[url]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._opened)
+
+    def __len__(self) -> int:
+        return len(self._opened)
 
 
 def _has_pieces(file: OpenFile) -> bool:

@@ -22,7 +22,9 @@ from stateline.checkpoint import (
     CheckpointStoreSettings,
     OperatorState,
     OutputState,
+    Savepoint,
     VerifyReport,
+    create_savepoint,
     open_savepoint,
     start_from_savepoint,
     sweep_root,
@@ -30,6 +32,7 @@ from stateline.checkpoint import (
 )
 from stateline.checkpoint.layout import record_name
 from stateline.cli import checkpoint as checkpoint_commands
+from stateline.cli import savepoint as savepoint_commands
 from stateline.cli.commands import stateline
 from stateline.environment import Environment, SystemIds
 from stateline.errors import CorruptDataError
@@ -335,6 +338,22 @@ def test_a_savepoint_needs_no_output_that_it_takes_nothing_from(root: Root) -> N
         msgspec.structs.replace(record, checkpoint_id=3, batch_id=3, nonce="n3", outputs=(elsewhere,))
     )
     assert run("savepoint", "create", root.url, f"file://{root.folder}/savepoints").exit_code == 0
+
+
+def test_a_savepoint_of_a_checkpoint_that_came_meanwhile_finds_its_output(root: Root, monkeypatch: Any) -> None:
+    record = root.checkpoints.get(2)
+    root.checkpoints.publish(msgspec.structs.replace(record, checkpoint_id=3, batch_id=3, nonce="n3", outputs=()))
+    [output] = record.outputs
+    outputs = (msgspec.structs.replace(output, finished=()),)
+    begins = msgspec.structs.replace(record, checkpoint_id=4, batch_id=4, nonce="n4", outputs=outputs)
+
+    def create(*arguments: Any, **more: Any) -> Savepoint:
+        root.checkpoints.publish(begins)  # The query goes on, and begins a file.
+        return create_savepoint(*arguments, **more)
+
+    monkeypatch.setattr(savepoint_commands, "create_savepoint", create)
+    answer = run("savepoint", "create", root.url, f"file://{root.folder}/savepoints", "--json")
+    assert [fact["checkpoint_id"] for fact in facts(answer)] == [4], answer.output
 
 
 def test_a_dry_drop_refuses_what_a_real_one_refuses(root: Root) -> None:
