@@ -35,6 +35,7 @@ from stateline.blob.checksum import crc32c
 from stateline.blob.names import check_name
 from stateline.blob.urls import store_of
 from stateline.checkpoint.api import MAX_FILE_STATE_THRESHOLD
+from stateline.checkpoint.layout import check_object_name
 from stateline.checkpoint.state_handles import FileHandle, InlineHandle
 from stateline.environment import Environment, system_environment
 from stateline.errors import (
@@ -190,7 +191,9 @@ def _in_folder(folder: str, handle: FileHandle) -> str:
 def _folder(name: str, what: str) -> str:
     if not isinstance(name, str):
         raise InvalidInputError(f"{name!r} is no name", subject=what, hint="Give a folder such as 'chk-7'")
-    return check_name(name.rstrip("/"))
+    folder = name.rstrip("/")
+    check_object_name(f"{check_name(folder)}/x")  # No sweep of staged pieces may take its files, and no floor be in it.
+    return folder
 
 
 class CheckpointStateOutputStream:

@@ -531,6 +531,9 @@ def test_many_threads_close_while_one_writes(store, monkeypatch):
         {"checkpoint_dir": None},
         {"shared_dir": "/x"},
         {"shared_dir": 7},
+        {"checkpoint_dir": ".inprogress"},
+        {"shared_dir": ".inprogress/chk-7"},
+        {"shared_dir": "floor"},
     ],
 )
 def test_bad_arguments_are_refused(store, arguments):
