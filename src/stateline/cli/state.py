@@ -154,9 +154,10 @@ def diff(
     printed, whatever happened to it in between.
     """
     given = map_options(options)
-    old_snapshot, new_snapshot = (resolve_pointer(pointer, options=given) for pointer in (before, after))
-    old = StoredState.of(old_snapshot.store, old_snapshot.checkpoint, operator)
-    new = StoredState.of(new_snapshot.store, new_snapshot.checkpoint, operator)
+    snapshots = [resolve_pointer(pointer, options=given) for pointer in (before, after)]
+    newer = max(snapshots, key=lambda snapshot: snapshot.checkpoint.checkpoint_id)
+    named = StoredState.of(newer.store, newer.checkpoint, operator)
+    old, new = (named.in_record(snapshot.store, snapshot.checkpoint) for snapshot in snapshots)
     if old.store.url != new.store.url or old.max_parallelism != new.max_parallelism:
         raise InvalidInputError(
             "they lie in different roots or have different key groups",

@@ -83,11 +83,6 @@ class StateRoot:
         """The state of the operator that the user named."""
         return StoredState.of(self.store, record, self._options.operator)
 
-    def stored_before(self, record: Checkpoint, later: StoredState) -> StoredState | None:
-        """What an older record holds of the operator of a later one; ``None`` where the operator is younger."""
-        name = later.operator.name
-        return None if record.operator(name) is None else StoredState.of(self.store, record, name)
-
     def _no_root(self) -> InvalidInputError:
         return InvalidInputError(
             "a savepoint is one state, and has no history",

@@ -299,7 +299,7 @@ class _FeedReader(DataSourceReader):
                     subject="start_checkpoint",
                     hint="Changes lead from an older checkpoint to a newer one",
                 )
-            before = root.stored_before(root.get(options.start_checkpoint), after)
+            before = after.in_record(root.store, root.get(options.start_checkpoint))
         self._partitions = _feed_partitions(before, after, options)
         self._rows = _Rows.of(after, options, schema)
 
@@ -354,7 +354,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stored = self._root.stored(after)
         newer = max(after, self._at_start or after, key=lambda record: record.checkpoint_id)
         rows = _Rows.of(self._root.stored(newer), self._options, self._schema)
-        older = None if before is None else self._root.stored_before(before, stored)
+        older = None if before is None else stored.in_record(self._root.store, before)
         made = _feed_partitions(older, stored, self._options)
         # The reader that tasks get was copied when the stream began, so each partition says how to read it.
         return [_StreamPartition(partition.value, rows) for partition in made]

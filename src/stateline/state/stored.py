@@ -18,6 +18,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Self
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -95,6 +96,14 @@ class StoredState:
             operator: Name; ``None`` for the only one.
         """
         return cls(store, checkpoint.checkpoint_id, find_operator(checkpoint, operator), checkpoint.max_parallelism)
+
+    def in_record(self, store: BlobStore, checkpoint: Checkpoint) -> StoredState:
+        """The same operator in another record of the root: without rows where the record does not have it."""
+        if checkpoint.operator(self.operator.name) is not None:
+            return StoredState.of(store, checkpoint, self.operator.name)
+        nothing = SubtaskState(first_key_group=0, last_key_group=checkpoint.max_parallelism - 1)
+        operator = msgspec.structs.replace(self.operator, subtasks=(nothing,))
+        return StoredState(store, checkpoint.checkpoint_id, operator, checkpoint.max_parallelism)
 
     @property
     def schema(self) -> StateSchema:

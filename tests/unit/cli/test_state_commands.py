@@ -119,6 +119,19 @@ def test_diff_reads_both_as_the_newer_one_in_any_order(tmp_path: Path) -> None:
         assert len(facts(answer)) == 3
 
 
+def test_diff_knows_that_a_younger_operator_had_no_rows(tmp_path: Path) -> None:
+    where = f"file://{tmp_path}/root"
+    schema = StateSchema(pa.schema([("k", pa.int64())]), pa.schema([("v", pa.int64())]))
+    with KeyedStateBackend.open(where, retained_checkpoints=9) as backend:
+        backend.checkpoint()
+        backend.state("o", schema).put(pa.table({"k": [1], "v": [7]}))
+        backend.checkpoint()
+    for before, after, change in (("chk-0", "chk-1", "insert"), ("chk-1", "chk-0", "delete")):
+        for more in ([], ["--operator", "o"]):
+            answer = run("diff", f"{where}/{before}", f"{where}/{after}", "--json", *more)
+            assert facts(answer) == [{"__change": change, "k": 1, "v": 7}], answer.output
+
+
 def test_an_answer_that_is_not_read_to_its_end_is_no_verdict(url: str) -> None:
     command = [sys.executable, "-m", "stateline.cli", "state", "diff", f"{url}/chk-0", url]
     reader, writer = os.pipe()
