@@ -8,6 +8,9 @@ import warnings
 import emulators
 import pytest
 
+from stateline.testing.fault_proxy import FaultProxy
+from stateline.testing.gcs_server import GcsServer
+
 pytest.register_assert_rewrite("stateline.testing.blob_conformance", "stateline.testing.recoverable_conformance")
 
 
@@ -51,3 +54,39 @@ def collected():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
+
+
+@pytest.fixture
+def s3_world(ministack_endpoint):
+    import worlds  # Here, because it imports modules of tests, whose assertions pytest rewrites before.
+
+    with FaultProxy(ministack_endpoint) as proxy:
+        made = worlds.s3_world(ministack_endpoint, proxy)
+        yield made
+        made.store.close()
+
+
+@pytest.fixture
+def gcs_world(collected):
+    import worlds
+
+    with GcsServer() as server:
+        made = worlds.gcs_world(server)
+        yield made
+        made.store.close()
+
+
+@pytest.fixture
+def azure_world(azurite_endpoint, monkeypatch):
+    import worlds
+
+    with FaultProxy(azurite_endpoint) as proxy:
+        made = worlds.azure_world(azurite_endpoint, proxy, monkeypatch)
+        yield made
+        made.store.close()
+
+
+@pytest.fixture(params=["s3", "gcs", "azure"])
+def world(request):
+    """Each cloud, behind a server that counts requests and fails on demand."""
+    return request.getfixturevalue(f"{request.param}_world")

@@ -5,7 +5,7 @@ import re
 import msgspec
 import pytest
 import worlds
-from test_azure_conformance import CONTAINER, make_container
+from test_azure_conformance import CONTAINER
 
 from stateline.blob.azure import AzureStore
 from stateline.checkpoint import CheckpointedStateScope, CheckpointStreamFactory, stream_factory
@@ -19,7 +19,6 @@ BLOCK_LIST = {"method": "PUT", "path": "comp=blocklist"}
 
 @pytest.fixture(scope="module")
 def proxy(azurite_endpoint):
-    make_container(azurite_endpoint)
     with FaultProxy(azurite_endpoint) as proxy:
         yield proxy
 

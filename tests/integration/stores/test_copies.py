@@ -2,38 +2,19 @@
 
 import boto3
 import pytest
-import worlds
 from test_s3_conformance import BUCKET
 
 from stateline.checkpoint import CheckpointedStateScope, CheckpointStreamFactory
 from stateline.errors import AlreadyExistsError, NotFoundError
 from stateline.testing.blob_conformance import bytes_of
-from stateline.testing.fault_proxy import FaultProxy
-from stateline.testing.gcs_server import GcsServer
 
 MIB = 1024 * 1024
 DATA = bytes_of(12 * MIB)
 
 
-@pytest.fixture
-def s3(ministack_endpoint):
-    with FaultProxy(ministack_endpoint) as proxy:
-        world = worlds.s3_world(ministack_endpoint, proxy)
-        yield world
-        world.store.close()
-
-
-@pytest.fixture
-def gcs(collected):
-    with GcsServer() as server:
-        world = worlds.gcs_world(server)
-        yield world
-        world.store.close()
-
-
 @pytest.fixture(params=["s3", "gcs"])
 def world(request):
-    return request.getfixturevalue(request.param)
+    return request.getfixturevalue(f"{request.param}_world")
 
 
 def uploads_left(store):
@@ -56,12 +37,12 @@ def test_the_bytes_do_not_come_by(world):
     assert world.store.get("target") == DATA
 
 
-def test_a_long_object_is_copied_in_ranges(s3, monkeypatch):
+def test_a_long_object_is_copied_in_ranges(s3_world, monkeypatch):
     monkeypatch.setattr("stateline.blob.s3_uploads._COPIED_BYTES_MAX", 5 * MIB)
-    s3.store.put("object", DATA)
-    s3.store.copy("object", "target")
-    assert sum("/target?" in line and "partNumber" in line for line in s3.faults.seen) == 3
-    assert s3.store.get("target") == DATA
+    s3_world.store.put("object", DATA)
+    s3_world.store.copy("object", "target")
+    assert sum("/target?" in line and "partNumber" in line for line in s3_world.faults.seen) == 3
+    assert s3_world.store.get("target") == DATA
 
 
 CHANGES = {
@@ -106,12 +87,13 @@ def test_an_empty_object_is_copied(world):
     assert world.store.get("target") == b""
 
 
-def test_an_object_without_a_checksum_is_copied(s3):
-    client = boto3.client("s3", endpoint_url=s3.store._settings.endpoint)
-    client.put_object(Bucket=BUCKET, Key=f"{s3.store._prefix}/object", Body=b"foreign", ChecksumAlgorithm="SHA256")
+def test_an_object_without_a_checksum_is_copied(s3_world):
+    store = s3_world.store
+    client = boto3.client("s3", endpoint_url=store._settings.endpoint)
+    client.put_object(Bucket=BUCKET, Key=f"{store._prefix}/object", Body=b"foreign", ChecksumAlgorithm="SHA256")
     client.close()
-    s3.store.copy("object", "target")
-    assert s3.store.get("target") == b"foreign"
+    store.copy("object", "target")
+    assert store.get("target") == b"foreign"
 
 
 def test_state_files_are_duplicated_by_the_service(world):

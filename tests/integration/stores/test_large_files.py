@@ -3,38 +3,15 @@
 The pieces are small here; what is counted is what crosses the wire. A file of 10 GB has 160 pieces of 64 MiB.
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-import worlds
-from test_azure_conformance import make_container
-
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.testing.blob_conformance import bytes_of
-from stateline.testing.fault_proxy import FaultProxy
-from stateline.testing.gcs_server import GcsServer
 
 MIB = 1024 * 1024
 PIECES = {"s3": (24, 5 * MIB), "gcs": (160, 20_000), "azure": (160, 20_000)}
 """How many, and how long: S3 joins no pieces that are shorter."""
-
-
-@pytest.fixture(params=["s3", "gcs", "azure"])
-def world(request, monkeypatch):
-    with contextlib.ExitStack() as stack:
-        if request.param == "gcs":
-            made = worlds.gcs_world(stack.enter_context(GcsServer()))
-        elif request.param == "s3":
-            endpoint = request.getfixturevalue("ministack_endpoint")
-            made = worlds.s3_world(endpoint, stack.enter_context(FaultProxy(endpoint)))
-        else:
-            endpoint = request.getfixturevalue("azurite_endpoint")
-            make_container(endpoint)
-            made = worlds.azure_world(endpoint, stack.enter_context(FaultProxy(endpoint)), monkeypatch)
-        yield made
-        made.store.close()
 
 
 def moved(world, action: Callable[[], Any]) -> tuple[int, Any]:

@@ -62,10 +62,7 @@ def world(request, monkeypatch):
         request.getfixturevalue("collected")
         made = worlds.gcs_world(request.getfixturevalue("failing_gcs"))
     else:
-        from test_azure_conformance import make_container
-
         endpoint = request.getfixturevalue("azurite_endpoint")
-        make_container(endpoint)
         made = worlds.azure_world(endpoint, request.getfixturevalue("azure_proxy"), monkeypatch)
     yield made
     made.faults.clear()

@@ -10,7 +10,6 @@ import boto3
 import msgspec
 import pytest
 import worlds
-from test_azure_conformance import make_container
 from test_s3_conformance import BUCKET
 
 from stateline.errors import ConflictError, DataLossError, InvalidInputError, UnavailableError
@@ -37,7 +36,6 @@ def opened(service, request, monkeypatch):
     endpoint = request.getfixturevalue(f"{service}_endpoint")
     with FaultProxy(endpoint) as proxy:
         if service == "azurite":
-            make_container(endpoint)
             yield worlds.azure_world(endpoint, proxy, monkeypatch)
         else:
             yield worlds.s3_world(endpoint, proxy)

@@ -2,14 +2,8 @@
 
 import re
 
-import pytest
-import worlds
-from test_azure_conformance import make_container
-
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.testing.blob_conformance import bytes_of
-from stateline.testing.fault_proxy import FaultProxy
-from stateline.testing.gcs_server import GcsServer
 
 SETTINGS = RecoverableWriterSettings(chunk_size=4000, fold_size=2000)
 PIECE = {
@@ -25,25 +19,6 @@ TARGET = {
     r"^GET .*/o/root%2Fout%2Ffile|^(GET|DELETE) .*/o/\.inprogress%2F",
     "azure": r"^(PUT|HEAD|GET) .*/out/file|^(GET|DELETE) .*/\.inprogress/",
 }
-
-
-@pytest.fixture(params=["s3", "gcs", "azure"])
-def world(request, monkeypatch):
-    if request.param == "gcs":
-        with GcsServer() as server:
-            made = worlds.gcs_world(server)
-            yield made
-            made.store.close()
-        return
-    endpoint = request.getfixturevalue("ministack_endpoint" if request.param == "s3" else "azurite_endpoint")
-    with FaultProxy(endpoint) as proxy:
-        if request.param == "s3":
-            made = worlds.s3_world(endpoint, proxy)
-        else:
-            make_container(endpoint)
-            made = worlds.azure_world(endpoint, proxy, monkeypatch)
-        yield made
-        made.store.close()
 
 
 def outside(world, allowed):

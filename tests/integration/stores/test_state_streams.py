@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-import worlds
-from test_azure_conformance import make_container
 
 from stateline.blob import InstrumentedStore
 from stateline.blob.memory import MemoryStore
@@ -27,37 +25,9 @@ from stateline.environment import SystemIds
 from stateline.errors import ClosedError
 from stateline.state import KeyedStateBackend, StateSchema
 from stateline.testing.blob_conformance import bytes_of
-from stateline.testing.fault_proxy import FaultProxy
-from stateline.testing.gcs_server import GcsServer
 
 EXCLUSIVE, SHARED = CheckpointedStateScope.EXCLUSIVE, CheckpointedStateScope.SHARED
 MIB = 1024 * 1024
-
-
-@pytest.fixture
-def s3(ministack_endpoint):
-    with FaultProxy(ministack_endpoint) as proxy:
-        yield worlds.s3_world(ministack_endpoint, proxy)
-
-
-@pytest.fixture
-def gcs(collected):
-    with GcsServer() as server:
-        yield worlds.gcs_world(server)
-
-
-@pytest.fixture
-def azure(azurite_endpoint, monkeypatch):
-    make_container(azurite_endpoint)
-    with FaultProxy(azurite_endpoint) as proxy:
-        yield worlds.azure_world(azurite_endpoint, proxy, monkeypatch)
-
-
-@pytest.fixture(params=["s3", "gcs", "azure"])
-def world(request):
-    found = request.getfixturevalue(request.param)
-    yield found
-    found.store.close()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass
 
 from emulators import AZURITE_ACCOUNT
-from test_azure_conformance import CONTAINER, connection_string
+from test_azure_conformance import CONTAINER, connection_string, make_container
 from test_gcs_conformance import open_gcs
 from test_s3_conformance import BUCKET, make_bucket
 
@@ -88,6 +88,7 @@ def gcs_world(server) -> World:
 
 
 def azure_world(endpoint, proxy, monkeypatch) -> World:
+    make_container(endpoint)
     through = f"{proxy.url}/{AZURITE_ACCOUNT}"
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection_string(through))
     options = {**PATIENCE, "block_size_min": "1000"}
