@@ -50,7 +50,7 @@ __all__ = [
 _WINDOW_ROWS: Final = 131_072
 """Rows merged at a time: few enough to stay in the cache, enough to make numpy's overhead vanish."""
 
-_SOONER: Final = 0.7
+_SOONER: Final = 0.5
 _TIER_SLACK: Final = 1.2
 """How much bigger than all newer runs together the next older one may be to be of their size. Batches vary."""
 
@@ -97,7 +97,7 @@ class MergeSettings:
 
     @property
     def sooner(self) -> Self:
-        """For a subtask whose neighbours merge now: it merges too, if it would have to within a checkpoint or two.
+        """For a subtask whose neighbours merge now: it merges too, if it is half way to the bound of space.
 
         Subtasks grow alike, so from then on they merge in the same checkpoints. A micro-batch lasts as long as its
         slowest subtask: merges that take turns would lengthen every batch, those that coincide only some.
