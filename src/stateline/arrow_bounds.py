@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from stateline.errors import CorruptDataError
@@ -155,10 +156,22 @@ def check_values(batch: pa.RecordBatch) -> None:
     batch.validate()
     check_nested_values(batch)
     for column in batch.columns:
-        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-            offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset :][: len(column) + 1]
+        kind = column.type
+        if pa.types.is_dictionary(kind) or pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+            column.validate(full=True)
+        width = _offset_type(kind)
+        if width is not None:
+            offsets: npt.NDArray[Any] = np.frombuffer(column.buffers()[1], dtype=width)[column.offset :][
+                : len(column) + 1
+            ]
             if (offsets[1:] < offsets[:-1]).any():
                 raise pa.ArrowInvalid("offsets of a string column do not ascend")
+
+
+def _offset_type(kind: pa.DataType) -> type[np.int32] | type[np.int64] | None:
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return np.int32
+    return np.int64 if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) else None
 
 
 def check_nested_values(batch: pa.RecordBatch) -> None:

@@ -82,6 +82,7 @@ def test_arrow_checks_the_values_it_reads_where_somebody_wants_it(name: str) -> 
     assert setting not in defaults({setting: "theirs"})
     assert setting not in defaults({}, starts_jvm=False)
     assert name not in session._launch_environment({}, None, {name: "theirs"})
+    assert session._launch_environment({setting: "theirs"}, None, {})[name] == "theirs"
 
 
 @pytest.mark.spark

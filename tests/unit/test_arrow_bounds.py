@@ -2,10 +2,11 @@
 
 import struct
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from stateline.arrow_bounds import MAX_INFLATED_BYTES, check_file, check_stream
+from stateline.arrow_bounds import MAX_INFLATED_BYTES, check_file, check_stream, check_values
 from stateline.errors import CorruptDataError
 
 TEXT = "same " * 2000
@@ -50,3 +51,29 @@ def test_other_bytes_are_refused():
         check_file(memoryview(encoded(pa.ipc.new_file, None)), [2], "object")
     with pytest.raises(CorruptDataError):
         check_stream(memoryview(b"\xff\xff\xff\xff\x10\0\0\0\xff\xff\xff\x7f"), "object")
+
+
+def text_of(kind, offsets):
+    width = np.int64 if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) else np.int32
+    buffers = [None, pa.py_buffer(np.array(offsets, width)), pa.py_buffer(b"hello")]
+    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.large_string(), pa.large_binary()])
+def test_text_that_lies_outside_of_its_buffer_is_refused(kind):
+    check_values(pa.record_batch([text_of(kind, [0, 2, 2, 5])], names=["a"]))
+    with pytest.raises(pa.ArrowInvalid, match="ascend"):
+        check_values(pa.record_batch([text_of(kind, [0, 4000, 1, 5])], names=["a"]))
+
+
+def test_a_code_without_a_word_is_refused():
+    def batch(codes):
+        buffers = [None, pa.py_buffer(np.array(codes, np.int32))]
+        words = pa.dictionary(pa.int32(), pa.string())
+        return pa.record_batch(
+            [pa.DictionaryArray.from_buffers(words, len(codes), buffers, pa.array(["x"]))], names=["a"]
+        )
+
+    check_values(batch([0, 0]))
+    with pytest.raises(pa.ArrowInvalid, match="out of bounds"):
+        check_values(batch([0, 99]))

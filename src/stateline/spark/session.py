@@ -262,7 +262,8 @@ def _launch_environment(
     configured: Mapping[str, str], java: JavaRuntime | None, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """What must be in the environment while the JVM and the context start."""
-    launch = {"PYSPARK_DRIVER_PYTHON": sys.executable, **_UNCHECKED_READS}
+    reads = {name: configured.get(_EXECUTOR_VARIABLE + name, value) for name, value in _UNCHECKED_READS.items()}
+    launch = {"PYSPARK_DRIVER_PYTHON": sys.executable, **reads}
     if _is_on_this_machine(_master(configured)):
         launch |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": _LOOPBACK}
     if "spark.pyspark.python" in configured:
