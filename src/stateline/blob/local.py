@@ -31,7 +31,7 @@ from typing import Any, Final, Self, TypeVar
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.arguments import checked_names, checked_parts, plain_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
-from stateline.blob.file_writes import write_all, write_pieces
+from stateline.blob.file_bytes import read_once, write_all, write_pieces
 from stateline.blob.folders import CREATION_ATTEMPTS, Folders, vanishing
 from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix, check_staged_name
 from stateline.blob.outcome import (
@@ -150,7 +150,7 @@ class LocalStore(BlobStore):
 
     def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
         """See :meth:`BlobStore.put_all_if_absent`. Long ones are written past the page cache where that works."""
-        self._put_new(name, pieces)
+        self._put_new(name, pieces, read_soon=False)
         return self._info(name, sum(map(len, pieces)), None)
 
     def get(self, name: str) -> bytes:
@@ -230,7 +230,7 @@ class LocalStore(BlobStore):
         data = plain_bytes(data, "stage", check_name(target))
         leaf = self._environment.ids.new_id()
         name = STAGING_PREFIX + leaf
-        with self._translated("stage", name), self._staged(leaf, [data]) as staging:
+        with self._translated("stage", name), self._staged(leaf, [data], read_soon=False) as staging:
             self._fsync(staging)
         return Part(name=name, length=len(data), crc32c=crc32c(data))
 
@@ -346,7 +346,7 @@ class LocalStore(BlobStore):
                             os.unlink(temporary, dir_fd=joint)
         raise vanishing(name)
 
-    def _chunks_of_pieces(self, target: str, parts: Sequence[Part]) -> Generator[bytes]:
+    def _chunks_of_pieces(self, target: str, parts: Sequence[Part]) -> Generator[Buffer]:
         for part in parts:
             yield from self._piece_chunks(target, part)
 
@@ -354,12 +354,15 @@ class LocalStore(BlobStore):
         for _ in self._piece_chunks(target, part):
             pass
 
-    def _piece_chunks(self, target: str, part: Part) -> Iterator[bytes]:
-        """The bytes of a piece, checked against what was staged before the last chunk is handed out."""
+    def _piece_chunks(self, target: str, part: Part) -> Iterator[Buffer]:
+        """The bytes of a piece, checked against what was staged before the last chunk is handed out.
+
+        A chunk is good until the next one is asked for.
+        """
         length = checksum = 0
         try:
             with self._opened(part.name) as descriptor:
-                for chunk in _chunks(descriptor):
+                for chunk in read_once(descriptor, part.length):
                     length += len(chunk)
                     checksum = crc32c(chunk, checksum)
                     if length >= part.length and (length, checksum) != (part.length, part.crc32c):
@@ -391,14 +394,14 @@ class LocalStore(BlobStore):
 
     # -- writing --------------------------------------------------------------------------------------------------
 
-    def _put_new(self, name: str, pieces: Sequence[Buffer]) -> None:
+    def _put_new(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = True) -> None:
         """Creates an object, or finds exactly these bytes."""
         folders, leaf = _split(name)
         found = self._present(name)
         with self._translated("put_if_absent", name):
             if found is None:
                 with contextlib.suppress(FileExistsError):
-                    self._with_temporary(pieces, folders, self._link_to(leaf))
+                    self._with_temporary(pieces, folders, self._link_to(leaf), read_soon=read_soon)
                     return
                 found = self._present(name)
                 if found is None:
@@ -408,11 +411,16 @@ class LocalStore(BlobStore):
             self._sync_entry(folders)
 
     def _with_temporary(
-        self, chunks: Iterable[Buffer], folders: tuple[str, ...], place: Callable[[str, int, int], None]
+        self,
+        chunks: Iterable[Buffer],
+        folders: tuple[str, ...],
+        place: Callable[[str, int, int], None],
+        *,
+        read_soon: bool = True,
     ) -> None:
         """Writes a durable temporary file, lets ``place`` give it its name, makes the name durable."""
         temporary = self._environment.ids.new_id()
-        with self._staged(temporary, chunks) as staging:
+        with self._staged(temporary, chunks, read_soon=read_soon) as staging:
             try:
                 self._placed(temporary, staging, folders, place)
             finally:
@@ -459,7 +467,7 @@ class LocalStore(BlobStore):
         return link
 
     @contextlib.contextmanager
-    def _staged(self, leaf: str, chunks: Iterable[Buffer]) -> Iterator[int]:
+    def _staged(self, leaf: str, chunks: Iterable[Buffer], *, read_soon: bool) -> Iterator[int]:
         """Writes a new file into the staging folder, which others remove whenever it is empty; yields the folder."""
         for _ in range(CREATION_ATTEMPTS):
             with self._folder(_STAGING_FOLDERS, create=True) as staging:
@@ -467,7 +475,7 @@ class LocalStore(BlobStore):
                     descriptor = self._create(staging, leaf)
                 except FileNotFoundError:
                     continue
-                self._fill(staging, leaf, descriptor, chunks)
+                self._fill(staging, leaf, descriptor, chunks, read_soon=read_soon)
                 yield staging
                 return
         raise vanishing(_STAGING_FOLDERS[0])
@@ -476,15 +484,17 @@ class LocalStore(BlobStore):
         mode = 0o600 if self._settings.permissions == "private" else 0o666
         return os.open(leaf, _CREATE, mode, dir_fd=folder)
 
-    def _fill(self, folder: int, leaf: str, descriptor: int, chunks: Iterable[Buffer]) -> None:
+    def _fill(
+        self, folder: int, leaf: str, descriptor: int, chunks: Iterable[Buffer], *, read_soon: bool = True
+    ) -> None:
         """Writes a new file whole and syncs it. On any error the file is removed and never named again."""
         try:
             try:
-                if isinstance(chunks, Sequence) and len(chunks) > 1:
-                    write_pieces(descriptor, chunks)
-                else:
+                if read_soon:
                     for chunk in chunks:
                         write_all(descriptor, chunk)
+                else:
+                    write_pieces(descriptor, tuple(chunks))
                 self._fsync(descriptor)
             finally:
                 os.close(descriptor)

@@ -47,7 +47,7 @@ def store_rows(store: BlobStore, ids: Ids, tables: Sequence[pa.Table]) -> list[R
         return []
     name = f"shared/rows-{ids.new_id()}.arrows"
     streams = [encoded_rows(table) for table in tables]
-    store.put_if_absent(name, memoryview(streams[0]) if len(streams) == 1 else b"".join(streams))
+    store.put_all_if_absent(name, [memoryview(stream) for stream in streams])
     handles = []
     offset = 0
     for stream, table in zip(streams, tables, strict=True):

@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final, Protocol
 
-from stateline.blob import file_writes as file_writes_module
+from stateline.blob import file_bytes as file_bytes_module
 from stateline.blob import folders as folders_module
 from stateline.blob import local as local_module
 from stateline.blob.api import BlobStore
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-LOCAL_MODULES: Final = (local_module, folders_module, file_writes_module)
+LOCAL_MODULES: Final = (local_module, folders_module, file_bytes_module)
 """The modules whose system calls are a local store's."""
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stateline.blob import InstrumentedStore, file_writes
+from stateline.blob import InstrumentedStore, file_bytes
 from stateline.blob.api import BlobStore
 from stateline.blob.local import LocalStore
 from stateline.blob.memory import MemoryStore
-from stateline.errors import AlreadyExistsError, CorruptDataError, StorageFullError
+from stateline.errors import AlreadyExistsError, CorruptDataError, NotFoundError, StorageFullError
 
 PIECES = [b"head", bytearray(b"x" * 100_000), memoryview(b"tail"), b"", memoryview(bytes(range(256)))]
 
@@ -50,7 +50,7 @@ def test_many_pieces_and_short_writes(tmp_path: Path, monkeypatch: pytest.Monkey
         calls.append(len(views))
         return os.write(descriptor, b"".join(views)[:1001])
 
-    monkeypatch.setattr(file_writes.os, "writev", short)
+    monkeypatch.setattr(file_bytes.os, "writev", short)
     LocalStore(tmp_path).put_all_if_absent("a", pieces)
     assert LocalStore(tmp_path).get("a") == b"".join(pieces)
     assert max(calls) <= 1024
@@ -60,7 +60,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     def full(descriptor: int, views: list[memoryview]) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(file_writes.os, "writev", full)
+    monkeypatch.setattr(file_bytes.os, "writev", full)
     with pytest.raises(StorageFullError):
         LocalStore(tmp_path).put_all_if_absent("a", PIECES)
     assert list(LocalStore(tmp_path).list("")) == []
@@ -103,7 +103,7 @@ def test_long_pieces_go_past_the_page_cache_in_whole_blocks(tmp_path: Path, monk
         return os_write(descriptor, view)
 
     os_write = os.write
-    monkeypatch.setattr(file_writes.os, "write", write)
+    monkeypatch.setattr(file_bytes.os, "write", write)
     LocalStore(tmp_path).put_all_if_absent("a", LONG)
     length = sum(map(len, LONG))
     assert sum(direct) == length - length % 4096
@@ -136,9 +136,9 @@ def test_where_the_cache_cannot_be_passed_all_is_written_as_usual(
 
     real_control, os_write = fcntl.fcntl, os.write
     if refusal == "flag":
-        monkeypatch.setattr(file_writes.fcntl, "fcntl", control)
+        monkeypatch.setattr(file_bytes.fcntl, "fcntl", control)
     else:
-        monkeypatch.setattr(file_writes.os, "write", write)
+        monkeypatch.setattr(file_bytes.os, "write", write)
     LocalStore(tmp_path).put_all_if_absent("a", LONG)
     monkeypatch.undo()
     assert LocalStore(tmp_path).get("a") == b"".join(LONG)
@@ -149,7 +149,52 @@ def test_a_full_disk_is_told_also_past_the_cache(tmp_path: Path, monkeypatch: py
     def full(descriptor: int, view: memoryview) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(file_writes.os, "write", full)
+    monkeypatch.setattr(file_bytes.os, "write", full)
     with pytest.raises(StorageFullError):
         LocalStore(tmp_path).put_all_if_absent("a", LONG)
     assert list(LocalStore(tmp_path).list("")) == []
+
+
+@pytest.mark.parametrize("refusal", ["nothing", "flag", "first read", "later read"])
+def test_long_staged_pieces_are_joined_whole_also_where_the_cache_cannot_be_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    reads: list[bool] = []
+
+    def control(descriptor: int, command: int, flags: int = 0) -> int:
+        if refusal == "flag" and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return int(real_control(descriptor, command, flags))
+
+    def readv(descriptor: int, buffers: list[memoryview]) -> int:
+        reads.append(is_direct(descriptor))
+        if reads[-1] and (refusal == "first read" or (refusal == "later read" and len(reads) > 2)):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_readv(descriptor, buffers)
+
+    real_control, real_readv = fcntl.fcntl, os.readv
+    monkeypatch.setattr(file_bytes.fcntl, "fcntl", control)
+    monkeypatch.setattr(file_bytes.os, "readv", readv)
+    pieces = [os.urandom(number) for number in (3_000_001, 17, 2_097_152, 4_194_304)]
+    store = LocalStore(tmp_path)
+    parts = [store.stage("a/b", piece) for piece in pieces]
+    info = store.publish("a/b", store.prepare("a/b", parts, "n"), "n")
+    assert store.get("a/b") == b"".join(pieces)
+    assert info.crc32c == store.publish("a/b", parts, "n").crc32c
+    assert any(reads) == (refusal != "flag")
+    assert not all(reads)  # The short piece goes through the cache.
+
+
+def test_a_long_piece_that_was_damaged_is_not_published(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    part = store.stage("a", os.urandom(3_000_000))
+    path = store.local_path(part.name)
+    assert path is not None
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    for parts in ([part], [part, store.stage("a", b"end")]):
+        with pytest.raises(CorruptDataError):
+            store.publish("a", parts, "n")
+    with pytest.raises(NotFoundError):
+        store.head("a")

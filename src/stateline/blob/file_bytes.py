@@ -1,16 +1,17 @@
-"""Writing the bytes of a new file on the local disk.
+"""The bytes of files on the local disk, in and out.
 
-Owns the write loops. Does not own names, durability or errors (``local``): nothing here is safe before an ``fsync``.
+Owns the loops that write and read. Does not own names, durability or errors (``local``): nothing that is written here
+is safe before an ``fsync``.
 
-Large objects that come in pieces are written past the page cache, where the file system allows it. They are read again
-only after a failure, and the copy into memory that was not used for a while is what most of the time of such a write
-goes into: 100 MB take 55 to 115 milliseconds of a processor through the cache, and 25 past it.
+Long objects that nobody reads soon go past the page cache, where the file system allows it: a copy into memory that was
+not used for a while is what most of the time of a write through it goes into. 100 MB take 55 to 115 milliseconds of a
+processor through the cache, and 25 past it. Bytes that were written so are read so: only once, to be written elsewhere.
 
 Facts (``open(2)`` on Linux, "O_DIRECT"):
 - Address, length and position must be multiples of the disk's block, of which 4096 is one everywhere. So the pieces
   are gathered in aligned memory, little enough to stay in the processor's own cache, and the last bytes of a file, less
-  than a block, are written in the usual way.
-- A file system that cannot do it says ``EINVAL``, to the flag or to the first write. Then all is written as usual.
+  than a block, are written in the usual way. A read may reach beyond the end.
+- A file system that cannot do it says ``EINVAL``, to the flag or to the first call. Then all goes as usual.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
 from stateline.blob.api import Buffer
 
-__all__ = ["write_all", "write_pieces"]
+__all__ = ["read_once", "write_all", "write_pieces"]
 
 _VECTOR_PIECES: Final = 1024
 """Pieces in one ``writev``: IOV_MAX of Linux."""
@@ -34,7 +35,7 @@ _VECTOR_PIECES: Final = 1024
 _BLOCK_BYTES: Final = 4096
 _DIRECT_CHUNK_BYTES: Final = 1024 * 1024
 _DIRECT_BYTES_MIN: Final = 2 * 1024 * 1024
-"""Shorter files go through the page cache: there the copy is cheap, and one write to the disk is enough."""
+"""Shorter files go through the page cache: there the copy is cheap, and one call for the disk is enough."""
 
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 
@@ -47,7 +48,7 @@ def write_all(descriptor: int, data: Buffer) -> None:
 
 
 def write_pieces(descriptor: int, pieces: Sequence[Buffer]) -> None:
-    """Writes the pieces of a new file one after the other.
+    """Writes the pieces of a new file that nobody reads soon, one after the other.
 
     Args:
         descriptor: Of an empty file, at its start.
@@ -57,6 +58,31 @@ def write_pieces(descriptor: int, pieces: Sequence[Buffer]) -> None:
         _write_past_cache(descriptor, pieces)
     else:
         _write_vector(descriptor, pieces)
+
+
+def read_once(descriptor: int, size: int) -> Iterator[Buffer]:
+    """Reads a file from its start, in chunks that are good until the next one is asked for.
+
+    Args:
+        descriptor: Of the file, at its start.
+        size: How long it is, about: decides which way it is read, not how much.
+    """
+    memory = memoryview(mmap.mmap(-1, _DIRECT_CHUNK_BYTES))
+    if size >= _DIRECT_BYTES_MIN:
+        _set_direct(descriptor, True)
+    while count := _read_aligned(descriptor, memory):
+        yield memory[:count]
+
+
+def _read_aligned(descriptor: int, memory: memoryview) -> int:
+    """Reads what comes next; as usual from where the file system does not give it past its cache."""
+    try:
+        return os.readv(descriptor, [memory])
+    except OSError as error:
+        if error.errno != errno.EINVAL or not _is_direct(descriptor):
+            raise
+        _set_direct(descriptor, False)
+        return os.readv(descriptor, [memory])
 
 
 def _write_vector(descriptor: int, pieces: Sequence[Buffer]) -> None:
