@@ -33,7 +33,7 @@ class FileOutput:
         partition_by: Columns that become folders, outermost first.
         compression: A codec of the format; ``None`` for its default.
         rolling: When a file is complete.
-        row_group_rows: Rows per row group (Parquet) or record batch (Arrow).
+        row_group_rows: Most rows of a row group (Parquet) or record batch (Arrow); of long rows it has fewer.
         store_options: Options of the output's store.
     """
 

@@ -4,8 +4,8 @@ Owns the encoding. Does not own when a file is complete (``rolling``) nor where 
 
 | format | bytes | limits |
 |---|---|---|
-| ``parquet`` | one row group per :attr:`FileOutput.row_group_rows` | |
-| ``arrow`` | Arrow IPC file, one record batch per ``row_group_rows`` | |
+| ``parquet`` | row groups as ``row_groups`` says | |
+| ``arrow`` | Arrow IPC file, record batches as ``row_groups`` says | |
 | ``csv`` | RFC 4180 with a header line; a null is nothing, an empty string is ``""`` | flat columns |
 | ``jsonl`` | one JSON object per line | keys of maps are no structures, fractions or booleans |
 | ``text`` | one line per row; a null is an empty line | one string column; a value must not hold a line break |
@@ -46,6 +46,7 @@ __all__ = [
     "LINE_FORMATS",
     "Encoder",
     "Sink",
+    "SinkFile",
     "check_partition",
     "check_partition_values",
     "check_rows",
@@ -89,7 +90,7 @@ class Encoder(ABC):
 class _ParquetEncoder(Encoder):
     def __init__(self, sink: Sink, schema: pa.Schema, codec: str | None, row_group_rows: int) -> None:
         self._rows = row_group_rows
-        self._file = pa.PythonFile(_Open(sink), mode="w")
+        self._file = pa.PythonFile(SinkFile(sink), mode="w")
         self._schema = schema
         self._codec = codec or "none"
         self._opened: pq.ParquetWriter | None = None
@@ -134,7 +135,7 @@ class _ArrowEncoder(Encoder):
     def __init__(self, sink: Sink, schema: pa.Schema, codec: str | None, row_group_rows: int) -> None:
         self._rows = row_group_rows
         options = pa.ipc.IpcWriteOptions(compression=codec)
-        self._writer = pa.ipc.new_file(pa.PythonFile(_Open(sink), mode="w"), schema, options=options)
+        self._writer = pa.ipc.new_file(pa.PythonFile(SinkFile(sink), mode="w"), schema, options=options)
 
     def write(self, rows: pa.Table) -> None:
         self._writer.write_table(rows, max_chunksize=self._rows)
@@ -451,7 +452,7 @@ def _csv_of_one_column(rows: pa.Table) -> bytes:
     return b"".join((line or b'""') + b"\n" for line in lines)
 
 
-class _Open:
+class SinkFile:
     """A sink as the file object that pyarrow's encoders write to; closing it publishes nothing."""
 
     closed = False
@@ -461,14 +462,17 @@ class _Open:
         self._position = 0
 
     def write(self, data: Any) -> int:
+        """Takes all of ``data``: bytes, or a buffer of Arrow's."""
         self._position += len(data)
         return self._sink.write(data)
 
     def tell(self) -> int:
+        """Bytes so far."""
         return self._position
 
     def flush(self) -> None:
         """Nothing: what counts is made durable when the stream is closed for its commit."""
 
     def close(self) -> None:
+        """Takes no more."""
         self.closed = True

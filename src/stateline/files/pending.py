@@ -3,13 +3,15 @@
 Owns the bytes between a checkpoint and the roll. One call of :func:`store_rows` makes one object, however many files
 are open, so a checkpoint costs one request per subtask.
 
-Format: an object is the plain concatenation of Arrow IPC streams (schema, one record batch, end-of-stream). The
+Format: an object is the plain concatenation of Arrow IPC streams (schema, record batches, end-of-stream). The
 handle of each stream carries its range and CRC32C; without handles the object is read by opening stream after stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Final
 
 import pyarrow as pa
 
@@ -19,17 +21,37 @@ from stateline.blob.checksum import crc32c
 from stateline.blob.mapping import map_object
 from stateline.environment import Ids
 from stateline.errors import CorruptDataError, DataLossError, NotFoundError
+from stateline.files.formats import SinkFile
 from stateline.handles import RowsHandle
 
 __all__ = ["encoded_rows", "load_rows", "load_short_rows", "store_rows"]
 
+_BATCH_ROWS: Final = 32_768
+"""Rows of a record batch, on average; shorter ones are joined before they are stored."""
 
-def encoded_rows(rows: pa.Table) -> pa.Buffer:
-    """One Arrow IPC stream of ``rows``."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows.combine_chunks())
-    return sink.getvalue()
+
+class _Pieces:
+    """Keeps what an encoder writes as it comes: buffers of the rows themselves, not copies."""
+
+    def __init__(self) -> None:
+        self.views: list[memoryview] = []
+
+    def write(self, data: bytes) -> int:
+        """Takes all of ``data``."""
+        self.views.append(memoryview(data).cast("B"))
+        return len(data)
+
+
+def encoded_rows(rows: pa.Table) -> list[memoryview]:
+    """One Arrow IPC stream of ``rows``, in pieces that share memory with them."""
+    pieces = _Pieces()
+    with pa.ipc.new_stream(pa.PythonFile(SinkFile(pieces), mode="w"), rows.schema) as writer:
+        writer.write_table(_in_long_batches(rows))
+    return pieces.views
+
+
+def _in_long_batches(rows: pa.Table) -> pa.Table:
+    return rows if len(rows.to_batches()) <= 1 + rows.num_rows // _BATCH_ROWS else rows.combine_chunks()
 
 
 def store_rows(store: BlobStore, ids: Ids, tables: Sequence[pa.Table]) -> list[RowsHandle]:
@@ -47,13 +69,15 @@ def store_rows(store: BlobStore, ids: Ids, tables: Sequence[pa.Table]) -> list[R
         return []
     name = f"shared/rows-{ids.new_id()}.arrows"
     streams = [encoded_rows(table) for table in tables]
-    store.put_all_if_absent(name, [memoryview(stream) for stream in streams])
+    store.put_all_if_absent(name, list(chain.from_iterable(streams)))
     handles = []
     offset = 0
     for stream, table in zip(streams, tables, strict=True):
-        checksum = crc32c(memoryview(stream))
-        handles.append(RowsHandle(name=name, offset=offset, length=stream.size, crc32c=checksum, rows=table.num_rows))
-        offset += stream.size
+        length, checksum = sum(map(len, stream)), 0
+        for piece in stream:
+            checksum = crc32c(piece, checksum)
+        handles.append(RowsHandle(name=name, offset=offset, length=length, crc32c=checksum, rows=table.num_rows))
+        offset += length
     return handles
 
 

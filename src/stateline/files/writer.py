@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from stateline.blob import BlobStore
 from stateline.environment import Environment
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.files.ahead import BegunFile, EncodingAhead
 from stateline.files.api import FileOutput, FilesResult
 from stateline.files.background import BackgroundSink
 from stateline.files.folding import is_short, objects_to_fold
@@ -31,6 +32,7 @@ from stateline.files.formats import check_partition_values, check_rows, make_enc
 from stateline.files.nulls import filled_variants, with_nulls_inside
 from stateline.files.partitions import is_abbreviated, partition_folder
 from stateline.files.pending import load_rows, load_short_rows, store_rows
+from stateline.files.row_groups import row_groups
 from stateline.handles import CommitPoint, FinishedFile, OpenFile, RowsHandle
 from stateline.recoverable import RecoverableWriter
 
@@ -75,6 +77,7 @@ class FileWriter:
         subtask: Index of the subtask, for the record.
         now: The checkpoint's wall-clock time, seconds since the epoch.
         environment: Ids for names.
+        ahead: Has encoded the beginnings of some open files.
         buffer_bytes: Rows held in memory before they are made durable early.
     """
 
@@ -90,6 +93,7 @@ class FileWriter:
         now: float,
         environment: Environment,
         staged: Iterable[OpenFile] = (),
+        ahead: EncodingAhead | None = None,
         buffer_bytes: int = _BUFFER_BYTES,
     ) -> None:
         self._output = output
@@ -98,6 +102,7 @@ class FileWriter:
         self._subtask = subtask
         self._now = now
         self._environment = environment
+        self._ahead = ahead
         self._buffer_bytes = buffer_bytes
         self._buffered = 0
         self._gathered: list[pa.Table] = []
@@ -223,13 +228,15 @@ class FileWriter:
     def _roll(self, key: tuple[str, str]) -> None:
         """Encodes a file; later rows of its folder begin another one."""
         file = self._growing.pop(key)
+        begun = self._ahead.take(file.target, self._output, file.pending) if self._ahead else None
+        pending = file.pending[len(begun.handles) :] if begun else file.pending
 
         def tables() -> Iterator[pa.Table]:
-            yield from load_rows(self._root, file.pending)
+            yield from load_rows(self._root, pending)
             if file.buffered:
                 yield self._checked_values(file)
 
-        commit = encode_file(self._output, self._store, file.target, tables(), self._environment)
+        commit = encode_file(self._output, self._store, file.target, tables(), self._environment, begun)
         self._buffered -= sum(part.nbytes for part in file.buffered)
         self._finished.append(FinishedFile(commit=commit, rows=file.rows))
 
@@ -269,7 +276,7 @@ class FileWriter:
         if rows.num_rows == 0:
             return
         if not columns:
-            yield "", rows
+            yield "", rows.combine_chunks()  # Now, while Spark fills the next batches, and not when all wait for it.
             return
         check_partition_values(rows.select(columns))
         codes, values = _partition_codes(rows, columns)
@@ -287,7 +294,12 @@ def _is_folded(handle: RowsHandle, names: frozenset[str]) -> bool:
 
 
 def encode_file(
-    output: FileOutput, store: BlobStore, target: str, tables: Iterable[pa.Table], environment: Environment
+    output: FileOutput,
+    store: BlobStore,
+    target: str,
+    tables: Iterable[pa.Table],
+    environment: Environment,
+    begun: BegunFile | None = None,
 ) -> CommitPoint:
     """Encodes rows as one whole file and stages it; it becomes visible when the commit point is committed.
 
@@ -297,32 +309,22 @@ def encode_file(
         target: Relative name of the file.
         tables: The rows, at least one table; small ones are gathered into full row groups.
         environment: Threads, and ids for names.
+        begun: What is encoded of the file already, of rows before these.
     """
     stream = RecoverableWriter(store, environment=environment).open(target)
-    gathered = _row_groups(tables, output.row_group_rows)
-    first = next(gathered)
-    name, codec = output.encoding_of(target)
+    groups = row_groups(tables, output.row_group_rows)
+    first = next(groups)
     with BackgroundSink(stream, environment) as sink:
-        encoder = make_encoder(name, sink, first.schema, codec, output.row_group_rows)
+        if begun is None:
+            name, codec = output.encoding_of(target)
+            encoder = make_encoder(name, sink, first.schema, codec, output.row_group_rows)
+        else:
+            encoder = begun.go_on(sink)
         encoder.write(first)
-        for table in gathered:
-            encoder.write(table)
+        for group in groups:
+            encoder.write(group)
         encoder.finish()
     return stream.close_for_commit().commit_point
-
-
-def _row_groups(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Gathers small tables, so that a short trigger interval does not make small row groups."""
-    waiting: list[pa.Table] = []
-    count = 0
-    for table in tables:
-        waiting.append(table)
-        count += table.num_rows
-        if count >= rows:
-            yield pa.concat_tables(waiting, promote_options="default")
-            waiting, count = [], 0
-    if waiting:
-        yield pa.concat_tables(waiting, promote_options="default")
 
 
 def _partition_codes(rows: pa.Table, columns: Sequence[str]) -> tuple[np.ndarray, list[tuple[object, ...]]]:

@@ -19,7 +19,7 @@ from stateline.blob import BlobStore
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import Environment
 from stateline.errors import InternalError
-from stateline.files import FileOutput, FileWriter
+from stateline.files import EncodingAhead, FileOutput, FileWriter
 from stateline.handles import FinishedFile, OpenFile
 from stateline.spark.coordinator import Batch, BatchReport, MicroBatchCoordinator, SubtaskResult, SubtaskTask
 from stateline.spark.output_columns import columns_of
@@ -47,6 +47,7 @@ class FilesDecision:
         schema: Schema of the rows.
         environment: Clock, ids and threads.
         records: The records in ``root``, where a process goes on with them: it remembers what it would have to list.
+        ahead: Encodes files that are open while the process waits for its next commit.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class FilesDecision:
         schema: pa.Schema,
         environment: Environment,
         records: CheckpointStore | None = None,
+        ahead: EncodingAhead | None = None,
     ) -> None:
         self._records = records or CheckpointStore(root, environment=environment)
         self._plan = plan
@@ -64,6 +66,7 @@ class FilesDecision:
         self._out = out
         self._schema = schema
         self._environment = environment
+        self._ahead = ahead
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> TaskFiles:
         """A task's work: makes its rows durable. What is a whole file by itself is encoded here, in parallel."""
@@ -97,7 +100,7 @@ class FilesDecision:
         """
         coordinator = self.coordinator()
         newest = coordinator.start(at_least)
-        return coordinator.run_batch(
+        report = coordinator.run_batch(
             Batch(
                 query_id=query_id or (newest.query_id if newest else self._plan.root_url),
                 batch_id=batch_id,
@@ -105,6 +108,10 @@ class FilesDecision:
                 data=made,
             )
         )
+        if self._ahead is not None:
+            open_files = (file for output in report.checkpoint.outputs for file in output.open)
+            self._ahead.go_on(self._output, self._root, open_files)
+        return report
 
     def is_decided(self) -> bool:
         """Whether there is any record."""
@@ -123,11 +130,8 @@ class FilesDecision:
         return MicroBatchCoordinator(self._plan, self._records, {_OPERATOR: self._out}, join, self._environment)
 
     def _writer(self, open_files: Iterable[OpenFile], now: float, staged: Iterable[OpenFile] = ()) -> FileWriter:
-        (operator,) = self._plan.operators
-        if operator.output is None:
-            raise InternalError("the operator of a sink writes files", subject=operator.name)
         return FileWriter(
-            operator.output,
+            self._output,
             self._root,
             self._out,
             self._schema,
@@ -136,7 +140,15 @@ class FilesDecision:
             subtask=0,
             now=now,
             environment=self._environment,
+            ahead=self._ahead,
         )
+
+    @property
+    def _output(self) -> FileOutput:
+        (operator,) = self._plan.operators
+        if operator.output is None:
+            raise InternalError("the operator of a sink writes files", subject=operator.name)
+        return operator.output
 
 
 def files_plan(

@@ -45,7 +45,7 @@ from stateline.errors import (
     StatelineError,
     UnavailableError,
 )
-from stateline.files import FileOutput, RollingPolicy
+from stateline.files import EncodingAhead, FileOutput, RollingPolicy
 from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.ending import finish_open_files
 from stateline.spark.files_decision import FilesDecision, TaskFiles, files_plan
@@ -74,12 +74,14 @@ class _Known:
         query_id: The query. Another one may begin in the same place, after a user has removed an output.
         options: Options of the root's store.
         records: The root.
+        ahead: Encodes open files until the next commit.
         newest_id: A checkpoint that is known to exist.
     """
 
     query_id: str
     options: Mapping[str, str]
     records: CheckpointStore
+    ahead: EncodingAhead
     newest_id: int | None = None
 
 
@@ -212,13 +214,17 @@ class _Sink:
         location = named.spark_checkpoint if named else self.options.checkpoint_location
         query_id = named.query_id if named else self._query_id(location)
         known = self._known(query_id)
-        report = self._decision(known.records).commit(
-            made,
-            batch_id=batch_id,
-            offsets_digest=self._digest(location, batch_id),
-            query_id=query_id,
-            at_least=known.newest_id,
-        )
+        try:
+            report = self._decision(known.records, known.ahead).commit(
+                made,
+                batch_id=batch_id,
+                offsets_digest=self._digest(location, batch_id),
+                query_id=query_id,
+                at_least=known.newest_id,
+            )
+        except BaseException:
+            known.ahead.close()
+            raise
         if not self.job:
             known.newest_id = report.checkpoint.checkpoint_id
             _KNOWN[self.root_url] = known
@@ -310,13 +316,16 @@ class _Sink:
     def _known(self, query_id: str) -> _Known:
         known, options = _KNOWN.pop(self.root_url, None), self.options.options_of_records
         if known is None or (known.query_id, known.options) != (query_id, options):
-            return _Known(query_id, options, CheckpointStore(self._root(), environment=_ENVIRONMENT))
+            if known is not None:
+                known.ahead.close()
+            records = CheckpointStore(self._root(), environment=_ENVIRONMENT)
+            return _Known(query_id, options, records, EncodingAhead(_ENVIRONMENT))
         return known
 
-    def _decision(self, records: CheckpointStore | None = None) -> FilesDecision:
+    def _decision(self, records: CheckpointStore | None = None, ahead: EncodingAhead | None = None) -> FilesDecision:
         root = self._root() if records is None else records.store
         out = open_store(self.output.url, self.output.store_options, _ENVIRONMENT)
-        return FilesDecision(self._plan(), root, out, self._schema(), _ENVIRONMENT, records)
+        return FilesDecision(self._plan(), root, out, self._schema(), _ENVIRONMENT, records, ahead)
 
     def _schema(self) -> pa.Schema:
         return pa.ipc.read_schema(pa.py_buffer(self.schema)) if self.schema else pa.schema([])

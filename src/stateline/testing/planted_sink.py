@@ -54,7 +54,7 @@ def _abort_discards(self: SinkSystem, messages: Sequence[bytes]) -> None:
 def _named_by_number(store: BlobStore, ids: Any, tables: Sequence[pa.Table]) -> list[RowsHandle]:
     handles = []
     for number, table in enumerate(tables):
-        data = bytes(memoryview(encoded_rows(table)))
+        data = b"".join(encoded_rows(table))
         name = f"shared/rows-{table['batch'][0].as_py()}-{number}.arrows"
         store.put(name, data)
         handles.append(RowsHandle(name=name, offset=0, length=len(data), crc32c=crc32c(data), rows=table.num_rows))

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from stateline.blob.checksum import crc32c
 from stateline.blob.local import LocalStore
 from stateline.blob.memory import MemoryStore
+from stateline.environment import SystemIds
 from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
-from stateline.files.pending import encoded_rows, load_rows
+from stateline.files.pending import encoded_rows, load_rows, store_rows
 from stateline.handles import RowsHandle
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "pending" / "rows.v1.arrows"
@@ -39,7 +40,7 @@ def test_golden_rows_are_still_read(store):
 
 
 def test_rows_are_still_written_so():
-    assert b"".join(bytes(encoded_rows(table)) for table in TABLES) == GOLDEN.read_bytes()
+    assert b"".join(b"".join(encoded_rows(table)) for table in TABLES) == GOLDEN.read_bytes()
 
 
 def test_text_that_is_not_utf_8_is_read_as_it_was_stored(store):
@@ -47,9 +48,9 @@ def test_text_that_is_not_utf_8_is_read_as_it_was_stored(store):
     texts = pa.array([b"\xff", b"a", None], pa.binary()).view(pa.string())
     inside = pa.MapArray.from_arrays([0, 1, 2, 2], texts[:2], pa.StructArray.from_arrays([texts[:2]], ["x"]))
     stored = pa.table({"text": texts, "map": inside, "list": pa.ListArray.from_arrays([0, 2, 2, 3], texts)})
-    data = encoded_rows(stored)
+    data = b"".join(encoded_rows(stored))
     store.put(NAME, data)
-    handle = RowsHandle(name=NAME, offset=0, length=len(data), crc32c=crc32c(memoryview(data)), rows=3)
+    handle = RowsHandle(name=NAME, offset=0, length=len(data), crc32c=crc32c(data), rows=3)
     (found,) = load_rows(store, [handle])
     assert found.equals(stored)
 
@@ -95,3 +96,18 @@ def test_bytes_whose_checksum_is_right_are_rows_or_a_typed_error(data, position,
             pass
         finally:
             MemoryStore.forget("pending-forged")
+
+
+def test_short_batches_are_joined_and_long_ones_stay_as_they_are(store):
+    short = pa.concat_tables([pa.table({"x": range(10)})] * 100)
+    long = pa.concat_tables([pa.table({"x": range(40_000), "y": [None, "text"] * 20_000})] * 3)
+    for table, expected in ((short, 1), (long, 3)):
+        pieces = encoded_rows(table)
+        stored = pa.ipc.open_stream(b"".join(pieces))
+        assert len(list(stored)) == expected
+    (values,) = (chunk.buffers()[1] for chunk in long["x"].chunks[:1])
+    assert any(pa.py_buffer(piece).address == values.address for piece in pieces), "rows are not copied"
+    handles = store_rows(store, SystemIds(), [short, long, long.slice(39_999, 2)])
+    assert [table.to_pydict() for table in load_rows(store, handles)] == [
+        table.to_pydict() for table in (short, long, long.slice(39_999, 2))
+    ]
