@@ -172,8 +172,8 @@ class EncodingAhead:
                 begun = self._begun.get(step.target)
             try:
                 begun = _encoded(step, begun)
-            except Exception:  # The roll meets the same error, and raises it.
-                _LOGGER.debug("%s is encoded when it rolls", step.target, exc_info=True)
+            except Exception as error:  # The roll meets the same, and raises it.
+                _LOGGER.debug("%s is encoded when it rolls", step.target, exc_info=error)
                 begun = None
             with self._monitor:
                 self._encoding = None
