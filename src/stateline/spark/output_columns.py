@@ -7,6 +7,7 @@ Rules:
 - A column that any file of the folder has keeps its type, also inside of structures, lists and maps. Otherwise readers
   of the folder could not read it any more. Nulls may be allowed or not.
 - Whole numbers may get more bits, and so may floats: readers that know the wider type read both.
+- A column that is there keeps its spelling: some readers do not tell upper and lower case apart, and others do.
 - Columns of CSV may only be added or left out at the end, because Spark finds them by position.
 - The columns that become folders stay, in their order, whatever the format. Spark takes folders for the table: where
   some tell a column, it reads no file above them, without a word; where they tell different ones, it reads nothing.
@@ -51,7 +52,10 @@ def check_columns(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[s
     for operator in plan.operators:
         stored = _remembered(newest.properties, _key(operator, output_urls))
         wanted = operator.output_columns
+        spellings = {path.lower(): path for path in stored}
         for path, text in wanted.items():
+            if path not in stored and path.lower() in spellings:
+                raise _refused(operator, f"column {path!r} is called {spellings[path.lower()]!r} there")
             if not _reads(text, stored.get(path, text)):
                 raise _refused(operator, f"column {path!r} has the type {stored[path]} there, and {text} now")
         if operator.output is not None and operator.output.format == "csv":

@@ -87,6 +87,23 @@ def test_a_dot_in_a_name_is_no_structure():
     assert allowed(after(pa.schema([("a.b", LONG)])), pa.schema([("a", pa.struct([("b", TEXT)]))]))
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (pa.field("Delay", LONG), pa.field("delay", TEXT)),
+        (pa.field("Delay", LONG), pa.field("delay", LONG)),
+        (pa.field("a", pa.list_(pa.struct([("X", LONG)]))), pa.field("a", pa.list_(pa.struct([("x", TEXT)])))),
+    ],
+)
+@pytest.mark.parametrize("name", ["parquet", "jsonl", "csv"])
+def test_a_column_keeps_its_spelling_because_not_every_reader_tells_cases_apart(old, new, name):
+    newest = after(pa.schema([old]), name=name)
+    assert allowed(newest, pa.schema([old]), name)
+    assert not allowed(newest, pa.schema([new]), name)
+    both = after(pa.schema([("Delay", LONG)]), pa.schema([("delay", LONG)]), name=name)
+    assert allowed(both, pa.schema([("Delay", LONG)]), name), "who has both already goes on"
+
+
 def test_csv_tells_columns_by_position():
     newest = after(pa.schema([("a", LONG), ("b", TEXT)]), name="csv")
     assert allowed(newest, pa.schema([("a", LONG), ("b", TEXT), ("c", TEXT)]), "csv")
