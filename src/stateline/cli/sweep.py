@@ -82,12 +82,13 @@ def sweep(
     if outputs:
         urls = {output.url for checkpoint in checkpoints for output in checkpoint.outputs}
         targets |= {url: open_store(url, map_options(output_options)) for url in sorted(urls - targets.keys())}
+    # Of all outputs: one place may have several URLs, such as a link to a moved folder. Names of pieces are unique.
+    needed = reachable_names(_points(checkpoints))
     newest_age = max(result.newest_age for result in swept) + _SLACK_SECONDS
     for store in targets.values():
         # Each target is swept at its own present: what was just younger than the newest record must be so there, too.
         since_newest = newest_age + clock.monotonic() - began
         staged_age = max(grace, min(since_newest, _LONGEST_BATCH))
-        needed = reachable_names(_points(checkpoints, store.url))
         found = sweep_staged(
             store, needed, min_age=staged_age, delete=delete, on_leftover=partial(tell.leftover, store.url)
         )
@@ -96,13 +97,12 @@ def sweep(
         click.echo("Nothing was deleted: add --delete")
 
 
-def _points(checkpoints: list[Checkpoint], url: str) -> Iterator[CommitPoint]:
-    """The files of an output that some checkpoint needs: those that it finishes, and those that go on."""
+def _points(checkpoints: list[Checkpoint]) -> Iterator[CommitPoint]:
+    """The files that some checkpoint needs: those that it finishes, and those that go on."""
     for checkpoint in checkpoints:
         for output in checkpoint.outputs:
-            if output.url == url:
-                yield from (file.commit for file in output.finished)
-                yield from (file.resume for file in output.open if file.resume is not None)
+            yield from (file.commit for file in output.finished)
+            yield from (file.resume for file in output.open if file.resume is not None)
 
 
 class _Teller:

@@ -465,6 +465,16 @@ def test_a_sweep_spares_the_young_and_the_outputs_it_is_not_given(root: Root) ->
     assert result["young"] == 2
 
 
+def test_a_sweep_spares_pieces_of_an_output_that_was_moved_and_is_reached_by_a_link(root: Root) -> None:
+    dead = root.out.stage("dead.csv", b"dead")
+    everything_aged(root, 30)
+    (root.folder / "out").rename(root.folder / "larger-disk")
+    (root.folder / "out").symlink_to(root.folder / "larger-disk")
+    assert run("sweep", root.url, "--outputs", "--delete").exit_code == 0
+    assert not (root.folder / "out" / dead.name).exists()
+    assert (root.folder / "out" / root.piece.name).exists()
+
+
 def test_each_target_of_a_sweep_is_swept_at_its_own_present(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     """A piece that was just younger than the newest record is so still when an hour went by for another target."""
     clock, ages = ManualClock(), []
