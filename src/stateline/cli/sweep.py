@@ -15,6 +15,7 @@ import click
 from stateline.blob import BlobStore, open_store
 from stateline.blob.api import ObjectInfo
 from stateline.checkpoint import Checkpoint, CheckpointStore, RootSweep, sweep_root
+from stateline.cli.jobs import jobs_beside, sweep_jobs
 from stateline.cli.output import json_option, map_options, plain, print_json, store_option, time_text
 from stateline.environment import system_environment
 from stateline.handles import CommitPoint
@@ -38,6 +39,7 @@ _COUNTS: Final = ("examined", "reachable", "young", "leftovers", "leftover_bytes
 @click.option("--delete", is_flag=True, help="Really delete; without it, only say what would be deleted.")
 @click.option("--min-age", default="7d", show_default=True, help="What is younger stays, such as 36h or 7d.")
 @click.option("--outputs", is_flag=True, help="Also sweep the outputs that the checkpoints name.")
+@click.option("--also", multiple=True, metavar="OUTPUT", help="Also sweep an output that no checkpoint names.")
 @click.option(
     "--output-option", "output_options", multiple=True, metavar="NAME=VALUE", help="A setting of the outputs."
 )
@@ -46,6 +48,7 @@ _COUNTS: Final = ("examined", "reachable", "young", "leftovers", "leftover_bytes
 def sweep(
     roots: tuple[str, ...],
     min_age: str,
+    also: tuple[str, ...],
     output_options: tuple[str, ...],
     options: tuple[str, ...],
     *,
@@ -62,29 +65,49 @@ def sweep(
     With --outputs the hidden staging folders of the outputs are swept, too. Give every ROOT whose query writes to
     them: pieces of a query whose root is not given look like leftovers. What is younger than the newest checkpoint
     stays, even if --min-age is shorter, until it is 7 days old: the next checkpoint may name it.
+
+    Where ROOT belongs to stateline_files, its batch jobs are looked at, too. If only batch jobs write to an output,
+    there is no checkpoint: give the place where a stream's would be, OUTPUT/.stateline/stream, and --also OUTPUT.
     """
     grace = parse_duration(min_age, "--min-age")
-    clock = system_environment().clock
+    world = system_environment()
+    clock = world.clock
     began = clock.monotonic()
     tell = _Teller(delete=delete, as_json=as_json)
     stores = [open_store(root, map_options(options)) for root in roots]
-    swept = []
+    swept: list[RootSweep] = []
+    checkpoints: list[Checkpoint] = []
     for store in stores:
         # All roots are read before anything is deleted from an output.
+        jobs = jobs_beside(store, map_options(options))
+        if jobs is not None:
+            of_jobs = sweep_jobs(
+                jobs,
+                map_options(options),
+                grace,
+                delete=delete,
+                on_leftover=partial(tell.leftover, jobs.url),
+                world=world,
+            )
+            checkpoints += of_jobs.checkpoints
+            tell.result(jobs, of_jobs.result)
+            if (also or of_jobs.result.examined) and CheckpointStore(store).latest() is None:
+                continue
         swept.append(
             sweep_root(
                 CheckpointStore(store), min_age=min_age, delete=delete, on_leftover=partial(tell.leftover, store.url)
             )
         )
         tell.result(store, swept[-1])
-    checkpoints = [checkpoint for result in swept for checkpoint in result.checkpoints]
+    checkpoints += [checkpoint for result in swept for checkpoint in result.checkpoints]
     targets = {store.url: store for store in stores}
-    if outputs:
-        urls = {output.url for checkpoint in checkpoints for output in checkpoint.outputs}
-        targets |= {url: open_store(url, map_options(output_options)) for url in sorted(urls - targets.keys())}
+    urls = {output.url for checkpoint in checkpoints for output in checkpoint.outputs} if outputs else set()
+    for url in sorted(urls.union(also)):
+        output = open_store(url, map_options(output_options))
+        targets.setdefault(output.url, output)
     # Of all outputs: one place may have several URLs, such as a link to a moved folder. Names of pieces are unique.
     needed = reachable_names(_points(checkpoints))
-    newest_age = max(result.newest_age for result in swept) + _SLACK_SECONDS
+    newest_age = max((result.newest_age for result in swept), default=0.0) + _SLACK_SECONDS
     for store in targets.values():
         # Each target is swept at its own present: what was just younger than the newest record must be so there, too.
         since_newest = newest_age + clock.monotonic() - began

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from click.testing import CliRunner
 from pyspark.sql.types import LongType, StructField, StructType
 
 from stateline.blob import open_store
 from stateline.blob.instrumented import StoreDecorator
+from stateline.cli.commands import stateline
 from stateline.errors import (
     AccessDeniedError,
     InvalidInputError,
@@ -18,6 +21,7 @@ from stateline.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
+from stateline.files import FileWriter
 from stateline.spark import files_sink, finish_files
 
 ROWS = StructType([StructField("id", LongType())])
@@ -88,6 +92,10 @@ class Job:
     def ids(self):
         rows = ds.dataset(self.out, format="parquet").to_table()
         return sorted(rows["id"].to_pylist()) if rows.num_rows else []
+
+    @property
+    def files(self):
+        return [path for path in self.out.rglob("*") if path.is_file()]
 
     @property
     def records(self):
@@ -189,3 +197,57 @@ def test_of_a_job_that_may_be_decided_finishing_tells(job, happened):
 def test_what_is_no_job_is_refused(job, name):
     with pytest.raises(InvalidInputError, match="32 hexadecimal digits"):
         finish_files(str(job.out), job=name)
+
+
+def sweep(job, *more, place=None):
+    """``stateline sweep`` of everything that the jobs of an output have, 30 days later."""
+    for path in job.out.rglob("*"):
+        if path.is_file():
+            os.utime(path, (path.stat().st_mtime - 30 * 86_400,) * 2)
+    root = place or job.out / ".stateline" / "stream"
+    return CliRunner().invoke(stateline, ["sweep", f"file://{root}", "--delete", *more])
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["job-dead", "job-dead-beside-a-decided-one"])
+def test_a_sweep_finds_what_a_job_left_that_was_killed_before_its_decision(job, monkeypatch, stays):
+    monkeypatch.setitem(FileWriter.__init__.__kwdefaults__, "buffer_bytes", 1)
+    with pytest.raises(UnavailableError):
+        job.run(Fault("put_if_absent", "_metadata", UNAVAILABLE, times=9))
+    assert any("shared/rows-" in str(path) for path in job.records)
+    assert list((job.out / ".inprogress").iterdir())
+    if stays:
+        with pytest.raises(OutcomeUnknownError):
+            job.run(Fault("publish", "", UNAVAILABLE, skip=1, times=99))
+    answer = sweep(job, "--also", str(job.out))
+    assert answer.exit_code == 0, answer.output
+    if not stays:
+        assert job.files == []
+        return
+    (left,) = (job.out / ".stateline" / "jobs").iterdir()
+    assert job.ids == list(range(10)), "the decided job is not finished yet, and nothing of it is gone"
+    finish_files(str(job.out), job=left.name)
+    assert job.ids == list(range(30))
+    assert sweep(job, "--also", str(job.out)).exit_code == 0
+    assert [path.suffix for path in job.files] == [".parquet"] * 3
+
+
+def test_a_sweep_leaves_a_job_alone_that_may_be_at_work(job):
+    with pytest.raises(UnavailableError):
+        job.run(Fault("put_if_absent", "_metadata", UNAVAILABLE, times=9))
+    pieces = list((job.out / ".inprogress").iterdir())
+    answer = sweep(job, "--also", str(job.out), "--min-age", "60d")
+    assert answer.exit_code == 0, answer.output
+    assert list((job.out / ".inprogress").iterdir()) == pieces
+
+
+def test_a_sweep_looks_for_jobs_only_where_a_sink_keeps_them(tmp_path):
+    """Folders of somebody else's may be called ``stream`` and ``jobs``, too."""
+    names = ["notes.txt", "2024/shared/rows", f"{'a' * 32}/report.csv", f"{'a' * 32}/chk-x/_metadata"]
+    store = open_store(f"file://{tmp_path}/jobs")
+    for name in names:
+        store.put(name, b"mine")
+        os.utime(tmp_path / "jobs" / name, (0, 0))
+    answer = CliRunner().invoke(stateline, ["sweep", f"file://{tmp_path}/stream", "--delete", "--min-age", "0s"])
+    assert answer.exit_code == 1
+    assert "no checkpoint" in answer.output
+    assert sorted(info.name for info in store.list("")) == sorted(names)

@@ -1,0 +1,103 @@
+"""Batch jobs of ``stateline_files`` beside the root of a stream: what dead ones left, and what decided ones need.
+
+Owns where the jobs are and which of their objects may go. Does not own their pieces in the output
+(``stateline.recoverable.sweep``).
+
+- A sink keeps the records of streams in ``<place>/stream``, and those of each job in ``<place>/jobs/<32 digits>``.
+- A job with a record was decided: all that it has stays until ``finish_files`` has made its files visible.
+- One without a record is at work, or dead. Only age tells.
+- Objects are listed before the records are read. Whatever is decided meanwhile needs rows no more, only pieces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from stateline.blob import BlobStore, open_store
+from stateline.blob.ages import store_time
+from stateline.blob.api import ObjectInfo
+from stateline.checkpoint import Checkpoint, CheckpointStore
+from stateline.environment import Environment
+from stateline.recoverable.sweep import SweepResult
+
+__all__ = ["JobsSweep", "jobs_beside", "sweep_jobs"]
+
+_STREAM: Final = "/stream"
+_OBJECT: Final = re.compile(r"([0-9a-f]{32})/(?:chk-[0-9]+|shared|taskowned|floor|\.inprogress)/[^/]+")
+"""What a job makes. Anything else below a folder that happens to be called ``jobs`` is somebody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobsSweep:
+    """What a sweep of jobs saw.
+
+    Attributes:
+        checkpoints: The records of jobs that are decided and not finished.
+        result: What was counted, and whether it was deleted.
+    """
+
+    checkpoints: tuple[Checkpoint, ...]
+    result: SweepResult
+
+
+def jobs_beside(root: BlobStore, options: Mapping[str, str]) -> BlobStore | None:
+    """The place of batch jobs, where the root is one of a sink's streams."""
+    place = root.url.removesuffix(_STREAM)
+    if place == root.url or place.endswith("/"):
+        return None
+    return open_store(f"{place}/jobs", options)
+
+
+def sweep_jobs(
+    jobs: BlobStore,
+    options: Mapping[str, str],
+    grace: float,
+    *,
+    delete: bool,
+    on_leftover: Callable[[ObjectInfo], None],
+    world: Environment,
+) -> JobsSweep:
+    """Finds what undecided jobs left that is older than a grace period, and with ``delete`` deletes it.
+
+    Args:
+        jobs: From :func:`jobs_beside`.
+        options: Options of its store.
+        grace: Seconds.
+        delete: Without it, a dry run.
+        on_leftover: Called with each leftover before it is deleted.
+        world: Clock of a dry run, and ids.
+
+    Raises:
+        CorruptDataError: A record cannot be read. Nothing was deleted.
+        OutcomeUnknownError: Some deletions got no answer. Repeat the sweep.
+    """
+    objects: dict[str, list[ObjectInfo]] = {}
+    for info in jobs.list(""):
+        match = _OBJECT.fullmatch(info.name)
+        if match is not None:
+            objects.setdefault(match[1], []).append(info)
+    checkpoints: list[Checkpoint] = []
+    undecided: list[ObjectInfo] = []
+    for job, listed in objects.items():
+        records = CheckpointStore(open_store(f"{jobs.url}/{job}", options)).list()
+        checkpoints += records
+        undecided += [] if records else listed
+    now = store_time(jobs, world.ids) if delete and undecided else world.clock.now()
+    leftovers = [info for info in undecided if info.modified_at < now - grace]
+    for info in leftovers:
+        on_leftover(info)
+    if delete and leftovers:
+        jobs.delete([info.name for info in leftovers])
+    examined = sum(map(len, objects.values()))
+    result = SweepResult(
+        examined=examined,
+        reachable=examined - len(undecided),
+        young=len(undecided) - len(leftovers),
+        leftovers=len(leftovers),
+        leftover_bytes=sum(info.size for info in leftovers),
+        deleted=delete,
+    )
+    return JobsSweep(tuple(checkpoints), result)
