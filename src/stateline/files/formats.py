@@ -13,7 +13,7 @@ Owns the encoding. Does not own when a file is complete (``rolling``) nor where 
 Facts:
 - In JSON maps are objects, binary is base64, decimals are text, times are ISO 8601, NaN and infinities are null.
 - Spark has years that lines have not: Python's times, of which JSON is made, know 1 to 9999, and Arrow's CSV counts
-  years in 16 bits. Others are refused.
+  years in 16 bits. Others are refused. So are nanoseconds in JSON, for Python's times have none.
 - In CSV floats are ``NaN``, ``Inf`` and ``-Inf``, for Spark reads ``nan`` as null; pyarrow and DuckDB know both.
 - Parquet has no structures without fields.
 - Spark's intervals have no common form in files, so columns of these types are refused with that reason.
@@ -38,6 +38,7 @@ import pyarrow.parquet as pq
 
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files.partitions import name_fits
+from stateline.files.precision import check_microseconds
 
 __all__ = [
     "COMPRESSIONS",
@@ -270,6 +271,7 @@ def check_rows(name: str, rows: pa.Table) -> None:
     if name in _YEARS:
         _check_years(rows, *_YEARS[name])
     if name == "jsonl":
+        check_microseconds(rows)
         _json_rows(rows.select([field.name for field in rows.schema if _may_have_no_json(field.type)]))
 
 
@@ -302,6 +304,7 @@ def check_partition_values(rows: pa.Table) -> None:
         rows = rows.set_column(index, rows.field(index).name, column)
     _check_text(rows)
     _check_years(rows, *_FOLDER_YEARS)
+    check_microseconds(rows)
 
 
 def _check_years(rows: pa.Table, first: int, last: int) -> None:
@@ -364,6 +367,8 @@ def check_partition(field: pa.Field) -> None:
         reason = "its name leaves no room for a value in the name of a folder"
     elif pa.types.is_nested(field.type):
         reason = f"{field.type} has no form as the name of a folder"
+    elif pa.types.is_dictionary(field.type) or _is_view(field.type):
+        reason = f"rows are not split by {field.type}, only by plain values"
     elif _is_interval(field.type):
         reason = f"{field.type} cannot be the name of a folder: {_INTERVALS}"
     if reason is not None:
@@ -384,6 +389,8 @@ def _complaint(name: str, kind: pa.DataType) -> str | None:
         return _INTERVALS
     if name == "parquet" and pa.types.is_struct(kind) and kind.num_fields == 0:
         return "Parquet has no structures without fields"
+    if name in ("parquet", "csv") and (_is_view(kind) or pa.types.is_run_end_encoded(kind)):
+        return "its encoder knows only plain values"
     if name == "csv" and (pa.types.is_nested(kind) or _is_binary(kind)):
         return "a field of CSV is flat text"
     if name == "jsonl" and pa.types.is_map(kind) and not _is_json_name(kind.key_type):
@@ -422,6 +429,10 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _is_binary(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
 
 
 def _csv(rows: pa.Table, *, header: bool) -> bytes:

@@ -125,6 +125,31 @@ def test_structures_without_fields_are_refused_in_parquet():
         check_schema("jsonl", pa.schema([("x", kind)]))
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.string_view(), pa.list_(pa.binary_view()), pa.run_end_encoded(pa.int32(), pa.int64())]
+)
+@pytest.mark.parametrize("name", ["parquet", "csv"])
+def test_layouts_that_an_encoder_does_not_know_are_refused(name, kind):
+    with pytest.raises(InvalidInputError, match=r"plain values|flat text"):
+        check_schema(name, pa.schema([("x", kind)]))
+    check_schema("arrow", pa.schema([("x", kind)]))
+
+
+def test_whole_microseconds_of_times_are_no_loss_at_any_depth():
+    times = pa.array([3_723_123_456_000, None], pa.time64("ns"))
+    point = pa.StructArray.from_arrays([times, pa.array([1, 2])], ["t", "x"])
+    rows = pa.table(
+        {
+            "t": times,
+            "list": pa.LargeListArray.from_arrays([0, 1, 2], times),
+            "point": point,
+            "map": pa.MapArray.from_arrays([0, 1, 2], pa.array(["a", "b"]), point),
+        }
+    )
+    check_rows("jsonl", rows)
+    assert json.loads(lines("jsonl", rows).splitlines()[0])["map"] == {"a": {"t": "01:02:03.123456", "x": 1}}
+
+
 FIRST_DAY, LAST_DAY = -719_162, 2_932_896
 """Of the years 1 and 9999, since the epoch."""
 
@@ -199,6 +224,8 @@ def test_moments_that_json_cannot_hold_are_refused_before_they_are_durable(colum
         ("p", pa.duration("us"), "intervals"),
         ("_p", pa.int64(), "readers skip"),
         (".p", pa.int64(), "readers skip"),
+        ("p", pa.dictionary(pa.int32(), pa.string()), "only by plain values"),
+        ("p", pa.string_view(), "only by plain values"),
     ],
 )
 def test_columns_that_cannot_be_folders_are_refused_with_the_reason(name, kind, reason):

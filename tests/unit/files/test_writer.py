@@ -289,6 +289,9 @@ TWICE = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
         ("jsonl", pa.array([2**60], pa.timestamp("us", "UTC")), "'x'.*years 1 to 9999"),
         ("jsonl", pa.array([[2**60]], pa.list_(pa.timestamp("us"))), "'x'.*years 1 to 9999"),
         ("csv", pa.array([2**62], pa.timestamp("us")), "'x'.*years -32767 to 32767"),
+        ("jsonl", pa.array([1000, 1, None], pa.time64("ns")), "'x'.*nanoseconds"),
+        ("jsonl", pa.array([[1001]], pa.list_(pa.time64("ns"))), "'x'.*nanoseconds"),
+        ("jsonl", pa.array([[("a", {"t": 1})]], pa.map_(pa.string(), pa.struct([("t", pa.time64("ns"))]))), "nanosec"),
         ("jsonl", NO_TEXT, "'x'.*not UTF-8"),
         ("parquet", NO_TEXT, "'x'.*not UTF-8"),
         ("parquet", pa.StructArray.from_arrays([NO_TEXT], ["inside"]), "'x'.*not UTF-8"),
@@ -318,6 +321,8 @@ def test_a_partition_value_that_is_no_text_is_refused(stores):
     [
         (pa.array([b"\xff"], pa.binary()), "not UTF-8"),
         (pa.array([2**60], pa.timestamp("us", "UTC")), "years 1 to 9999"),
+        (pa.array([1001], pa.time64("ns")), "nanoseconds"),
+        (pa.array([1001], pa.timestamp("ns", "UTC")), "nanoseconds"),
     ],
 )
 def test_a_partition_value_that_no_folder_tells_is_refused(stores, value, complaint):
