@@ -2,6 +2,7 @@
 
 import gzip
 
+import duckdb
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.dataset as ds
@@ -76,6 +77,24 @@ def test_nothing_is_visible_before_the_commit(tmp_path, stores):
     assert visible(tmp_path).num_rows == 0
     publish(stores, result)
     assert visible(tmp_path)["x"].to_pylist() == [1]
+
+
+@pytest.mark.parametrize("pattern", ["", "/*", "/**/*.parquet"])
+def test_duckdb_which_looks_into_hidden_folders_sees_no_piece_and_no_record(tmp_path, pattern):
+    """No piece has the ending of a file, also where it is a whole file that waits for its commit."""
+    stores = open_store(f"file://{tmp_path}/out/.stateline"), open_store(f"file://{tmp_path}/out")
+    for committed in (True, False):
+        writer = make_writer(FileOutput(url="unused", rolling=RollingPolicy(every_checkpoint=True)), stores)
+        writer.write(pa.table({"x": [1, 2]}))
+        result = writer.finish()
+        if committed:
+            publish(stores, result)
+    writer = make_writer(FileOutput(url="unused"), stores)
+    writer.write(pa.table({"x": [3]}))
+    writer.finish()
+    assert list((tmp_path / "out" / ".inprogress").iterdir())
+    rows = duckdb.sql(f"SELECT x FROM read_parquet('{tmp_path}/out{pattern}')").fetchall()
+    assert sorted(rows) == [(1,), (2,)]
 
 
 def test_a_checkpoint_of_many_open_files_costs_one_request(stores):
