@@ -20,7 +20,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from stateline.blob.names import MAX_SEGMENT_BYTES
+from stateline.blob.names import MAX_NAME_BYTES, MAX_SEGMENT_BYTES
+from stateline.errors import InvalidInputError
 
 __all__ = ["NULL_PARTITION", "is_abbreviated", "name_fits", "partition_folder", "partition_text"]
 
@@ -29,6 +30,7 @@ NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 
 _ESCAPED: Final = frozenset("\"#%'*/:=?\\{[]^\x7f") | frozenset(map(chr, range(0x20)))
 _DIGEST_DIGITS: Final = 32
+_FOLDER_BYTES_MAX: Final = MAX_NAME_BYTES - len(f"/part-{32 * 'f'}.parquet.gz")
 _MARK: Final = "~"
 
 
@@ -38,8 +40,19 @@ def partition_folder(columns: Sequence[str], values: Sequence[Any]) -> str:
     Args:
         columns: Partition columns, outermost first.
         values: One Python value per column; ``None`` is null.
+
+    Raises:
+        InvalidInputError: It leaves no room for the name of a file.
     """
-    return "/".join(_segment(column, value) for column, value in zip(columns, values, strict=True))
+    folder = "/".join(_segment(column, value) for column, value in zip(columns, values, strict=True))
+    if len(folder.encode("utf-8", errors="surrogatepass")) > _FOLDER_BYTES_MAX:
+        raise InvalidInputError(
+            f"the values {[str(value)[:40] for value in values]} make a name of more than {_FOLDER_BYTES_MAX} bytes",
+            operation="write_files",
+            subject=f"partition_by {list(columns)}",
+            hint="Partition by fewer columns, or by shorter values such as a hash",
+        )
+    return folder
 
 
 def name_fits(column: str) -> bool:

@@ -352,6 +352,18 @@ def test_a_partition_value_that_no_folder_tells_is_refused(stores, value, compla
         writer.finish()
 
 
+def test_folders_that_leave_no_room_for_the_name_of_a_file_are_refused_by_their_columns(stores):
+    long = pa.table({**{name: ["v" * 250] for name in "abcd"}, "x": [1]})
+    writer = make_writer(FileOutput(url="unused", partition_by=("a", "b", "c")), stores, long.schema)
+    writer.write(long)
+    (file,) = writer.finish().open
+    assert len(file.target) > 750
+    writer = make_writer(FileOutput(url="unused", partition_by=("a", "b", "c", "d")), stores, long.schema)
+    writer.write(long)
+    with pytest.raises(InvalidInputError, match=r"'a', 'b', 'c', 'd'.*fewer columns"):
+        writer.finish()
+
+
 def test_fields_that_readers_take_for_one_are_refused_inside_of_other_types():
     twice = pa.struct([("id", pa.int64()), ("Id", pa.int64())])
     for kind in (twice, pa.list_(twice), pa.map_(pa.string(), pa.struct([("s", twice)]))):
