@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.errors import StreamingQueryException
 
 from stateline.errors import InvalidInputError
+from stateline.spark import Aggregator
 from tests.spark.event_files import EventFiles, minutes
 
 
@@ -104,3 +107,32 @@ def test_what_is_wrong_is_refused_before_anything_runs(events, make, message):
     events.add([("a", 1)])
     with pytest.raises(InvalidInputError, match=message):
         make(events.keyed())
+
+
+def test_a_function_or_an_aggregator_that_cannot_go_to_the_tasks_is_refused_before_anything_runs(events):
+    held = threading.Lock()
+
+    def holds(rows, state):
+        with held:
+            return None, None
+
+    class Holds(Aggregator):
+        state_schema = pa.schema([("n", pa.int64())])
+        output_type = pa.int64()
+
+        def __init__(self):
+            super().__init__("value")
+            self.held = held
+
+        def reduce(self, rows, group, num_groups):
+            return pa.table({"n": pa.array([0] * num_groups)})
+
+        def merge(self, older, newer):
+            return newer
+
+        def result(self, state):
+            return state["n"]
+
+    for make in (lambda k: k.apply_arrow(holds, "n long", "n long"), lambda k: k.aggregate(n=Holds())):
+        with pytest.raises(InvalidInputError, match=r"operator by_key: it must go to the tasks, and cannot be copied"):
+            make(events.keyed())

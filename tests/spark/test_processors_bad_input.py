@@ -7,6 +7,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import sys
+import threading
 
 import numpy as np
 import pandas as pd
@@ -104,6 +105,25 @@ def test_what_raises_names_the_key_and_shows_the_user_s_own_lines_and_leaves_no_
     assert isinstance(raised.value.__cause__, KeyError)
     assert running.states is before
     assert running.batch([("good", 1), ("bad", 1)]) == [("bad", 1), ("good", 2)], "as if nothing had been"
+
+
+def test_an_initial_state_that_raises_is_told_by_its_own_handler_and_key():
+    class Refuses(Does):
+        def handleInitialState(self, key, initialState, timerValues):
+            raise ValueError("not this one")
+
+    failing = bench(Refuses(), initial=("k string, x long", [("a", 1)]))
+    with pytest.raises(UserCodeError, match=r"^handleInitialState Refuses, key \('a',\): ValueError: not this one"):
+        failing.batch([("b", 1)])
+
+
+@pytest.mark.parametrize("rows", [[("a", 1, 50)], [("a", 1, 50), ("a", 2, 60)], [("a", 1, 50), ("a", 2, 95)]])
+def test_late_rows_are_counted_also_where_a_subtask_has_no_other(rows):
+    counted = Bench(Does(), "k string, v long, at timestamp", "k", OUTPUT, time_mode="EventTime")
+    rows = [(k, v, dt.datetime.fromtimestamp(at, dt.UTC)) for k, v, at in rows]
+    counted.batch(rows, watermark=95, late=90, parallelism=1)
+    assert counted.metrics[0]["rows"] == len(rows)
+    assert counted.metrics[0]["rows_late"] == sum(at.timestamp() <= 90 for _, _, at in rows)
 
 
 def test_a_timer_that_raises_names_its_key():
@@ -264,6 +284,15 @@ def test_an_init_that_raises_is_told_apart():
 def test_unknown_modes_and_schemas_are_refused(option, message):
     with pytest.raises(InvalidInputError, match=message):
         bench(kit.Counter(), **option)
+
+
+def test_a_processor_that_cannot_go_to_the_tasks_is_refused_where_it_is_given(spark, capfd):
+    for inside in (threading.Lock(), spark):
+        holds = Does()
+        holds.inside = inside
+        with pytest.raises(InvalidInputError, match=r"process Does: it must go to the tasks, and cannot be copied"):
+            bench(holds)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_something_else_than_a_processor_is_refused():

@@ -40,6 +40,7 @@ from stateline.spark.processor_variables import (
     discover,
     parse_struct,
 )
+from stateline.spark.stream_checks import shipped
 from stateline.spark.task import HASH_COLUMN, BatchMoment, Processed
 from stateline.state.columns import Rows, contiguous
 from stateline.state.keys import KeyRows, key_rows
@@ -115,7 +116,7 @@ class ProcessorProgram:
             )
         _choice(output_mode, _OUTPUT_MODES, "output_mode")
         mode = _choice(time_mode, _TIME_MODES, "time_mode")
-        pickled: bytes = CloudPickleSerializer().dumps(processor)
+        pickled = shipped(processor, "process", type(processor).__name__)
         program = cls(
             processor=pickled,
             form=_form_of(processor) if form is None else _choice(form, _FORMS, "form"),
@@ -206,8 +207,11 @@ class ProcessorProgram:
         expired = {
             _VARIABLE + name: expiry_test(now_ms) for name, variable in self.variables.items() if variable.ttl_ms
         }
+        counts = {"rows": received, "rows_late": received - rows.num_rows}
         if rows.num_rows + initial.num_rows + len(timer_keys) == 0:
-            return Processed(changes={}, expired=expired, next_timer_ms=self._next_timer(tables, until_ms, None))
+            return Processed(
+                changes={}, metrics=counts, expired=expired, next_timer_ms=self._next_timer(tables, until_ms, None)
+            )
         keyed = keyed_input(
             key_rows(grouping, [rows[name] for name in self.keys], hashes),
             key_rows(grouping, [initial[name] for name in self.keys], initial_hashes),
@@ -232,16 +236,10 @@ class ProcessorProgram:
         timer_changes = None if timers is None else timers.changes()
         if timer_changes is not None:
             changes[_TIMERS] = timer_changes
-        counts = {
-            "rows": received,
-            "rows_late": received - rows.num_rows,
-            "keys": len(keyed.keys),
-            "timers_fired": run.fired,
-        }
         return Processed(
             changes=changes,
             output=output,
-            metrics=counts,
+            metrics=counts | {"keys": len(keyed.keys), "timers_fired": run.fired},
             expired=expired,
             next_timer_ms=self._next_timer(tables, until_ms, timer_changes),
         )

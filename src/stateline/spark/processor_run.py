@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
@@ -149,13 +149,15 @@ class ProcessorRun:
         initial_ends = keyed.initial_ends.tolist()
         start = initial_start = 0
         handle_rows = self._processor.handleInputRows
-        with self._user_code("handleInputRows"):
+        with self._user_code("handleInputRows") as user_code:
             for number, key in enumerate(self._keys):
                 cursor.key = number
                 initial_end = initial_ends[number]
                 if initial is not None and initial_start < initial_end:
+                    user_code.operation = "handleInitialState"
                     for state in initial(initial_start, initial_end):
                         self._processor.handleInitialState(key, state, timer_values)
+                    user_code.operation = "handleInputRows"
                     initial_start = initial_end
                 end = input_ends[number]
                 if inputs is not None and start < end:
@@ -211,12 +213,13 @@ class _UserCode:
     """
 
     def __init__(self, operation: str, processor: str, present_key: Callable[[], str | None]) -> None:
-        self._operation = operation
+        self.operation = operation
         self._processor = processor
         self._present_key = present_key
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         """Nothing to do."""
+        return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -231,7 +234,7 @@ class _UserCode:
         if not theirs and isinstance(error, TypeError) and "iterable" in str(error):
             raise InvalidInputError(
                 f"expected an iterator of what it puts out, and it returned something else ({error})",
-                operation=self._operation,
+                operation=self.operation,
                 subject=", ".join(filter(None, (self._processor, key))),
                 hint="Yield the output, or return iter([]) for none",
                 kind=ErrorKind.SCHEMA_MISMATCH,
@@ -239,7 +242,7 @@ class _UserCode:
         shown = "".join(traceback.format_list(theirs))
         raise UserCodeError(
             f"{UserCodeError.described(error)}\n{shown}",
-            operation=self._operation,
+            operation=self.operation,
             subject=", ".join(filter(None, (self._processor, key))),
             hint="Nothing of the batch is kept. Mend the processor and start again: the batch is repeated",
         ) from error

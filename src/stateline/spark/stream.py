@@ -42,6 +42,7 @@ from stateline.spark.stream_checks import (
     check_reserved,
     check_shared,
     key_names,
+    shipped,
 )
 from stateline.spark.stream_time import stream_watermark
 from stateline.spark.task import OperatorProgram
@@ -285,6 +286,7 @@ class KeyedStream:
     def _stage(self, program: OperatorProgram, **more: Any) -> PipelineStage:
         output = program.output_schema
         check_columns(output, output.names, "output_schema")
+        shipped(program, "KeyedStream", f"operator {self._name}")  # Or every batch would fail, with Spark's words.
         plan = PipelinePlan(
             root_url=self._checkpoint,
             parallelism=self._parallelism,

@@ -6,16 +6,25 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 from stateline.blob.urls import absolute_url, relative_name
-from stateline.errors import ErrorKind, InvalidInputError
+from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
 from stateline.options import check_kind, check_known
 from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN
 from stateline.spark.initial_state import INITIAL_COLUMN, INPUT_COLUMN, SUBTASK_COLUMN
 from stateline.spark.task import HASH_COLUMN
 
-__all__ = ["check_collation", "check_columns", "check_hidden", "check_reserved", "check_shared", "key_names"]
+__all__ = [
+    "check_collation",
+    "check_columns",
+    "check_hidden",
+    "check_reserved",
+    "check_shared",
+    "key_names",
+    "shipped",
+]
 
 _RESERVED: Final = (HASH_COLUMN, EVENT_TIME_COLUMN, WINDOW_COLUMN, INPUT_COLUMN, INITIAL_COLUMN, SUBTASK_COLUMN)
 
@@ -119,3 +128,26 @@ def check_shared(url: str, what: str) -> None:
             subject=what,
             hint="Give a local folder or an object store",
         )
+
+
+def shipped(value: object, operation: str, subject: str) -> bytes:
+    """What holds the user's code, as the tasks get it.
+
+    Args:
+        value: A processor, or a program with a function of the user's.
+        operation: The call that was given it.
+        subject: What errors call it.
+
+    Raises:
+        InvalidInputError: It holds something that lives in this process alone, such as a lock, a file or the session.
+    """
+    try:
+        made: bytes = cloudpickle.dumps(value)
+    except UserCodeError.causes as error:  # Whatever an object of the user's says where it is to be copied.
+        raise InvalidInputError(
+            f"it must go to the tasks, and cannot be copied ({UserCodeError.described(error)})",
+            operation=operation,
+            subject=subject,
+            hint="Make locks, connections and files where they are used, or in init(); the session stays on the driver",
+        ) from error
+    return made
