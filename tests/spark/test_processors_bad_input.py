@@ -295,6 +295,45 @@ def test_a_processor_that_cannot_go_to_the_tasks_is_refused_where_it_is_given(sp
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda self: self.value.update((5, None)),
+        lambda self: self.value.get(),
+        lambda self: self.value.clear(),
+        lambda self: self.items.appendValue((5,)),
+        lambda self: self.items.put([(5,)]),
+        lambda self: self.items.exists(),
+        lambda self: self.map.updateValue((5,), (5,)),
+        lambda self: self.map.exists(),
+        lambda self: self.map.clear(),
+    ],
+)
+def test_state_that_is_used_in_close_is_that_of_no_key(use):
+    """It was that of the last key. Where the pipeline is built nothing is seen of it: there are no rows."""
+
+    class Closes(Does):
+        def close(self):
+            if hasattr(self, "seen"):
+                use(self)
+
+    def declare(handle):
+        declared[:] = [handle.getListState("items", "n long"), handle.getMapState("map", "n long", "n long")]
+
+    def act(self, key, rows):
+        self.seen, (self.items, self.map) = True, declared
+
+    declared = []
+    with pytest.raises(InvalidInputError, match=r"^process state: no key is processed now"):
+        bench(Closes(act, declare)).batch([("a", 1), ("b", 1)])
+
+
+def test_a_wrong_time_is_told_with_the_call_that_was_given_it():
+    deletes = Does(lambda self, key, rows: self.handle.deleteTimer(1.5))
+    with pytest.raises(InvalidInputError, match=r"^deleteTimer timers, key \('a',\): the time of a timer is 1\.5"):
+        bench(deletes, time_mode="ProcessingTime").batch([("a", 1)])
+
+
 def test_something_else_than_a_processor_is_refused():
     with pytest.raises(InvalidInputError, match="it is a function"):
         bench(lambda key, rows: rows)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from pyspark.sql.streaming import stateful_processor as spark_api
 
@@ -33,12 +33,38 @@ __all__ = ["Cursor", "ProcessorHandle"]
 
 
 class Cursor:
-    """The number of the key that is processed now."""
+    """The number of the key that is processed now: ``key``, which is set only while there is one.
+
+    In ``init`` and ``close`` there is none, and a number that says so would be taken for the number of some key.
+    """
 
     __slots__ = ("key",)
 
-    def __init__(self) -> None:
-        self.key = -1
+    key: int
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a key is processed."""
+        try:
+            return self.key >= 0
+        except InvalidInputError:
+            return False
+
+    def unset(self) -> None:
+        """There is no key any more."""
+        if self.is_set:
+            del self.key
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Asked for nothing but a key that is not set: all that processors do with a key costs no check by that."""
+        if name != "key":
+            raise AttributeError(name)
+        raise InvalidInputError(
+            "no key is processed now",
+            operation="process",
+            subject="state",
+            hint="Use state and timers only while a key is processed, not in init() nor close()",
+        )
 
 
 class _ValueVariable(spark_api.ValueState):
@@ -216,11 +242,11 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Sets a timer of the present key; one whose time has come fires in this batch."""
-        self._timers_of("registerTimer").register(self.cursor.key, _time_ms(expiryTimestampMs))
+        self._timers_of("registerTimer").register(self.cursor.key, _time_ms(expiryTimestampMs, "registerTimer"))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         """Removes a timer of the present key."""
-        self._timers_of("deleteTimer").delete(self.cursor.key, _time_ms(expiryTimestampMs))
+        self._timers_of("deleteTimer").delete(self.cursor.key, _time_ms(expiryTimestampMs, "deleteTimer"))
 
     def listTimers(self) -> Iterator[int]:
         """The times of the present key's timers, ascending."""
@@ -232,7 +258,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         Raises:
             InvalidInputError: It was called while a key is processed.
         """
-        if self.cursor.key >= 0:
+        if self.cursor.is_set:
             raise _too_late("deleteIfExists", f"state {stateName!r}")
 
     def _changes_of(self, state: ValueState | ListState | MapState) -> StateRows | None:
@@ -255,13 +281,13 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
                 subject=f"{kind} state {name!r}",
                 hint=f"init() must declare the same variables each time; it declared: {known or 'none'}",
             )
-        if self.cursor.key >= 0 or name in self._states:
+        if self.cursor.is_set or name in self._states:
             # A second object for one variable would hide what was changed through the first one.
             raise _too_late("init", variable.subject)
         return variable, self._tables[name], Lifetime(self._now_ms, variable.ttl_ms)
 
     def _timers_of(self, operation: str) -> Timers:
-        if self._timers is None or self.cursor.key < 0:
+        if self._timers is None or not self.cursor.is_set:
             reason = "it was called without a key" if self._timers else f"the time mode is {self._time_mode!r}"
             raise InvalidInputError(
                 reason,
@@ -281,7 +307,7 @@ def _too_late(operation: str, subject: str) -> InvalidInputError:
     )
 
 
-def _time_ms(value: Any) -> int:
+def _time_ms(value: Any, operation: str) -> int:
     try:
         time_ms = value.__index__()
     except (AttributeError, TypeError):
@@ -289,7 +315,7 @@ def _time_ms(value: Any) -> int:
     if time_ms is None or isinstance(value, bool) or not -(2**63) <= time_ms < 2**63:
         raise InvalidInputError(
             f"the time of a timer is {value!r} of type {type(value).__name__}",
-            operation="registerTimer",
+            operation=operation,
             subject="timers",
             hint="Give whole milliseconds since the epoch",
         )

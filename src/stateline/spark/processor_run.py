@@ -187,7 +187,7 @@ class ProcessorRun:
 
     def close(self) -> None:
         """Step 4."""
-        self._handle.cursor.key = -1
+        self._handle.cursor.unset()
         with self._user_code("close"):
             self._processor.close()
 
@@ -195,8 +195,8 @@ class ProcessorRun:
         return _UserCode(operation, type(self._processor).__name__, self._present_key)
 
     def _present_key(self) -> str | None:
-        number = self._handle.cursor.key
-        return f"key {self._keys[number]!r}" if number >= 0 else None
+        cursor = self._handle.cursor
+        return f"key {self._keys[cursor.key]!r}" if cursor.is_set else None
 
 
 class _UserCode:

@@ -208,7 +208,9 @@ class _Undefined:
         if name.startswith("_"):
             raise AttributeError(name)
         raise _bad_declaration(
-            self._subject, f"{name}() was called in init()", "Use state and timers only while a key is processed"
+            self._subject,
+            f"{name}() was called in init() or close()",
+            "Use state and timers only while a key is processed",
         )
 
 
