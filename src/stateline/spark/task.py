@@ -192,6 +192,7 @@ def run_subtask(
     states = {}
     metrics = dict(processed.metrics)
     for name, table in tables.items():
+        snapshot_began = clock.monotonic()
         writer = RunWriter(
             context.root, table.schema, max_parallelism, cache=context.cache, environment=context.environment
         )
@@ -204,6 +205,9 @@ def run_subtask(
             expired=processed.expired.get(name),
         )
         states[name] = made.state
+        merging = clock.monotonic() - snapshot_began - made.write_seconds
+        _add(metrics, "write_seconds", made.write_seconds)
+        _add(metrics, "merge_seconds", merging if made.merged else 0.0)
         _add(metrics, "state_bytes_written", sum(run.size for run in made.written))
         _add(metrics, "runs_merged", made.merged)
         _add(metrics, "runs", len(made.state.runs))

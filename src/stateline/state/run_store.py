@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from stateline.blob.api import BlobStore
 from stateline.blob.mapping import map_object
-from stateline.environment import Environment, system_environment
+from stateline.environment import Clock, Environment, system_environment
 from stateline.errors import (
     CorruptDataError,
     DataLossError,
@@ -96,7 +96,7 @@ class RunWriter:
         max_parallelism: Number of key groups.
         settings: How runs are cut and compressed.
         cache: Where to keep a copy on this host's disk, for a store that is elsewhere.
-        environment: Ids for names.
+        environment: Ids for names, and a clock.
     """
 
     def __init__(
@@ -115,6 +115,11 @@ class RunWriter:
         self._settings = settings or RunSettings()
         self._cache = cache
         self._environment = environment or system_environment()
+
+    @property
+    def clock(self) -> Clock:
+        """That of its environment."""
+        return self._environment.clock
 
     def write(self, run: Run, checkpoint_id: int) -> RunHandle:
         """Makes a run durable and returns the only way to it.

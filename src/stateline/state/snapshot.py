@@ -31,11 +31,13 @@ class Snapshot:
         state: The new stack, for the record.
         written: The runs that are new in it.
         merged: How many runs were merged; 0 if none.
+        write_seconds: The wait for the store, in which the runs are encoded and written.
     """
 
     state: SubtaskState
     written: tuple[RunHandle, ...]
     merged: int
+    write_seconds: float = 0.0
 
 
 def snapshot(
@@ -64,18 +66,21 @@ def snapshot(
     changed = table if changes is None else table.with_changes(changes)
     runs, merged = _merging(changed, settings or MergeSettings(), expired)
     written = []
+    waits = []
 
     def durable(run: Run) -> RunHandle:
         handle = run.handle
         if handle is None:
+            began = writer.clock.monotonic()
             handle = writer.write(run, checkpoint_id)
+            waits.append(writer.clock.monotonic() - began)
             written.append(handle)
         return handle
 
     # By map, because a loop would hold on to a piece while the next one is made.
     handles = tuple(map(durable, runs))
     state = SubtaskState(first_key_group=table.key_groups.start, last_key_group=table.key_groups.end, runs=handles)
-    return Snapshot(state, tuple(written), merged)
+    return Snapshot(state, tuple(written), merged, sum(waits))
 
 
 def merge_once(

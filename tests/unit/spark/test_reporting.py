@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 
+import pyarrow as pa
 import pytest
 
+from stateline.spark.aggregation import AggregateProgram
 from stateline.spark.coordinator import BatchReport
 from stateline.spark.reporting import REPORTS_KEPT, BatchReporter
+from stateline.state.aggregate import count
 from stateline.testing import ManualClock
+from tests.unit.spark.engine import Engine
 from tests.unit.spark.records import record
 
 
@@ -55,3 +59,18 @@ def test_the_list_is_bounded():
     for number in range(REPORTS_KEPT + 5):
         reporter(report(number))
     assert reporter.recent[0]["batch_id"] == 5
+
+
+def test_writing_and_merging_state_are_told_apart():
+    schema = pa.schema([("key", pa.string())])
+    engine = Engine(AggregateProgram.bind(schema, ["key"], {"n": count()}), schema, parallelism=1)
+    merged = []
+    for number in range(12):
+        engine.run([{"key": f"k{number}-{row}"} for row in range(50)])
+        found = engine.metrics
+        assert found["write_seconds"] > 0
+        assert (found["merge_seconds"] > 0) == (found["runs_merged"] > 0)
+        assert found["write_seconds"] + found["merge_seconds"] <= found["state_seconds"]
+        merged.append(found["runs_merged"])
+    assert any(merged)
+    assert not all(merged)
