@@ -334,6 +334,15 @@ def test_a_wrong_time_is_told_with_the_call_that_was_given_it():
         bench(deletes, time_mode="ProcessingTime").batch([("a", 1)])
 
 
+def test_a_processor_in_the_other_form_is_told_how_to_say_its_form():
+    frames = Does(lambda self, key, rows: [pd.DataFrame({"k": ["a"], "n": [1]})])
+    with pytest.raises(InvalidInputError, match=r'(?s)a DataFrame came.*needs form="pandas"'):
+        bench(frames).batch([("a", 1)])
+    rows = Does(lambda self, key, rows: [Row(k="a", n=1)])
+    with pytest.raises(InvalidInputError, match=r'a Row came.*needs form="row"'):
+        bench(rows, form="pandas").batch([("a", 1)])
+
+
 def test_something_else_than_a_processor_is_refused():
     with pytest.raises(InvalidInputError, match="it is a function"):
         bench(lambda key, rows: rows)

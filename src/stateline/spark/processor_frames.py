@@ -63,7 +63,8 @@ class FrameForm:
         """See :class:`ProcessorForm`. Columns go by name, or by place where no name is a string."""
         for frame in yielded:
             if not isinstance(frame, pd.DataFrame):
-                raise wrong_output(self._names, f"a {type(frame).__name__} came: {frame!r:.100}", "Yield pandas frames")
+                hint = 'Yield pandas frames; a processor of rows needs form="row"'
+                raise wrong_output(self._names, f"a {type(frame).__name__} came: {frame!r:.100}", hint)
             names = frame.columns.tolist()
             if names != self._names:
                 self._check_names(names, rows=len(frame))

@@ -107,7 +107,8 @@ class RowForm:
 
     def _by_name(self, row: Any) -> tuple[Any, ...]:
         if not isinstance(row, Row) or not hasattr(row, "__fields__"):
-            raise wrong_output(self._names, f"a {type(row).__name__} came: {row!r:.100}", "Yield Row(name=value, ...)")
+            hint = 'Yield Row(name=value, ...); a processor of data frames needs form="pandas"'
+            raise wrong_output(self._names, f"a {type(row).__name__} came: {row!r:.100}", hint)
         given = row.asDict()
         unknown = [name for name in given if name not in self._names]
         if unknown:

@@ -218,7 +218,8 @@ class KeyedStream:
             output_schema: What it yields, as a struct or DDL text.
             output_mode: ``update`` or ``append``: a word for the reader.
             time_mode: ``None``, ``ProcessingTime`` or ``EventTime``, for timers and time to live.
-            initial_state: Rows for ``handleInitialState`` in the first batch of a new root, grouped or not.
+            initial_state: Rows for ``handleInitialState`` in the first batch of a new root, grouped or not. They are
+                left out where the root starts from a savepoint: its state goes on.
             form: ``row`` or ``pandas``. Default: what the annotations of ``handleInputRows`` say, else ``row``.
 
         Raises:
