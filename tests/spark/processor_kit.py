@@ -302,6 +302,38 @@ class Chained(StatefulProcessor):
         pass
 
 
+class FrameTimers(StatefulProcessor):
+    """Frames, timers that initial states and rows set, and several frames for one key."""
+
+    def init(self, handle):
+        self.handle = handle
+        self.kept = handle.getListState("kept", "n long")
+
+    def handleInitialState(self, key, initialState, timerValues):
+        self._keep(initialState["n"])
+
+    def handleInputRows(self, key, rows: Iterator[pd.DataFrame], timerValues):
+        for frame in rows:
+            self._keep(frame["v"])
+        if len(list(self.kept.get())) > 1:
+            yield pd.DataFrame({"k": [key[0]], "o": ["one"]})
+            yield pd.DataFrame({"o": ["two", "three"], "k": [key[0]] * 2})
+
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
+        at = expiredTimerInfo.getExpiryTimeInMs()
+        self.handle.deleteTimer(at + 1000)
+        seen = (type(key).__name__, at, sorted(self.kept.get()), sorted(self.handle.listTimers()))
+        yield pd.DataFrame({"k": [key[0]], "o": [repr(seen)]})
+
+    def close(self):
+        pass
+
+    def _keep(self, numbers):
+        self.kept.appendList([(int(n),) for n in numbers])
+        for n in numbers:
+            self.handle.registerTimer(int(n) * 1000)
+
+
 class Stock(StatefulProcessor):
     """An inventory in a map, and the three highest quantities ever seen in a list."""
 

@@ -99,9 +99,13 @@ def test_sessions_that_event_time_closes(spark, tmp_path):
     assert len(bench.state("timers")) == 2
 
 
-def _event_time(spark, folder, processor, batches, output):
-    expected = through_spark(spark, folder, batches, EVENTS, "k", processor, output, time_mode="EventTime")
-    bench = Bench(processor, EVENTS, "k", output, time_mode="EventTime")
+def _event_time(spark, folder, processor, batches, output, *, pandas=False, initial=None):
+    frame = None if initial is None else spark.createDataFrame(initial[1], initial[0]).groupBy("k")
+    options = {"time_mode": "EventTime", "pandas": pandas, "initial": frame}
+    expected = through_spark(spark, folder, batches, EVENTS, "k", processor, output, **options)
+    bench = Bench(
+        processor, EVENTS, "k", output, time_mode="EventTime", initial=initial, form="pandas" if pandas else "row"
+    )
     for number, moment in enumerate(watermarks(batches)):
         got = bench.batch(batches[number], parallelism=(2, 3, 1)[number % 3], **moment)
         assert as_plain(got) == as_plain(expected[number]), f"batch {number}"
@@ -118,6 +122,18 @@ def test_timers_in_the_past_chained_set_anew_and_deleted(spark, tmp_path):
         [("z", 40, at(12))],
     ]
     _event_time(spark, tmp_path, kit.Chained(), batches, "k string, what string, at long, v array<long>")
+
+
+def test_timers_and_initial_state_in_the_pandas_form(spark, tmp_path):
+    batches = [
+        [("a", 1, at(10)), ("b", 5, at(11)), ("a", 2, at(12))],
+        [("a", 2, at(20)), ("b", 30, at(21))],
+        [("b", 25, at(40)), ("a", 2, at(3))],
+        [("c", 2, at(50))],
+    ]
+    initial = ("k string, n long", [("z", 7), ("z", 8), ("a", 15), ("y", 100)])
+    bench = _event_time(spark, tmp_path, kit.FrameTimers(), batches, "k string, o string", pandas=True, initial=initial)
+    assert [key for key, _ in bench.state("timers")] == ["y"]
 
 
 def test_a_map_and_a_list(spark, tmp_path):
