@@ -47,17 +47,21 @@ def write_all(descriptor: int, data: Buffer) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def write_pieces(descriptor: int, pieces: Sequence[Buffer]) -> None:
+def write_pieces(descriptor: int, pieces: Iterable[Buffer], size: int) -> None:
     """Writes the pieces of a new file that nobody reads soon, one after the other.
 
     Args:
         descriptor: Of an empty file, at its start.
-        pieces: Contiguous buffers.
+        pieces: Contiguous buffers. Those of an iterator need be good only until the next one is asked for.
+        size: How many bytes they have: decides which way they are written, not how many are.
     """
-    if sum(map(len, pieces)) >= _DIRECT_BYTES_MIN and _set_direct(descriptor, True):
+    if size >= _DIRECT_BYTES_MIN and _set_direct(descriptor, True):
         _write_past_cache(descriptor, pieces)
-    else:
+    elif isinstance(pieces, Sequence):
         _write_vector(descriptor, pieces)
+    else:
+        for piece in pieces:
+            write_all(descriptor, piece)
 
 
 def read_once(descriptor: int, size: int) -> Iterator[Buffer]:

@@ -150,7 +150,7 @@ class LocalStore(BlobStore):
 
     def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
         """See :meth:`BlobStore.put_all_if_absent`. Long ones are written past the page cache where that works."""
-        self._put_new(name, pieces, read_soon=False)
+        self._put_new(name, pieces, unread_bytes=sum(map(len, pieces)))
         return self._info(name, sum(map(len, pieces)), None)
 
     def get(self, name: str) -> bytes:
@@ -230,7 +230,7 @@ class LocalStore(BlobStore):
         data = plain_bytes(data, "stage", check_name(target))
         leaf = self._environment.ids.new_id()
         name = STAGING_PREFIX + leaf
-        with self._translated("stage", name), self._staged(leaf, [data], read_soon=False) as staging:
+        with self._translated("stage", name), self._staged(leaf, [data], len(data)) as staging:
             self._fsync(staging)
         return Part(name=name, length=len(data), crc32c=crc32c(data))
 
@@ -318,7 +318,7 @@ class LocalStore(BlobStore):
                 self._folder((*staging_folders, staged + _JOINT)) as joint,
                 contextlib.closing(self._chunks_of_pieces(target, parts)) as chunks,
             ):
-                self._fill(joint, temporary, self._create(joint, temporary), chunks)
+                self._fill(joint, temporary, self._create(joint, temporary), chunks, sum(part.length for part in parts))
                 try:
                     self._placed(temporary, joint, folders, self._link_to(leaf))
                 finally:
@@ -394,14 +394,14 @@ class LocalStore(BlobStore):
 
     # -- writing --------------------------------------------------------------------------------------------------
 
-    def _put_new(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = True) -> None:
+    def _put_new(self, name: str, pieces: Sequence[Buffer], *, unread_bytes: int = 0) -> None:
         """Creates an object, or finds exactly these bytes."""
         folders, leaf = _split(name)
         found = self._present(name)
         with self._translated("put_if_absent", name):
             if found is None:
                 with contextlib.suppress(FileExistsError):
-                    self._with_temporary(pieces, folders, self._link_to(leaf), read_soon=read_soon)
+                    self._with_temporary(pieces, folders, self._link_to(leaf), unread_bytes=unread_bytes)
                     return
                 found = self._present(name)
                 if found is None:
@@ -416,11 +416,11 @@ class LocalStore(BlobStore):
         folders: tuple[str, ...],
         place: Callable[[str, int, int], None],
         *,
-        read_soon: bool = True,
+        unread_bytes: int = 0,
     ) -> None:
         """Writes a durable temporary file, lets ``place`` give it its name, makes the name durable."""
         temporary = self._environment.ids.new_id()
-        with self._staged(temporary, chunks, read_soon=read_soon) as staging:
+        with self._staged(temporary, chunks, unread_bytes) as staging:
             try:
                 self._placed(temporary, staging, folders, place)
             finally:
@@ -467,7 +467,7 @@ class LocalStore(BlobStore):
         return link
 
     @contextlib.contextmanager
-    def _staged(self, leaf: str, chunks: Iterable[Buffer], *, read_soon: bool) -> Iterator[int]:
+    def _staged(self, leaf: str, chunks: Iterable[Buffer], unread_bytes: int) -> Iterator[int]:
         """Writes a new file into the staging folder, which others remove whenever it is empty; yields the folder."""
         for _ in range(CREATION_ATTEMPTS):
             with self._folder(_STAGING_FOLDERS, create=True) as staging:
@@ -475,7 +475,7 @@ class LocalStore(BlobStore):
                     descriptor = self._create(staging, leaf)
                 except FileNotFoundError:
                     continue
-                self._fill(staging, leaf, descriptor, chunks, read_soon=read_soon)
+                self._fill(staging, leaf, descriptor, chunks, unread_bytes)
                 yield staging
                 return
         raise vanishing(_STAGING_FOLDERS[0])
@@ -484,17 +484,23 @@ class LocalStore(BlobStore):
         mode = 0o600 if self._settings.permissions == "private" else 0o666
         return os.open(leaf, _CREATE, mode, dir_fd=folder)
 
-    def _fill(
-        self, folder: int, leaf: str, descriptor: int, chunks: Iterable[Buffer], *, read_soon: bool = True
-    ) -> None:
-        """Writes a new file whole and syncs it. On any error the file is removed and never named again."""
+    def _fill(self, folder: int, leaf: str, descriptor: int, chunks: Iterable[Buffer], unread_bytes: int = 0) -> None:
+        """Writes a new file whole and syncs it. On any error the file is removed and never named again.
+
+        Args:
+            folder: Where it is.
+            leaf: Its name there.
+            descriptor: Of the file; closed here.
+            chunks: Its bytes.
+            unread_bytes: How many they are, if nobody reads them soon.
+        """
         try:
             try:
-                if read_soon:
+                if unread_bytes:
+                    write_pieces(descriptor, chunks, unread_bytes)
+                else:
                     for chunk in chunks:
                         write_all(descriptor, chunk)
-                else:
-                    write_pieces(descriptor, tuple(chunks))
                 self._fsync(descriptor)
             finally:
                 os.close(descriptor)

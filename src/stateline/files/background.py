@@ -18,6 +18,9 @@ __all__ = ["BackgroundSink"]
 
 _QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
 _WRITE_BYTES: Final = 1024 * 1024
+"""How much must wait before the thread is woken."""
+_JOINED_BYTES: Final = 8 * 1024 * 1024
+"""How much is joined for one write, so that memory is used again."""
 
 
 class BackgroundSink:
@@ -27,11 +30,14 @@ class BackgroundSink:
         sink: Where bytes go; called on one other thread only.
         environment: Threads.
         max_bytes: How much may wait; whoever writes more waits too.
+        in_memory: Bytes that will come first, and are held in memory anyway: they may wait beside the others.
     """
 
-    def __init__(self, sink: Sink, environment: Environment, max_bytes: int = _QUEUE_BYTES_MAX) -> None:
+    def __init__(
+        self, sink: Sink, environment: Environment, max_bytes: int = _QUEUE_BYTES_MAX, in_memory: int = 0
+    ) -> None:
         self._sink = sink
-        self._max_bytes = max_bytes
+        self._max_bytes = max_bytes + in_memory
         self._monitor = environment.executors.monitor()
         self._executor = environment.executors.executor("stateline-write", 1)
         self._queue: list[bytes] = []
@@ -86,7 +92,7 @@ class BackgroundSink:
         try:
             while True:
                 with self._monitor:
-                    pieces, self._queue = self._queue, []
+                    pieces = self._next_pieces()
                     if not pieces:
                         self._is_writing = False
                         self._monitor.notify_all()
@@ -101,6 +107,14 @@ class BackgroundSink:
                 self._error = error
                 self._is_writing = False
                 self._monitor.notify_all()
+
+    def _next_pieces(self) -> list[bytes]:
+        count = size = 0
+        while count < len(self._queue) and size < _JOINED_BYTES:
+            size += len(self._queue[count])
+            count += 1
+        pieces, self._queue = self._queue[:count], self._queue[count:]
+        return pieces
 
     def _raise_error(self) -> None:
         if self._error is not None:

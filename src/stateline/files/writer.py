@@ -314,7 +314,7 @@ def encode_file(
     stream = RecoverableWriter(store, environment=environment).open(target)
     groups = row_groups(tables, output.row_group_rows)
     first = next(groups)
-    with BackgroundSink(stream, environment) as sink:
+    with BackgroundSink(stream, environment, in_memory=begun.held.size if begun else 0) as sink:
         if begun is None:
             name, codec = output.encoding_of(target)
             encoder = make_encoder(name, sink, first.schema, codec, output.row_group_rows)
