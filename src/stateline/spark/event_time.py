@@ -103,7 +103,7 @@ class WindowPlan:
         column: Event time: a timestamp column.
         size_us: Length of a window, microseconds.
         slide_us: From one start to the next, microseconds; equal to ``size_us`` for tumbling windows.
-        start_us: Offset from the epoch, microseconds.
+        start_us: Offset from the epoch, microseconds; 0 or more, and less than ``slide_us``.
     """
 
     column: str
@@ -130,15 +130,15 @@ class WindowPlan:
                 )
         size_us = _microseconds(size, "size of the window")
         slide_us = size_us if slide is None else _microseconds(slide, "slide of the window")
-        start_us = _microseconds(start, "start of the windows")
-        if not 0 < slide_us <= size_us or start_us >= slide_us:
+        start_us = _offset_microseconds(start, "start of the windows")
+        if not 0 < slide_us <= size_us or abs(start_us) >= slide_us:
             raise InvalidInputError(
                 f"windows of {size!r} cannot slide by {slide!r} from {start!r}",
                 operation="window",
                 subject=f"column {column!r}",
-                hint="Give 0 < slide <= size, and a start less than the slide; without a slide, windows tumble",
+                hint="Give 0 < slide <= size, and a start between -slide and slide; without a slide, windows tumble",
             )
-        return cls(column=column, size_us=size_us, slide_us=slide_us, start_us=start_us)
+        return cls(column=column, size_us=size_us, slide_us=slide_us, start_us=start_us % slide_us)
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -264,3 +264,13 @@ def _check_timestamp(schema: pa.Schema, column: str, what: str) -> None:
 
 def _microseconds(duration: Duration, name: str) -> int:
     return round(parse_duration(duration, name) * _MICROSECONDS)
+
+
+def _offset_microseconds(offset: Duration, name: str) -> int:
+    """As :func:`_microseconds`, of a duration that may be negative."""
+    if isinstance(offset, str) and offset.startswith("-"):
+        return -_microseconds(offset[1:].lstrip(), name)
+    seconds = offset.total_seconds() if isinstance(offset, timedelta) else offset
+    if isinstance(seconds, int | float) and seconds < 0:
+        return -_microseconds(-seconds, name)
+    return _microseconds(seconds, name)

@@ -255,7 +255,7 @@ class KeyedStream:
             column: Event time: a timestamp column.
             size: Length of a window, such as ``"10 minutes"``.
             slide: From one start to the next; less than ``size`` for windows that overlap. Default: ``size``.
-            start: Offset of the first window from the epoch.
+            start: Offset of the windows from the epoch, such as ``-8 hours``: between minus and plus ``slide``.
 
         Raises:
             InvalidInputError: No timestamp column, or lengths that make no windows.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stateline.checkpoint import Checkpoint, InlineState
 from stateline.errors import CorruptDataError, InvalidInputError
 from stateline.spark.continuity import check_plan
-from stateline.spark.event_time import EVENT_TIME_COLUMN, EventTimeWatch, Watermark, WatermarkPlan, WindowPlan
+from stateline.spark.event_time import EVENT_TIME_COLUMN, Duration, EventTimeWatch, Watermark, WatermarkPlan, WindowPlan
 from stateline.spark.plan import PipelinePlan
 from tests.unit.spark.records import record
 
@@ -37,6 +37,10 @@ def record_with(watermark: Watermark) -> Checkpoint:
         (lambda: WindowPlan.of(SCHEMA, "at", "1s", "2s", "0s"), "slide"),
         (lambda: WindowPlan.of(SCHEMA, "at", "0s", None, "0s"), "slide"),
         (lambda: WindowPlan.of(SCHEMA, "at", "5s", "1s", "1s"), "slide"),
+        (lambda: WindowPlan.of(SCHEMA, "at", "5s", "1s", "-1s"), "slide"),
+        (lambda: WindowPlan.of(SCHEMA, "at", "5s", None, "--1s"), "duration"),
+        (lambda: WindowPlan.of(SCHEMA, "at", "5s", None, float("-inf")), "finite"),
+        (lambda: WindowPlan.of(SCHEMA, "at", "5s", None, None), "duration"),
         (lambda: WindowPlan.of(SCHEMA.append(pa.field("window_end", pa.int8())), "at", "1s", None, "0s"), "window_end"),
     ],
 )
@@ -117,3 +121,9 @@ def test_the_watch_sees_rows_that_come_packed_beside_rows_of_another_kind():
     )
     assert list(watch.watch([rows])) == [rows]
     assert watch.max_us == 4
+
+
+@pytest.mark.parametrize("start", ["-2 seconds", "- 2s", -2, -2.0, timedelta(seconds=-2)])
+def test_a_negative_start_gives_the_windows_that_spark_gives(start: Duration) -> None:
+    """Spark takes any offset that is shorter than the slide; the windows are those of the offset that follows 0."""
+    assert WindowPlan.of(SCHEMA, "at", "20s", "10s", start) == WindowPlan.of(SCHEMA, "at", "20s", "10s", "8 seconds")
