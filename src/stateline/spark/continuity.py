@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from stateline.checkpoint import Checkpoint
 from stateline.errors import ErrorKind, InvalidInputError, NotFoundError
@@ -31,6 +31,12 @@ __all__ = [
     "next_properties",
     "next_step",
 ]
+
+_OTHER_PROGRAM: Final = "Start the program that made the checkpoint, or use a new root"
+_MOVED: Final = (
+    "If the folder was moved, bring it back or mount it there: a link is not enough. Else start the program that made "
+    "the checkpoint, or use a new root"
+)
 
 
 class Step(enum.Enum):
@@ -158,7 +164,7 @@ def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str,
     for output in newest.outputs:
         url = output_urls.get(output.operator)
         if url != output.url and (output.open or output.finished):
-            raise _mismatch(f"output of operator {output.operator}", output.url, url)
+            raise _mismatch(f"output of operator {output.operator}", output.url, url, _MOVED)
     check_columns(plan, newest, output_urls)
 
 
@@ -167,12 +173,12 @@ def next_properties(plan: PipelinePlan, newest: Checkpoint | None, output_urls: 
     return carried_properties(newest, plan.state_schemas) | columns_properties(plan, newest, output_urls)
 
 
-def _mismatch(what: str, stored: object, asked: object) -> InvalidInputError:
+def _mismatch(what: str, stored: object, asked: object, hint: str = _OTHER_PROGRAM) -> InvalidInputError:
     return InvalidInputError(
         f"the checkpoint has {stored}, the program asks for {asked}",
         operation="start",
         subject=what,
-        hint="Start the program that made the checkpoint, or use a new root",
+        hint=hint,
         kind=ErrorKind.SCHEMA_MISMATCH,
     )
 

@@ -9,6 +9,7 @@ from stateline.checkpoint import Checkpoint, OutputState
 from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
 from stateline.files import FileOutput
 from stateline.handles import OpenFile
+from stateline.spark.continuity import check_plan
 from stateline.spark.output_columns import check_columns, check_folders, columns_of, columns_properties
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from tests.unit.spark.records import record
@@ -169,3 +170,14 @@ def test_a_memory_of_folders_that_cannot_be_read_is_told() -> None:
     [key] = [key for key in in_folders().properties if key.startswith("folders of")]
     with pytest.raises(CorruptDataError, match="the folders of the output cannot be read"):
         check_folders(plan(DAYS), record(properties={key: "{"}), HERE)
+
+
+def test_open_files_in_another_folder_are_refused_with_both_and_told_how_to_come_back():
+    schema = pa.schema([("a", LONG)])
+    file = OpenFile(target="part-1.parquet", subtask=0, layout="l", opened_at=0.0, written_at=0.0, rows=1, bytes=8)
+    there = OutputState(operator="files", url="file:///other", open=(file,))
+    newest = record(outputs=(there,), properties=columns_properties(plan(schema), None, ELSEWHERE))
+    check_plan(plan(schema), newest, ELSEWHERE)
+    with pytest.raises(InvalidInputError, match=r"file:///other.*file:///out.*bring it back or mount it there"):
+        check_plan(plan(schema), newest, HERE)
+    check_plan(plan(schema), record(outputs=(OutputState(operator="files", url="file:///other"),)), HERE)
