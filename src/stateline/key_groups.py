@@ -204,15 +204,20 @@ def default_max_parallelism(parallelism: int) -> int:
     return min(max(1 << (wanted - 1).bit_length(), 128), MAX_PARALLELISM_LIMIT)
 
 
-def check_key_type(data_type: pa.DataType, column: str) -> None:
-    """Checks that values of ``data_type`` can be keys.
+def check_key_type(data_type: pa.DataType, column: str, use: str = "be a key") -> None:
+    """Checks that values of ``data_type`` can be keys, which is to say that they have a stable hash.
+
+    Args:
+        data_type: The type.
+        column: Its column, for the error.
+        use: What the column is wanted for, for the error.
 
     Raises:
         InvalidInputError: Maps, variants, lists, structs, unsigned integers, intervals, 256-bit decimals.
     """
     if not _is_key_type(data_type):
         raise InvalidInputError(
-            f"a value of type {data_type} cannot be a key",
+            f"a value of type {data_type} cannot {use}",
             subject=f"column {column!r}",
             hint="Use integers, strings, binary, booleans, dates, timestamps, decimals or floats; "
             "pick the fields of a struct one by one",

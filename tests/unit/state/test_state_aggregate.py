@@ -390,6 +390,12 @@ def test_parameters_are_checked() -> None:
     for wrong in (0.0, 1.0, 0.0001, -1.0, None, "0.05"):
         with pytest.raises(InvalidInputError, match="rsd"):
             agg.approx_count_distinct("i64", wrong)
+
+
+def test_an_approximate_count_of_what_has_no_hash_is_refused_by_its_own_name():
+    schema = pa.schema([("k", pa.int64()), ("v", pa.duration("us"))])
+    with pytest.raises(InvalidInputError, match=r"'v'.*duration.*cannot be counted by approx_count_distinct"):
+        agg.KeyedAggregation.bind(schema, ["k"], {"n": agg.approx_count_distinct("v")})
     with pytest.raises(InvalidInputError, match="limit"):
         agg.collect_list("s", 0)
 

@@ -63,7 +63,8 @@ class ApproxCountDistinct(Aggregation):
 
     def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:  # noqa: ARG002 - the protocol, not its use
         """See :meth:`Aggregation.bind`."""
-        check_key_type(field_of(schema, self.columns[0], self.definition).type, self.columns[0])
+        column = self.columns[0]
+        check_key_type(field_of(schema, column, self.definition).type, column, "be counted by approx_count_distinct")
         return _BoundSketch(self.columns[0], self._precision)
 
 
