@@ -121,8 +121,7 @@ class EncodingAhead:
                 del self._begun[target]
             self._failed &= self._wanted.keys()
             if not self._is_running and self._next_step() is not None:
-                self._is_running = True
-                self._executor.submit(self._run)
+                self._start()
 
     def take(self, target: str, output: FileOutput, pending: Sequence[RowsHandle]) -> BegunFile | None:
         """What is encoded of a file that rolls now. It is forgotten here.
@@ -149,6 +148,14 @@ class EncodingAhead:
             self._wanted.clear()
             self._begun.clear()
         self._executor.close(wait=False)
+
+    def _start(self) -> None:
+        self._is_running = True
+        try:
+            self._executor.submit(self._run)
+        except RuntimeError as error:  # No thread is to be had, which is no reason to fail a batch that is decided.
+            self._is_running = False
+            _LOGGER.debug("nothing is encoded before it rolls", exc_info=error)
 
     def _next_step(self) -> _Step | None:
         if sum(begun.held.size for begun in self._begun.values()) >= self._max_bytes:

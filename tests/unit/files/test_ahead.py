@@ -43,6 +43,15 @@ class _ExecutorsAtOnce(SystemExecutors):
         return _AtOnce()
 
 
+class _NoThreads(SystemExecutors):
+    def executor(self, name: str, num_threads: int) -> Any:
+        class Exhausted(_AtOnce):
+            def submit(self, function: Any, /, *args: Any) -> Future[Any]:
+                raise RuntimeError("can't start new thread")
+
+        return Exhausted()
+
+
 AT_ONCE = Environment(executors=_ExecutorsAtOnce())
 
 
@@ -234,3 +243,11 @@ def test_rows_that_may_be_joined_are_not_encoded_and_none_after_them(tmp_path: P
     for rows in (ROWS, 300, ROWS, ROWS, ROWS, ROWS, ROWS):
         stream.run(ahead, tasks=[rows])
     assert taken == [0], "the first piece is not known to be a whole row group before a piece follows that stays"
+
+
+def test_where_no_thread_is_to_be_had_nothing_fails(tmp_path: Path, taken: list[int]) -> None:
+    stream, ahead = Stream(tmp_path), EncodingAhead(Environment(executors=_NoThreads()))
+    for _ in range(6):
+        stream.run(ahead)
+    assert taken == [0]
+    assert len(stream.files()) == 1
