@@ -7,7 +7,7 @@ Invariants:
 - Rows of a file that stays open are durable in the checkpoint root before :meth:`FileWriter.finish` returns; rows of
   a file that rolls are durable as staged pieces of the file itself. A row is in exactly one of the two.
 - Memory: the rows of this micro-batch, up to ``buffer_bytes`` and 8 MiB that are not split by folder yet, plus one
-  file's row group while it is encoded.
+  file's row group while it is encoded. What was encoded before (``ahead``) has a bound of its own.
 """
 
 from __future__ import annotations
