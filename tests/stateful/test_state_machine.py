@@ -38,6 +38,7 @@ GROUPS = 16
 D = decimal.Decimal
 COLUMNS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "long": (pa.int64(), [*range(12), None, -1, 2**62]),
+    "int": (pa.int32(), [*range(-3, 3), None, -128, 128, 2**31 - 1]),
     "string": (pa.string(), ["", "a", "b", "é", "long " * 20, None]),
     "double": (pa.float64(), [0.0, -0.0, 1.5, math.nan, math.inf, None]),
     "decimal": (pa.decimal128(30, 2), [D("0.00"), D("1.10"), D("-1.10"), D(10) ** 20, None]),
@@ -45,10 +46,18 @@ COLUMNS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "boolean": (pa.bool_(), [True, False, None]),
     "timestamp": (pa.timestamp("us", tz="UTC"), [dt.datetime(2024, 1, d, tzinfo=dt.UTC) for d in (1, 2)]),
 }
-KEYS = [("long",), ("string",), ("string", "date"), ("double", "boolean"), ("decimal", "long"), ("timestamp",)]
+KEYS = [
+    ("long",),
+    ("string",),
+    ("string", "date"),
+    ("double", "boolean"),
+    ("decimal", "long"),
+    ("timestamp",),
+    ("int", "long"),
+]
 VALUES = pa.schema([("n", pa.int64()), ("text", pa.string()), ("list", pa.list_(pa.int32()))])
 values = st.tuples(
-    st.none() | st.integers(-(2**63), 2**63 - 1),
+    st.none() | st.integers(-(2**63), 2**63 - 1) | st.integers(-130, 130) | st.integers(-(2**31), 2**15),
     st.none() | st.text(max_size=5),
     st.none() | st.lists(st.integers(0, 9), max_size=3),
 )

@@ -25,9 +25,9 @@ import pyarrow.compute as pc
 from stateline.checkpoint.api import SubtaskState
 from stateline.handles import RunHandle
 from stateline.state.columns import Mask, Rows, fixed_words, valid_mask
-from stateline.state.keys import Hashes
+from stateline.state.keys import Hashes, KeyRows
 from stateline.state.merge import merge_windows
-from stateline.state.rows import Run, StateRows
+from stateline.state.rows import Run
 from stateline.state.schema import StateSchema
 from stateline.state.stored import SliceReader
 from stateline.state.table import Found, StateTable
@@ -88,7 +88,7 @@ def changes_between(reader: SliceReader, before: SubtaskState | None, after: Sub
     schema = change_schema(reader.schema)
     for window in merge_windows(candidates, after.key_groups, reader.max_parallelism, drop_tombstones=False):
         old, new = (table.probe(window.keys) for table in tables)
-        batch = _compare(window, old, new, schema)
+        batch = _compare(window.keys.declared(reader.schema), old, new, schema)
         if batch.num_rows:
             yield batch
 
@@ -102,10 +102,10 @@ def _hashes(runs: Sequence[Run]) -> Hashes:
     return np.concatenate([batch.keys.hashes for run in runs for batch in run.batches] or [np.empty(0, np.uint64)])
 
 
-def _compare(window: StateRows, old: Found, new: Found, schema: pa.Schema) -> pa.RecordBatch:
-    """The changes of the keys of a window, in the order of their hashes."""
+def _compare(keys: KeyRows, old: Found, new: Found, schema: pa.Schema) -> pa.RecordBatch:
+    """The changes of some keys, in the order of their hashes."""
     both = old.mask & new.mask
-    changed = both & ~_equal_rows(old.values, new.values, len(window))
+    changed = both & ~_equal_rows(old.values, new.values, len(keys))
     masks = {_DELETE: old.mask & ~new.mask, _BEFORE: changed, _AFTER: changed, _INSERT: new.mask & ~old.mask}
     found = {kind: np.flatnonzero(mask) for kind, mask in masks.items()}
     places = np.concatenate(list(found.values()))
@@ -113,8 +113,8 @@ def _compare(window: StateRows, old: Found, new: Found, schema: pa.Schema) -> pa
     order = np.argsort(places, kind="stable")  # A row before its change comes before the row after it.
     places, kinds = places[order], kinds[order]
     is_new = np.isin(kinds, (_INSERT, _AFTER))
-    source = pa.array(np.where(is_new, places + len(window), places))
-    columns = [column.take(pa.array(places)) for column in window.keys.columns]
+    source = pa.array(np.where(is_new, places + len(keys), places))
+    columns = [column.take(pa.array(places)) for column in keys.columns]
     columns += [pa.concat_arrays([was, now]).take(source) for was, now in zip(old.values, new.values, strict=True)]
     return pa.RecordBatch.from_arrays([_TYPES.take(pa.array(kinds)), *columns], schema=schema)
 

@@ -59,7 +59,7 @@ def close_keys(table: StateTable, changes: StateRows, column: int, *, after: int
     keys = group_rows(KeyRows.concat(parts)).keys
     found = table.with_changes(changes).probe(keys)
     live = np.flatnonzero(found.mask)
-    closed = StateRows(keys.take(live), tuple(take(values, live) for values in found.values))
+    closed = StateRows(keys.take(live).declared(table.schema), tuple(take(values, live) for values in found.values))
     stored = closed.keys.take(np.flatnonzero(table.probe(closed.keys).mask))
     nothing = tuple(pa.nulls(len(stored), field.type) for field in table.schema.values)
     tombstones = StateRows(stored, nothing, np.ones(len(stored), dtype=np.bool_))
@@ -70,12 +70,11 @@ def close_keys(table: StateTable, changes: StateRows, column: int, *, after: int
 def _within(rows: StateRows, column: int, after: int | None, until: int) -> Rows:
     """The rows, tombstones left out, whose value is in ``(after, until]``."""
     words = fixed_words(rows.keys.columns[column])
-    if words is None or words.dtype != np.uint64:
+    if words is None or words.dtype != np.int64:
         raise InternalError("a key column without 64-bit values cannot be closed", operation="close_keys")
-    values = words.view(np.int64)
-    mask = values <= until
+    mask = words <= until
     if after is not None:
-        mask &= values > after
+        mask &= words > after
     if rows.deleted is not None:
         mask &= ~rows.deleted
     return np.flatnonzero(mask)

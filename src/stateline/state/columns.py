@@ -24,7 +24,8 @@ Mask = npt.NDArray[np.bool_]
 Column: TypeAlias = Any
 """A pa.Array or a pa.ChunkedArray."""
 
-_WORDS: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+_WORDS: Final = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
+"""Signed, so that whole numbers of different widths compare, and are copied, as numbers."""
 _RECORD_BYTES_MAX: Final = 256
 """Longer strings are copied well enough by Arrow."""
 
@@ -43,7 +44,10 @@ def contiguous(column: Column) -> pa.Array:
 
 
 def fixed_words(column: pa.Array) -> npt.NDArray[Any] | None:
-    """The bit patterns of a column of 1, 2, 4 or 8 bytes a value, without a copy; ``None`` for all other types."""
+    """The bit patterns of a column of 1, 2, 4 or 8 bytes a value, without a copy; ``None`` for all other types.
+
+    They are signed numbers: the values themselves, for a column of such.
+    """
     dtype = _WORDS.get(column.type.bit_width) if _is_word(column.type) else None
     if dtype is None:
         return None

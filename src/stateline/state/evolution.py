@@ -23,6 +23,7 @@ import pyarrow as pa
 from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint
 from stateline.checkpoint.envelope import decode_value
 from stateline.state.schema import StateSchema, schema_mismatch
+from stateline.state.widths import is_narrowed
 
 __all__ = ["ColumnStep", "apply_evolution", "carried_properties", "check_evolution", "plan_evolution"]
 
@@ -132,7 +133,8 @@ def apply_evolution(steps: Sequence[ColumnStep], values: Sequence[pa.Array], row
             made.append(pa.repeat(step.default, rows))
         else:
             column = values[step.source]
-            made.append(column if column.type == step.type else column.cast(step.type))
+            as_it_lies = column.type == step.type or is_narrowed(column.type, step.type)
+            made.append(column if as_it_lies else column.cast(step.type))
     return tuple(made)
 
 

@@ -26,6 +26,7 @@ from stateline.errors import ErrorKind, InvalidInputError
 from stateline.key_groups import hash_columns
 from stateline.state.columns import Column, Mask, Rows, contiguous, fixed_words, take
 from stateline.state.schema import StateSchema, stored_key_type
+from stateline.state.widths import concat, retyped
 
 __all__ = ["Groups", "Hashes", "KeyRows", "equal_at", "group_rows", "group_sorted", "key_rows"]
 
@@ -38,7 +39,7 @@ class KeyRows:
 
     Attributes:
         hashes: One unsigned 64-bit hash per row.
-        columns: One Arrow array per key column, of exactly the type of the schema.
+        columns: One Arrow array per key column, of the type of the schema, or as narrow as it is stored (``widths``).
     """
 
     hashes: Hashes
@@ -55,13 +56,17 @@ class KeyRows:
         """The rows of the half-open range, without a copy."""
         return KeyRows(self.hashes[start:end], tuple(column.slice(start, end - start) for column in self.columns))
 
+    def declared(self, schema: StateSchema) -> KeyRows:
+        """The same keys with the types of the schema."""
+        return KeyRows(self.hashes, retyped(self.columns, schema.keys.types))
+
     @classmethod
     def concat(cls, parts: Sequence[KeyRows]) -> Self:
         """All rows of one or more parts, in order."""
         columns = zip(*(part.columns for part in parts), strict=True)
         return cls(
             np.concatenate([part.hashes for part in parts]),
-            tuple(pa.concat_arrays(list(column)) for column in columns),
+            tuple(concat(column) for column in columns),
         )
 
 

@@ -22,6 +22,8 @@ from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.state.columns import Mask, Rows, take
 from stateline.state.keys import Hashes, KeyRows
+from stateline.state.schema import StateSchema
+from stateline.state.widths import concat, retyped
 
 __all__ = ["Run", "StateRows"]
 
@@ -32,7 +34,7 @@ class StateRows:
 
     Attributes:
         keys: Keys and hashes.
-        values: One Arrow array per value column.
+        values: One Arrow array per value column; as narrow as they are stored (``widths``).
         deleted: Which rows delete their key; ``None`` where none does. The values of such rows mean nothing.
     """
 
@@ -70,6 +72,10 @@ class StateRows:
         start, end = (_place(self.keys.hashes, bound) for bound in (low, high))
         return self if end - start == len(self) else self.slice(start, end)
 
+    def declared(self, schema: StateSchema) -> StateRows:
+        """The same rows with the types of the schema, as whoever reads a table expects them."""
+        return StateRows(self.keys.declared(schema), retyped(self.values, schema.values.types), self.deleted)
+
     @classmethod
     def concat(cls, parts: Sequence[StateRows]) -> Self:
         """All rows of one or more parts, in order: the result may break the order of hashes."""
@@ -80,7 +86,7 @@ class StateRows:
         values = zip(*(part.values for part in parts), strict=True)
         return cls(
             KeyRows.concat([part.keys for part in parts]),
-            tuple(pa.concat_arrays(list(column)) for column in values),
+            tuple(concat(column) for column in values),
             deleted,
         )
 

@@ -1,6 +1,6 @@
 """The bytes of a run: one Arrow IPC file that anybody can read, sorted by the hash of the key.
 
-Owns the format, version 1, both ways. Does not own where the bytes lie (``run_store``) nor what is in memory
+Owns the format, version 2, both ways. Does not own where the bytes lie (``run_store``) nor what is in memory
 (``rows``).
 
 A run is a plain Arrow IPC *file* (``pyarrow.ipc.open_file`` reads it)::
@@ -9,14 +9,14 @@ A run is a plain Arrow IPC *file* (``pyarrow.ipc.open_file`` reads it)::
     | head                |    __hash: uint64, not null, ascending as unsigned numbers
     +---------------------+    key columns            field metadata stateline.role = key
     | record batch 0      |    value columns          field metadata stateline.role = value
-    | record batch 1      |    __deleted: bool        only where the run has tombstones
-    | ...                 |
+    | record batch 1      |                           and stateline.type, where a whole number is narrower than declared
+    | ...                 |    __deleted: bool        only where the run has tombstones
     +---------------------+  tail: end of stream, Arrow's footer, its length (int32), magic "ARROW1"
     | tail                |    the footer's custom metadata is the table below
     +---------------------+
 
     stateline.format            "run"
-    stateline.version           "1"
+    stateline.version           "2"
     stateline.rows              rows, tombstones included
     stateline.tombstones        rows that delete their key
     stateline.max_parallelism   key groups of the state
@@ -31,14 +31,13 @@ Rules:
   that of the handle, which proves the index; the index proves each batch. So a slice is as safe as the whole.
 - Buffers are not compressed unless asked: a run is memory-mapped and searched in place. Arrow pads the body of a
   message to 8 bytes, which numpy needs; readers must not count on 64.
-- A reader of version 1 refuses a higher version. A run names no other object.
+- A reader refuses a higher version than its own. Version 1 has no narrowed columns. A run names no other object.
 
 Not defended: somebody who can write the run **and** the record that names its CRC32C.
 """
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import itertools
 import struct
@@ -57,14 +56,14 @@ from stateline.options import normalise_settings, parse_choice, parse_int, parse
 from stateline.state.evolution import apply_evolution, plan_evolution
 from stateline.state.keys import Hashes, KeyRows
 from stateline.state.rows import Run, StateRows
+from stateline.state.run_index import BatchEntry, RunIndex, corrupt_run, decode_entries, encode_index, inconsistency
 from stateline.state.schema import StateSchema
+from stateline.state.widths import narrowed_schema, retyped
 
 __all__ = [
     "RUN_VERSION",
     "TAIL_GUESS_BYTES",
-    "BatchEntry",
     "EncodedRun",
-    "RunIndex",
     "RunSettings",
     "check_slice",
     "check_whole",
@@ -75,7 +74,7 @@ __all__ = [
     "tail_bytes",
 ]
 
-RUN_VERSION: Final = 1
+RUN_VERSION: Final = 2
 
 TAIL_GUESS_BYTES: Final = 64 * 1024
 """How much of the end of a run a reader of slices asks for first: the tail of all but huge runs."""
@@ -84,8 +83,6 @@ _MAGIC: Final = b"ARROW1"
 _PREFIX: Final = b"stateline."
 _FORMAT: Final = _PREFIX + b"format"
 _INDEX: Final = _PREFIX + b"index"
-_HEAD_CRC: Final = struct.Struct("<I")
-_ENTRY: Final = struct.Struct("<QQQII")
 _FOOTER_LENGTH: Final = struct.Struct("<i")
 _END_OF_STREAM_BYTES: Final = 64
 """More than the end-of-stream marker and its padding take."""
@@ -133,44 +130,6 @@ class EncodedRun:
     tombstones: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BatchEntry:
-    """Where one record batch lies in the file."""
-
-    first_hash: int
-    offset: int
-    length: int
-    rows: int
-    crc32c: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RunIndex:
-    """What the tail of a run says about the rest."""
-
-    max_parallelism: int
-    head_crc32c: int
-    batches: tuple[BatchEntry, ...]
-
-    @property
-    def tail_start(self) -> int:
-        """Offset of the first byte after the last record batch."""
-        return self.batches[-1].offset + self.batches[-1].length
-
-    def covering(self, key_groups: KeyGroupRange) -> range:
-        """The batches, by number, that can hold rows of ``key_groups``."""
-        low, high = hash_bounds(key_groups, self.max_parallelism)
-        firsts = [entry.first_hash for entry in self.batches]
-        start = max(sum(first <= low for first in firsts) - 1, 0)
-        return range(start, sum(first < high for first in firsts))
-
-    def holding(self, hashes: Hashes) -> list[int]:
-        """The batches, by number and ascending, that can hold rows of some hashes: one per hash at most."""
-        firsts = np.array([entry.first_hash for entry in self.batches], dtype=np.uint64)
-        places = np.unique(firsts.searchsorted(hashes, side="right")) - 1
-        return [int(place) for place in places if place >= 0]
-
-
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
@@ -180,12 +139,19 @@ def encode_run(run: Run, schema: StateSchema, max_parallelism: int, settings: Ru
     if not run.batches:
         raise InvalidInputError("it has no rows", operation="encode", subject="run", hint="Write no run at all")
     tombstones = run.tombstones
-    arrow_schema = schema.run(tombstones=tombstones > 0)
+    declared = schema.run(tombstones=tombstones > 0)
     batch_rows = max(len(run) // _BATCHES_WANTED, _BATCH_ROWS_MIN)
+    parts = [_columns(rows, with_marks=tombstones > 0) for rows in run.batches]
+    arrow_schema = narrowed_schema(declared, parts)
     batches = [
-        _record_batch(piece, arrow_schema, with_marks=tombstones > 0)
-        for rows in run.batches
-        for piece in _cut(rows, max_parallelism, settings.batch_bytes, min(settings.batch_rows, batch_rows))
+        piece
+        for part in parts
+        for piece in _cut(
+            _record_batch(part, arrow_schema),
+            max_parallelism,
+            settings.batch_bytes,
+            min(settings.batch_rows, batch_rows),
+        )
     ]
     firsts = [int(batch.column(0)[0].as_py()) for batch in batches]
     numbers = {b"version": RUN_VERSION, b"rows": len(run), b"tombstones": tombstones}
@@ -208,7 +174,7 @@ def _write(
     Returns:
         The file and its CRC32C, which is combined from those of its pieces: each byte is read once.
     """
-    placeholder = base64.b64encode(bytes(_HEAD_CRC.size + _ENTRY.size * len(batches)))
+    placeholder = encode_index(0, [BatchEntry(0, 0, 0, 0, 0)] * len(batches))
     size = sum(pa.ipc.get_record_batch_size(batch) for batch in batches)
     size += size // _COMPRESSION_SLACK + 4 * schema.serialize().size + 2 * len(placeholder) + 256 * len(batches) + 4096
     buffer = pa.allocate_buffer(size)
@@ -227,20 +193,24 @@ def _write(
     entries = []
     for first, (start, stop), batch in zip(firsts, itertools.pairwise(offsets), batches, strict=True):
         piece = crc32c(view[start:stop])
-        entries.append(_ENTRY.pack(first, start, stop - start, batch.num_rows, piece))
+        entries.append(BatchEntry(first, start, stop - start, batch.num_rows, piece))
         checksum = combine_crc32c(checksum, piece, stop - start)
-    index = base64.b64encode(_HEAD_CRC.pack(head) + b"".join(entries))
+    index = encode_index(head, entries)
     place = offsets[-1] + bytes(view[offsets[-1] :]).rindex(placeholder)
     view[place : place + len(index)] = index
     tail = view[offsets[-1] :]
     return view, combine_crc32c(checksum, crc32c(tail), len(tail))
 
 
-def _record_batch(rows: StateRows, schema: pa.Schema, *, with_marks: bool) -> pa.RecordBatch:
+def _columns(rows: StateRows, *, with_marks: bool) -> list[pa.Array]:
     columns = [pa.array(rows.keys.hashes), *rows.keys.columns, *rows.values]
     if with_marks:
         columns.append(pa.array(np.zeros(len(rows), np.bool_) if rows.deleted is None else rows.deleted))
-    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    return columns
+
+
+def _record_batch(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    batch = pa.RecordBatch.from_arrays(list(retyped(columns, schema.types)), schema=schema)
     try:
         check_nested_values(batch)  # What no reader would take must not become durable.
     except pa.ArrowInvalid as error:
@@ -253,24 +223,24 @@ def _record_batch(rows: StateRows, schema: pa.Schema, *, with_marks: bool) -> pa
     return batch
 
 
-def _cut(rows: StateRows, max_parallelism: int, batch_bytes: int, batch_rows: int) -> Iterator[StateRows]:
+def _cut(batch: pa.RecordBatch, max_parallelism: int, batch_bytes: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Cuts rows into record batches of about the wanted size, at key groups where possible, never within a hash."""
-    hashes = rows.keys.hashes
-    bytes_per_row = max(rows.nbytes // len(rows), 1)
+    hashes: Hashes = batch.column(0).to_numpy()
+    bytes_per_row = max(batch.nbytes // len(hashes), 1)
     wanted = max(min(batch_rows, batch_bytes // bytes_per_row), 1)
-    borders = _key_group_borders(hashes, max_parallelism) if len(rows) > wanted else np.empty(0, np.int64)
+    borders = _key_group_borders(hashes, max_parallelism) if len(hashes) > wanted else np.empty(0, np.int64)
     start = 0
-    while start < len(rows):
+    while start < len(hashes):
         end = start + wanted
-        if end >= len(rows) or len(rows) - start <= wanted + wanted // 4:
-            end = len(rows)
+        if end >= len(hashes) or len(hashes) - start <= wanted + wanted // 4:
+            end = len(hashes)
         else:
             near = int(borders.searchsorted(end, side="right")) - 1
             if near >= 0 and borders[near] >= start + max(wanted // 2, 1):
                 end = int(borders[near])
             else:
                 end = int(hashes.searchsorted(hashes[end - 1], side="right"))
-        yield rows.slice(start, end)
+        yield batch.slice(start, end - start)
         start = end
 
 
@@ -291,9 +261,11 @@ def check_whole(buffer: pa.Buffer, handle: RunHandle) -> None:
         CorruptDataError: Another size or CRC32C.
     """
     if buffer.size != handle.size:
-        raise _corrupt(handle.name, f"it has {buffer.size} bytes instead of {handle.size}")
+        raise corrupt_run(handle.name, f"it has {buffer.size} bytes instead of {handle.size}")
     if crc32c(memoryview(buffer)) != handle.crc32c:
-        raise _corrupt(handle.name, f"its CRC32C is not {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}")
+        raise corrupt_run(
+            handle.name, f"its CRC32C is not {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}"
+        )
 
 
 def check_slice(buffer: pa.Buffer, handle: RunHandle, index: RunIndex, batches: Sequence[int]) -> None:
@@ -310,12 +282,19 @@ def check_slice(buffer: pa.Buffer, handle: RunHandle, index: RunIndex, batches: 
     """
     view = memoryview(buffer)
     if buffer.size != handle.size or not _is_proved(index, view, handle):
-        raise _corrupt(handle.name, f"its CRC32C is not {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}")
+        raise corrupt_run(
+            handle.name, f"its CRC32C is not {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}"
+        )
     for number in batches:
         entry = index.batches[number]
         if crc32c(view[entry.offset : entry.offset + entry.length]) != entry.crc32c:
             place = f"in bytes {entry.offset} to {entry.offset + entry.length}"
-            raise _corrupt(handle.name, f"record batch {number} fails its checksum: damaged {place}")
+            raise corrupt_run(handle.name, f"record batch {number} fails its checksum: damaged {place}")
+
+
+def _damaged(buffer: pa.Buffer, handle: RunHandle) -> CorruptDataError:
+    reason = f"its CRC32C is not {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}"
+    return corrupt_run(handle.name, reason)
 
 
 def _is_proved(index: RunIndex, view: memoryview, handle: RunHandle) -> bool:
@@ -354,10 +333,10 @@ def tail_bytes(end: bytes) -> int:
         CorruptDataError: It is no Arrow file.
     """
     if end[-len(_MAGIC) :] != _MAGIC:
-        raise _corrupt("run", "it does not end like an Arrow file")
+        raise corrupt_run("run", "it does not end like an Arrow file")
     footer = _FOOTER_LENGTH.unpack_from(end, len(end) - len(_MAGIC) - _FOOTER_LENGTH.size)[0]
     if footer < 0:
-        raise _corrupt("run", "its footer has a negative length")
+        raise corrupt_run("run", "its footer has a negative length")
     return int(footer) + len(_MAGIC) + _FOOTER_LENGTH.size + _END_OF_STREAM_BYTES
 
 
@@ -371,7 +350,7 @@ def read_index(buffer: pa.Buffer, handle: RunHandle) -> RunIndex:
     reader = _open(buffer, handle.name)
     metadata = dict(reader.metadata or {})
     if metadata.get(_FORMAT) != b"run":
-        raise _corrupt(handle.name, "it is an Arrow file, but no run")
+        raise corrupt_run(handle.name, "it is an Arrow file, but no run")
     version, rows, tombstones, max_parallelism = (
         _number(metadata, key, handle.name) for key in (b"version", b"rows", b"tombstones", b"max_parallelism")
     )
@@ -382,10 +361,10 @@ def read_index(buffer: pa.Buffer, handle: RunHandle) -> RunIndex:
             subject=handle.name,
             hint="Upgrade Stateline",
         )
-    index = RunIndex(max_parallelism, *_decode_entries(metadata.get(_INDEX, b""), handle.name))
-    wrong = _inconsistency(index, handle, reader.num_record_batches, rows, tombstones)
+    index = RunIndex(max_parallelism, *decode_entries(metadata.get(_INDEX, b""), handle.name))
+    wrong = inconsistency(index, handle, reader.num_record_batches, rows, tombstones)
     if wrong is not None:
-        raise _corrupt(handle.name, wrong)
+        raise corrupt_run(handle.name, wrong)
     return index
 
 
@@ -415,7 +394,7 @@ def decode_batches(
             batch = reader.get_batch(number)
             check_values(batch)
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-            raise _corrupt(handle.name, f"record batch {number}: {error}") from error
+            raise corrupt_run(handle.name, f"record batch {number}: {error}") from error
         rows = _state_rows(batch, stored, handle.name)
         _check_batch(rows, index, number, handle.name)
         if steps is not None:
@@ -428,7 +407,7 @@ def _open(buffer: pa.Buffer, name: str) -> Any:
     try:
         return pa.ipc.open_file(pa.BufferReader(buffer), options=pa.ipc.IpcReadOptions(use_threads=False))
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise _corrupt(name, f"it is no Arrow file: {error}") from error
+        raise corrupt_run(name, f"it is no Arrow file: {error}") from error
 
 
 def _state_rows(batch: pa.RecordBatch, schema: StateSchema, name: str) -> StateRows:
@@ -436,7 +415,7 @@ def _state_rows(batch: pa.RecordBatch, schema: StateSchema, name: str) -> StateR
     keys, values = len(schema.keys), len(schema.values)
     marks = columns[1 + keys + values :]
     if any(column.null_count for column in (columns[0], *marks)):
-        raise _corrupt(name, "a hash or a deletion mark is null")
+        raise corrupt_run(name, "a hash or a deletion mark is null")
     hashes: Hashes = columns[0].to_numpy()
     deleted = marks[0].to_numpy(zero_copy_only=False) if marks else None
     if deleted is not None and not deleted.any():
@@ -450,51 +429,13 @@ def _check_batch(rows: StateRows, index: RunIndex, number: int, name: str) -> No
     entry, hashes = index.batches[number], rows.keys.hashes
     last = number + 1 == len(index.batches)
     if len(rows) != entry.rows or int(hashes[0]) != entry.first_hash:
-        raise _corrupt(name, f"record batch {number} is not the one of the index")
+        raise corrupt_run(name, f"record batch {number} is not the one of the index")
     if (hashes[1:] < hashes[:-1]).any() or not (last or int(hashes[-1]) < index.batches[number + 1].first_hash):
-        raise _corrupt(name, f"record batch {number} is not sorted by hash")
-
-
-def _inconsistency(index: RunIndex, handle: RunHandle, batches: int, rows: int, tombstones: int) -> str | None:
-    """What is wrong with an index, in words; ``None`` if nothing is."""
-    entries = index.batches
-    if not entries or len(entries) != batches:
-        return f"its index has {len(entries)} record batches, the file {batches}"
-    if rows != handle.rows or tombstones != handle.tombstones or rows != sum(entry.rows for entry in entries):
-        return "its numbers of rows contradict each other"
-    if any(entry.rows == 0 for entry in entries):
-        return "it has an empty record batch"
-    if any(after.first_hash <= before.first_hash for before, after in itertools.pairwise(entries)):
-        return "its record batches do not ascend"
-    if any(after.offset != before.offset + before.length for before, after in itertools.pairwise(entries)):
-        return "its record batches do not lie end to end"
-    if index.tail_start > handle.size:
-        return "its record batches reach beyond its end"
-    return None
-
-
-def _decode_entries(text: bytes, name: str) -> tuple[int, tuple[BatchEntry, ...]]:
-    try:
-        data = base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise _corrupt(name, f"its index is not base64: {error}") from error
-    if len(data) < _HEAD_CRC.size or (len(data) - _HEAD_CRC.size) % _ENTRY.size:
-        raise _corrupt(name, f"its index has {len(data)} bytes")
-    entries = _ENTRY.iter_unpack(data[_HEAD_CRC.size :])
-    return _HEAD_CRC.unpack_from(data)[0], tuple(BatchEntry(*entry) for entry in entries)
+        raise corrupt_run(name, f"record batch {number} is not sorted by hash")
 
 
 def _number(metadata: Mapping[bytes, bytes], key: bytes, name: str) -> int:
     text = metadata.get(_PREFIX + key, b"")
     if not text.isdigit() or len(text) > 18:
-        raise _corrupt(name, f"its {key.decode()} is {text!r}")
+        raise corrupt_run(name, f"its {key.decode()} is {text!r}")
     return int(text)
-
-
-def _corrupt(name: str, reason: str) -> CorruptDataError:
-    return CorruptDataError(
-        reason,
-        operation="open",
-        subject=name,
-        hint="The bytes are not those that were written: restore the object, or go back to an older checkpoint",
-    )

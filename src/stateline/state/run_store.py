@@ -40,7 +40,6 @@ from stateline.state.keys import Hashes
 from stateline.state.rows import Run, StateRows
 from stateline.state.run import (
     TAIL_GUESS_BYTES,
-    RunIndex,
     RunSettings,
     check_slice,
     check_whole,
@@ -50,6 +49,7 @@ from stateline.state.run import (
     tail_bytes,
 )
 from stateline.state.run_cache import Extent, OpenKey, OpenRun, OpenRuns, RunCache, StackKey
+from stateline.state.run_index import RunIndex
 from stateline.state.schema import StateSchema
 
 __all__ = ["RUNS_PREFIX", "RunReader", "RunReaderSettings", "RunWriter", "process_open_runs"]

@@ -26,6 +26,7 @@ from stateline.arrow_bounds import check_stream
 from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
 from stateline.key_groups import check_key_type
 from stateline.options import check_kind, check_known
+from stateline.state.widths import declared_field
 
 __all__ = [
     "DELETED_COLUMN",
@@ -153,7 +154,7 @@ class StateSchema:
             CorruptDataError: It is no run's schema.
         """
         try:
-            fields = list(schema)
+            fields = [declared_field(field) for field in schema]
         except (ValueError, pa.ArrowException) as error:
             raise _corrupt(str(error)) from error
         if not fields or not fields.pop(0).equals(pa.field(HASH_COLUMN, pa.uint64(), nullable=False)):

@@ -153,7 +153,7 @@ def _newest(table: StateTable, parts: Sequence[StateRows], owners: Sequence[Rows
     if rows.deleted is not None:
         newest = newest[~rows.deleted.take(newest)]
     live = rows.take(newest)
-    return OwnedRows(owner.take(newest), StateRows(live.keys, live.values))
+    return OwnedRows(owner.take(newest), StateRows(live.keys, live.values).declared(table.schema))
 
 
 def _no_rows(schema: StateSchema) -> StateRows:

@@ -25,6 +25,7 @@ from stateline.state.gather import Piece, gather
 from stateline.state.keys import Hashes, KeyRows, equal_at
 from stateline.state.rows import Run, StateRows
 from stateline.state.schema import StateSchema
+from stateline.state.widths import retyped
 
 __all__ = ["Found", "StateTable"]
 
@@ -163,7 +164,7 @@ class StateTable:
                     live = np.flatnonzero(~gone)
                     arrays = [take(array, live) for array in arrays]
                 if not gone.all():
-                    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+                    yield pa.RecordBatch.from_arrays(list(retyped(arrays, schema.types)), schema=schema)
 
 
 def _gone(batch: StateRows, newer: Sequence[Run]) -> Mask:

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateline.errors import InvalidInputError
 from stateline.state.columns import Mask
@@ -127,7 +128,8 @@ def expiry_test(now_ms: int) -> Expired:
     """A test for merges: which rows of a variable with a time to live have expired."""
 
     def expired(rows: StateRows) -> Mask:
-        mask: Mask = rows.values[-1].fill_null(now_ms + 1).to_numpy(zero_copy_only=False) <= now_ms
+        come = pc.less_equal(rows.values[-1], pa.scalar(now_ms, pa.int64())).fill_null(False)
+        mask: Mask = come.to_numpy(zero_copy_only=False)
         return mask
 
     return expired

@@ -75,13 +75,14 @@ def test_anybody_can_read_a_run_with_arrow() -> None:
     table = reader.read_all()
     assert table.schema.names == ["__hash", "k", "v", "__deleted"]
     assert [field.metadata for field in table.schema][1:3] == [
-        {b"stateline.role": b"key"},
-        {b"stateline.role": b"value"},
+        {b"stateline.role": b"key", b"stateline.type": b"int64"},
+        {b"stateline.role": b"value", b"stateline.type": b"int64"},
     ]
+    assert table.schema.types[1:3] == [pa.int8(), pa.int8()]
     assert sorted(table["k"].to_pylist()) == [7, 8]
     assert {key: value for key, value in reader.metadata.items() if key != b"stateline.index"} == {
         b"stateline.format": b"run",
-        b"stateline.version": b"1",
+        b"stateline.version": b"2",
         b"stateline.rows": b"2",
         b"stateline.tombstones": b"1",
         b"stateline.max_parallelism": b"16",
@@ -314,8 +315,8 @@ def test_an_index_that_contradicts_the_file_is_refused(change: Callable[[dict[by
 
 
 def test_a_newer_version_is_refused_as_such() -> None:
-    data, handle = rewritten(lambda metadata: metadata.update({b"stateline.version": b"2"}))
-    with pytest.raises(UnsupportedVersionError, match="format version 2"):
+    data, handle = rewritten(lambda metadata: metadata.update({b"stateline.version": b"3"}))
+    with pytest.raises(UnsupportedVersionError, match="format version 3"):
         opened(data, handle)
 
 

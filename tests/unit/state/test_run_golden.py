@@ -46,6 +46,7 @@ ROWS: dict[tuple[Any, ...], tuple[Any, ...]] = {
     ("", dt.date(1950, 12, 31)): (0, 0.0, D("0.00"), dt.datetime(1950, 1, 1, tzinfo=dt.UTC), ["", "x" * 40]),
     **{(f"N{number:05d}", DAY): (number, float(number), D(number), SEEN, [str(number)]) for number in range(40)},
 }
+NAMES = ["run.v1", "run_zstd.v1", "run.v2", "run_zstd.v2"]
 DELETED = [("gone", DAY), (None, None)]
 
 
@@ -67,7 +68,7 @@ def as_rows(batches: list[StateRows]) -> tuple[dict[tuple[Any, ...], tuple[Any, 
     return live, sorted(deleted, key=str)
 
 
-@pytest.mark.parametrize("name", ["run.v1", "run_zstd.v1"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_released_run_is_read(name: str) -> None:
     buffer, handle = load(name)
     check_whole(buffer, handle)
@@ -80,8 +81,9 @@ def test_a_released_run_is_read(name: str) -> None:
     )
 
 
-def test_a_slice_of_a_released_run_is_read() -> None:
-    buffer, handle = load("run.v1")
+@pytest.mark.parametrize("name", NAMES[::2])
+def test_a_slice_of_a_released_run_is_read(name: str) -> None:
+    buffer, handle = load(name)
     index = read_index(buffer, handle)
     found: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for group in range(MAX_PARALLELISM):
@@ -126,6 +128,6 @@ def write(name: str, compression: str) -> None:
 
 
 if __name__ == "__main__":
-    for name, compression in (("run.v1", "none"), ("run_zstd.v1", "zstd")):
+    for name in NAMES:
         if not (FOLDER / f"{name}.arrow").exists():
-            write(name, compression)
+            write(name, "zstd" if "zstd" in name else "none")

@@ -361,7 +361,7 @@ def test_readers_of_another_schema_do_not_share_rows(remote: InstrumentedStore) 
     RunReader(remote, LONGS, open_runs=shared).open(handle)
     wider = StateSchema(LONGS.keys, pa.schema([("v", pa.int64()), ("w", pa.string())]))
     run = RunReader(remote, wider, open_runs=shared).open(handle)
-    assert [column.type for column in run.batches[0].values] == [pa.int64(), pa.string()]
+    assert run.batches[0].declared(wider).values[1].type == pa.string()
 
 
 def test_a_name_that_returns_with_other_bytes_is_not_taken_for_the_old_run(remote: InstrumentedStore) -> None:

@@ -66,7 +66,7 @@ def test_a_merge_with_the_changes_writes_one_object_too(store: InstrumentedStore
 
 def test_a_large_merge_is_written_piece_by_piece_and_read_as_one_level(store: InstrumentedStore) -> None:
     writer = RunWriter(store, LONGS, MAX_PARALLELISM)
-    small = MergeSettings(runs_max=1, piece_bytes=400)
+    small = MergeSettings(runs_max=1, piece_bytes=300)
     made = snapshot(empty(), changes(LONGS, {n: [n] for n in range(100)}), writer, 0, settings=small)
     merged = snapshot(opened(store, made.state), changes(LONGS, {3: [30]}, deleted=[4]), writer, 1, settings=small)
     assert merged.state.runs == merged.written

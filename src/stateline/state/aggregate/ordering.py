@@ -55,8 +55,9 @@ def ordinals(column: pa.Array, wanted: Mask | None = None) -> Ordinals:
         if pa.types.is_floating(kind):
             return _float_ordinals(words.view(np.float64 if kind.bit_width == 64 else np.float32))
         if pa.types.is_unsigned_integer(kind):
-            return (words ^ np.uint64(1 << 63)).view(np.int64) if kind.bit_width == 64 else words.astype(np.int64)
-        signed: Ordinals = words.view(f"i{kind.bit_width // 8}").astype(np.int64, copy=False)
+            plain = words.view(f"u{kind.bit_width // 8}")
+            return (plain ^ np.uint64(1 << 63)).view(np.int64) if kind.bit_width == 64 else plain.astype(np.int64)
+        signed: Ordinals = words.astype(np.int64, copy=False)
         return signed
     if pa.types.is_boolean(kind):
         truth: npt.NDArray[Any] = column.fill_null(False).to_numpy(zero_copy_only=False)

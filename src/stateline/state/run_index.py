@@ -1,0 +1,114 @@
+"""The index of a run: where its record batches lie, and which rows they hold.
+
+Owns the text in which a run's footer carries it, and what makes it contradict itself. Does not own the file around it
+(``run``, whose docstring defines the fields).
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import itertools
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from stateline.errors import CorruptDataError
+from stateline.handles import RunHandle
+from stateline.key_groups import KeyGroupRange, hash_bounds
+from stateline.state.keys import Hashes
+
+__all__ = ["BatchEntry", "RunIndex", "corrupt_run", "decode_entries", "encode_index", "inconsistency"]
+
+_HEAD_CRC: Final = struct.Struct("<I")
+_ENTRY: Final = struct.Struct("<QQQII")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """Where one record batch lies in the file."""
+
+    first_hash: int
+    offset: int
+    length: int
+    rows: int
+    crc32c: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunIndex:
+    """What the tail of a run says about the rest."""
+
+    max_parallelism: int
+    head_crc32c: int
+    batches: tuple[BatchEntry, ...]
+
+    @property
+    def tail_start(self) -> int:
+        """Offset of the first byte after the last record batch."""
+        return self.batches[-1].offset + self.batches[-1].length
+
+    def covering(self, key_groups: KeyGroupRange) -> range:
+        """The batches, by number, that can hold rows of ``key_groups``."""
+        low, high = hash_bounds(key_groups, self.max_parallelism)
+        firsts = [entry.first_hash for entry in self.batches]
+        start = max(sum(first <= low for first in firsts) - 1, 0)
+        return range(start, sum(first < high for first in firsts))
+
+    def holding(self, hashes: Hashes) -> list[int]:
+        """The batches, by number and ascending, that can hold rows of some hashes: one per hash at most."""
+        firsts = np.array([entry.first_hash for entry in self.batches], dtype=np.uint64)
+        places = np.unique(firsts.searchsorted(hashes, side="right")) - 1
+        return [int(place) for place in places if place >= 0]
+
+
+def encode_index(head_crc32c: int, batches: Sequence[BatchEntry]) -> bytes:
+    """The text of an index: as long for all indexes of so many batches."""
+    entries = (_ENTRY.pack(one.first_hash, one.offset, one.length, one.rows, one.crc32c) for one in batches)
+    return base64.b64encode(_HEAD_CRC.pack(head_crc32c) + b"".join(entries))
+
+
+def decode_entries(text: bytes, name: str) -> tuple[int, tuple[BatchEntry, ...]]:
+    """The CRC32C of the head, and the batches: what :func:`encode_index` wrote.
+
+    Raises:
+        CorruptDataError: It is something else.
+    """
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise corrupt_run(name, f"its index is not base64: {error}") from error
+    if len(data) < _HEAD_CRC.size or (len(data) - _HEAD_CRC.size) % _ENTRY.size:
+        raise corrupt_run(name, f"its index has {len(data)} bytes")
+    entries = _ENTRY.iter_unpack(data[_HEAD_CRC.size :])
+    return _HEAD_CRC.unpack_from(data)[0], tuple(BatchEntry(*entry) for entry in entries)
+
+
+def inconsistency(index: RunIndex, handle: RunHandle, batches: int, rows: int, tombstones: int) -> str | None:
+    """What is wrong with an index, in words; ``None`` if nothing is."""
+    entries = index.batches
+    if not entries or len(entries) != batches:
+        return f"its index has {len(entries)} record batches, the file {batches}"
+    if rows != handle.rows or tombstones != handle.tombstones or rows != sum(entry.rows for entry in entries):
+        return "its numbers of rows contradict each other"
+    if any(entry.rows == 0 for entry in entries):
+        return "it has an empty record batch"
+    if any(after.first_hash <= before.first_hash for before, after in itertools.pairwise(entries)):
+        return "its record batches do not ascend"
+    if any(after.offset != before.offset + before.length for before, after in itertools.pairwise(entries)):
+        return "its record batches do not lie end to end"
+    if index.tail_start > handle.size:
+        return "its record batches reach beyond its end"
+    return None
+
+
+def corrupt_run(name: str, reason: str) -> CorruptDataError:
+    """That a run is not what was written."""
+    return CorruptDataError(
+        reason,
+        operation="open",
+        subject=name,
+        hint="The bytes are not those that were written: restore the object, or go back to an older checkpoint",
+    )
