@@ -23,7 +23,7 @@ from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.state.columns import Mask, Rows, take
 from stateline.state.keys import Hashes, KeyRows
 from stateline.state.schema import StateSchema
-from stateline.state.widths import concat, retyped
+from stateline.state.widths import concat, narrowed, retyped
 
 __all__ = ["Run", "StateRows"]
 
@@ -75,6 +75,11 @@ class StateRows:
     def declared(self, schema: StateSchema) -> StateRows:
         """The same rows with the types of the schema, as whoever reads a table expects them."""
         return StateRows(self.keys.declared(schema), retyped(self.values, schema.values.types), self.deleted)
+
+    def narrowed(self) -> StateRows:
+        """The same rows in as few bits as they need: a merge is as wide as the widest of what it merges."""
+        keys = KeyRows(self.keys.hashes, narrowed(self.keys.columns))
+        return StateRows(keys, narrowed(self.values), self.deleted)
 
     @classmethod
     def concat(cls, parts: Sequence[StateRows]) -> Self:

@@ -63,7 +63,7 @@ def snapshot(
         InvalidInputError: A key of another subtask.
         StatelineError: What the store raises. Nothing is changed; at most garbage is left.
     """
-    changed = table if changes is None else table.with_changes(changes)
+    changed = table if changes is None else table.with_changes(changes.narrowed())
     runs, merged = _merging(changed, settings or MergeSettings(), expired)
     written = []
     waits = []

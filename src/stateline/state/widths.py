@@ -13,13 +13,17 @@ leave a table: ``probe``, ``scan``, rows of sub-keys, changes (``docs/decisions/
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["concat", "declared_field", "is_narrowed", "narrowed_schema", "retyped"]
+from stateline.state.columns import fixed_words, from_words
+
+__all__ = ["concat", "declared_field", "is_narrowed", "narrowed", "narrowed_schema", "retyped"]
 
 _DECLARED: Final = b"stateline.type"
 _SIGNED: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
@@ -58,6 +62,11 @@ def is_narrowed(stored: pa.DataType, declared: pa.DataType) -> bool:
     return stored in _SIGNED and declared in _SIGNED and stored.bit_width < declared.bit_width
 
 
+def narrowed(columns: Iterable[pa.Array]) -> tuple[pa.Array, ...]:
+    """Columns, each by itself in as few bits as it needs."""
+    return tuple(column.cast(_narrowest([column])) if column.type in _SIGNED else column for column in columns)
+
+
 def retyped(columns: Iterable[pa.Array], kinds: Iterable[pa.DataType]) -> tuple[pa.Array, ...]:
     """Columns in the types of a schema, narrower or wider than they are; one that has its type is not copied.
 
@@ -70,23 +79,27 @@ def retyped(columns: Iterable[pa.Array], kinds: Iterable[pa.DataType]) -> tuple[
 
 def concat(columns: Sequence[pa.Array]) -> pa.Array:
     """One column out of one or more, which may differ in how many bits their whole numbers have."""
-    if len(columns) == 1:
-        return columns[0]
-    widest = max((column.type for column in columns), key=_bits)
-    return pa.concat_arrays(list(retyped(columns, [widest] * len(columns))))
-
-
-def _bits(kind: pa.DataType) -> int:
-    return int(kind.bit_width) if kind in _SIGNED else 0
+    kinds = {column.type for column in columns}
+    if len(kinds) == 1 or not kinds.issubset(_SIGNED):
+        return pa.concat_arrays(list(columns))
+    widest = max(kinds, key=_SIGNED.index)
+    if not any(column.null_count for column in columns):
+        return from_words(np.concatenate([fixed_words(column) for column in columns]), widest)  # Widened by the copy.
+    return pa.concat_arrays(list(retyped(columns, itertools.repeat(widest, len(columns)))))
 
 
 def _narrowed(field: pa.Field, columns: Sequence[pa.Array]) -> pa.Field:
     if field.type not in _SIGNED:
         return field
-    bounds = [pc.min_max(column) for column in columns]
-    values = [bound[side].as_py() for bound in bounds for side in ("min", "max") if bound[side].is_valid]
-    low, high = min(values, default=0), max(values, default=0)
-    kind = next(kind for kind in _SIGNED if -(1 << kind.bit_width - 1) <= low and high < 1 << kind.bit_width - 1)
+    kind = _narrowest(columns)
     if not is_narrowed(kind, field.type):
         return field
     return field.with_type(kind).with_metadata({**(field.metadata or {}), _DECLARED: str(field.type).encode()})
+
+
+def _narrowest(columns: Sequence[pa.Array]) -> pa.DataType:
+    """The narrowest type that holds all values of some columns of signed whole numbers."""
+    bounds = [pc.min_max(column) for column in columns]
+    values = [bound[side].as_py() for bound in bounds for side in ("min", "max") if bound[side].is_valid]
+    low, high = min(values, default=0), max(values, default=0)
+    return next(kind for kind in _SIGNED if -(1 << kind.bit_width - 1) <= low and high < 1 << kind.bit_width - 1)

@@ -108,6 +108,17 @@ def test_a_note_of_a_type_that_it_cannot_have_been_is_damage(kind: pa.DataType, 
 def test_columns_of_several_widths_become_one() -> None:
     parts = [pa.array([-1, None], pa.int8()), pa.array([2**40], pa.int64()), pa.array([-(2**31)], pa.int32())]
     assert concat(parts) == pa.array([-1, None, 2**40, -(2**31)], pa.int64())
+    assert concat([part.drop_null() for part in parts]) == pa.array([-1, 2**40, -(2**31)], pa.int64())
+    assert concat([part.slice(0, 1) for part in parts[::2]]) == pa.array([-1, -(2**31)], pa.int32())
+    with pytest.raises(pa.ArrowInvalid):
+        concat([parts[0], pa.array([1], pa.uint64())])
+
+
+def test_rows_are_narrowed_column_by_column() -> None:
+    rows = changes(LONGS, {1: [2**20], -200: [None]}, deleted=[3])
+    narrow = rows.narrowed()
+    assert [column.type for column in (*narrow.keys.columns, *narrow.values)] == [pa.int16(), pa.int32()]
+    assert narrow.declared(LONGS) == rows
 
 
 class TestATable:
