@@ -1,23 +1,16 @@
-"""Processors, and two ways to run them: by Spark itself, and by the tasks of a pipeline without a Spark job."""
-
-# ruff: noqa: N802, N803 - methods and arguments are Spark's
+"""Two ways to run a processor, and to compare them: by Spark itself, and by tasks of a pipeline without a Spark job."""
 
 from __future__ import annotations
 
 import datetime as dt
-import decimal
-import os
+import math
 import shutil
-import sys
-from collections.abc import Iterator
+from collections import Counter
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
-from pyspark import cloudpickle
-from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from stateline.blob import open_store
@@ -34,8 +27,6 @@ from stateline.state.rescale import rescale
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot find this module.
 
 GROUPS = 16
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -175,19 +166,20 @@ def _arrow(schema, rows):
 
 
 def through_spark(
-    spark, folder, batches, schema, keys, processor, output, *, time_mode="None", pandas=False, initial=None
+    spark, folder, batches, schema, keys, processor, output, *, times, time_mode="None", pandas=False, initial=None
 ):
-    """Runs batches through Spark's own operator; returns what each put out, as tuples, sorted."""
-    source = folder / "source"
-    source.mkdir(parents=True)
-    for number, rows in enumerate(batches):
-        written = folder / f"written-{number}"
-        spark.createDataFrame(rows, schema).coalesce(1).write.parquet(str(written))
-        file = next(written.glob("*.parquet"))
-        shutil.copy(file, source / f"{number:03}.parquet")
-        os.utime(source / f"{number:03}.parquet", (1_000_000 + number, 1_000_000 + number))
-    events = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
-    if time_mode == "EventTime":
+    """Runs batches through Spark's own operator; returns what each put out, as tuples, sorted.
+
+    Spark's clock shows the time of a batch when it runs, and stands still: state expires, and timers come, as they do
+    in tasks with these times, however fast the machine is. A folder whose query failed, or ended, goes on with the
+    first batch that it has not committed.
+
+    Args:
+        times: Processing time of each batch, in seconds. A batch may be without rows where Spark runs one.
+    """
+    (folder / "source").mkdir(parents=True, exist_ok=True)
+    events = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder / "source"))
+    if time_mode != "None" and "at" in events.columns:
         events = events.withWatermark("at", "0 seconds")
     grouped = events.groupBy(*([keys] if isinstance(keys, str) else keys))
     apply = grouped.transformWithStateInPandas if pandas else grouped.transformWithState
@@ -199,340 +191,172 @@ def through_spark(
 
     before = spark.conf.get("spark.sql.streaming.stateStore.providerClass")
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    clock = spark._jvm.org.apache.spark.util.ManualClock()
+    query = None
     try:
-        query = (
-            rows.writeStream.outputMode("update")
-            .foreachBatch(take)
-            .option("checkpointLocation", str(folder / "spark"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
+        for number, (batch, time) in enumerate(zip(batches, times, strict=True)):
+            committed = folder / "spark" / "commits" / str(number)
+            if committed.exists():
+                continue
+            _write_source(spark, folder, number, batch, schema)
+            clock.setTime(round(time * 1000))
+            query = query or _start_by_clock(spark, rows, take, folder / "spark", clock)
+            while not committed.exists():
+                assert not query.awaitTermination(0.02), "a query that has failed raises"
     finally:
+        if query is not None:
+            query.stop()
         spark.conf.set("spark.sql.streaming.stateStore.providerClass", before)
     return [put_out.get(number, []) for number in range(len(batches))]
 
 
-class Counter(StatefulProcessor):
-    """A running count and sum, for a key of any columns."""
-
-    def init(self, handle):
-        self.totals = handle.getValueState("totals", "n long, total long")
-
-    def handleInputRows(self, key, rows, timerValues):
-        n, total = self.totals.get() or (0, 0)
-        for row in rows:
-            n += 1
-            total += row.v
-        self.totals.update((n, total))
-        yield Row(k="/".join(map(str, key)), n=n, total=total)
-
-    def close(self):
-        pass
-
-
-class FrameCounter(StatefulProcessor):
-    """The same in pandas."""
-
-    def init(self, handle):
-        self.totals = handle.getValueState("totals", "n long, total long, newest timestamp")
-
-    def handleInputRows(self, key, rows: Iterator[pd.DataFrame], timerValues):
-        n, total, newest = self.totals.get() or (0, 0, None)
-        for frame in rows:
-            assert frame.index[0] == 0
-            n += len(frame)
-            total += frame["v"].sum()
-            newest = frame["at"].max().to_pydatetime()
-            frame["written"] = frame["v"] * 2
-        self.totals.update((n, total, newest))
-        yield pd.DataFrame({"k": [key[0]], "n": [n], "total": [total], "newest": [frame["at"].max()]})
-
-    def close(self):
-        pass
-
-
-class Sessions(StatefulProcessor):
-    """A session ends five seconds of event time after its last row. Timers are listed, deleted, and set anew."""
-
-    def init(self, handle):
-        self.handle = handle
-        self.rows = handle.getListState("rows", "v long")
-
-    def handleInputRows(self, key, rows, timerValues):
-        for timer in self.handle.listTimers():
-            self.handle.deleteTimer(timer)
-        seen = sorted(rows, key=lambda row: row.v)
-        self.rows.appendList([(row.v,) for row in seen])
-        end = max(row.at for row in seen).timestamp() + 5
-        self.handle.registerTimer(int(end * 1000))
-        yield Row(k=key[0], what="open", at=timerValues.getCurrentWatermarkInMs(), v=[row.v for row in seen])
-
-    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
-        at = expiredTimerInfo.getExpiryTimeInMs()
-        yield Row(k=key[0], what="closed", at=at, v=sorted(v for (v,) in self.rows.get()))
-        self.rows.clear()
-
-    def close(self):
-        pass
-
-
-class Chained(StatefulProcessor):
-    """Every rule of timers: in the past, chained, set anew while it fires, deleted while it is due."""
-
-    def init(self, handle):
-        self.handle = handle
-
-    def handleInputRows(self, key, rows, timerValues):
-        for row in rows:
-            self.handle.registerTimer(row.v * 1000)
-        yield Row(k=key[0], what="in", at=timerValues.getCurrentWatermarkInMs(), v=sorted(self.handle.listTimers()))
-
-    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
-        at = expiredTimerInfo.getExpiryTimeInMs()
-        if key.k == "chain":
-            self.handle.registerTimer(at + 1000)
-        if key.k == "again":
-            self.handle.registerTimer(at)
-        if key.k == "drop":
-            self.handle.deleteTimer(at + 1000)
-        yield Row(k=key[0], what="fired", at=at, v=sorted(self.handle.listTimers()))
-
-    def close(self):
-        pass
-
-
-class FrameTimers(StatefulProcessor):
-    """Frames, timers that initial states and rows set, and several frames for one key."""
-
-    def init(self, handle):
-        self.handle = handle
-        self.kept = handle.getListState("kept", "n long")
-
-    def handleInitialState(self, key, initialState, timerValues):
-        self._keep(initialState["n"])
-
-    def handleInputRows(self, key, rows: Iterator[pd.DataFrame], timerValues):
-        for frame in rows:
-            self._keep(frame["v"])
-        if len(list(self.kept.get())) > 1:
-            yield pd.DataFrame({"k": [key[0]], "o": ["one"]})
-            yield pd.DataFrame({"o": ["two", "three"], "k": [key[0]] * 2})
-
-    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
-        at = expiredTimerInfo.getExpiryTimeInMs()
-        self.handle.deleteTimer(at + 1000)
-        seen = (type(key).__name__, at, sorted(self.kept.get()), sorted(self.handle.listTimers()))
-        yield pd.DataFrame({"k": [key[0]], "o": [repr(seen)]})
-
-    def close(self):
-        pass
-
-    def _keep(self, numbers):
-        self.kept.appendList([(int(n),) for n in numbers])
-        for n in numbers:
-            self.handle.registerTimer(int(n) * 1000)
-
-
-class Stock(StatefulProcessor):
-    """An inventory in a map, and the three highest quantities ever seen in a list."""
-
-    def init(self, handle):
-        self.items = handle.getMapState("items", "item string", "quantity long")
-        self.top = handle.getListState("top", "quantity long")
-
-    def handleInputRows(self, key, rows, timerValues):
-        for row in sorted(rows, key=lambda row: (row.at, row.v)):
-            item = (f"i{row.v % 3}",)
-            if row.v < 0:
-                self.items.removeKey(item)
-            elif self.items.containsKey(item):
-                self.items.updateValue(item, (self.items.getValue(item)[0] + row.v,))
-            else:
-                self.items.updateValue(item, (row.v,))
-            self.top.put(sorted([*self.top.get(), (row.v,)], reverse=True)[:3])
-        listed = sorted(f"{item}={quantity}" for (item,), (quantity,) in self.items.iterator())
-        assert sorted(self.items.keys()) == sorted(item for item, _ in self.items.iterator())
-        yield Row(k=key[0], items=",".join(listed), top=[quantity for (quantity,) in self.top.get()])
-        if len(listed) == 3:
-            self.items.clear()
-
-    def close(self):
-        pass
-
-
-class Sets(StatefulProcessor):
-    """State without fields: a set is a map of keys alone, a value a mark, a list a count."""
-
-    def init(self, handle):
-        self.seen = handle.getMapState("seen", "v long", StructType([]))
-        self.mark = handle.getValueState("mark", StructType([]))
-        self.count = handle.getListState("count", StructType([]))
-
-    def handleInputRows(self, key, rows, timerValues):
-        known = [self.mark.exists(), self.mark.get(), len(list(self.count.get()))]
-        for row in rows:
-            self.count.appendValue(())
-            if self.seen.containsKey((row.v,)):
-                self.seen.removeKey((row.v,))
-            else:
-                self.seen.updateValue((row.v,), ())
-        (self.mark.clear if self.mark.exists() else lambda: self.mark.update(()))()
-        yield Row(k=key[0], seen=repr([*known, sorted(self.seen.iterator()), self.seen.exists(), self.mark.get()]))
-
-    def close(self):
-        pass
-
-
-class GivenBack(StatefulProcessor):
-    """What state gives back in the batch that wrote it, and entries of a map that are found by other objects."""
-
-    def init(self, handle):
-        self.value = handle.getValueState("value", GIVEN_BACK)
-        self.entries = handle.getMapState("entries", "at timestamp, de decimal(10,2), b binary, da date", "seen long")
-        self.floats = handle.getMapState("floats", "x double", "seen long")
-
-    def handleInputRows(self, key, rows, timerValues):
-        seen = []
-        for row in rows:
-            entry = (row.at, decimal.Decimal("1.5"), bytearray(b"b"), dt.datetime(2024, 1, 1))
-            for state, name in ((self.entries, entry), (self.floats, (float("nan"),))):
-                before = state.getValue(name)
-                state.updateValue(name, (np.int64(before.seen if before else 0) + 1,))
-                seen.append(repr([state.containsKey(name), state.getValue(name), *state.iterator()]))
-            kept = ([(row.at, np.int64(row.v))], {"k": (1, None)}, np.float32(0.1), np.int32(2**31 - 1))
-            self.value.update((row.at, *kept, decimal.Decimal("1.005"), dt.datetime(2024, 1, 1), Row(x=row.at, y=1)))
-            (at, *others), (i, *_) = self.value.get(), self.value.get()[4:]
-            seen.append(f"{row.at.replace(tzinfo=None) - at} {others!r} {i + 1}")
-        yield Row(k=key[0], seen="\n".join(seen))
-
-    def close(self):
-        pass
-
-
-GIVEN_BACK = (
-    "at timestamp, ast array<struct<x:timestamp,y:long>>, m map<string,array<int>>, f float, i int, "
-    "de decimal(10,2), da date, st struct<x:timestamp,y:int>"
-)
-
-
-class Clock(StatefulProcessor):
-    """What the clock shows in rows and grouping keys; and rows put out as they came in."""
-
-    def init(self, handle):
-        pass
-
-    def handleInputRows(self, key, rows, timerValues):
-        for row in rows:
-            yield row
-            yield Row(k=f"{key!r} {row!r}", t=row.t, n=row.n, m=row.m, st=row.st)
-
-    def close(self):
-        pass
-
-
-class FrameClock(Clock):
-    """The same in pandas."""
-
-    def handleInputRows(self, key, rows: Iterator[pd.DataFrame], timerValues):
-        for frame in rows:
-            yield pd.DataFrame({"k": [f"{key!r} {frame['t'].tolist()!r}"], "t": frame["t"][:1]})
-
-
-class FrameInside(Clock):
-    """What is inside the values of data frames."""
-
-    def handleInputRows(self, key, rows: Iterator[pd.DataFrame], timerValues):
-        for frame in rows:
-            seen = [[repr(list(array)), repr(st), repr(m)] for array, st, m in frame[["a", "st", "m"]].to_numpy()]
-            yield pd.DataFrame({"k": [f"{key!r} {seen!r}"]})
-
-
-class Seen(StatefulProcessor):
-    """Lets a key through once in a while: deduplication with a time to live."""
-
-    def init(self, handle):
-        self.seen = handle.getValueState("seen", "v long", 10_000)
-        self.last = handle.getListState("last", "v long", 20_000)
-        self.by_value = handle.getMapState("by_value", "v long", "n long", 10_000)
-
-    def handleInputRows(self, key, rows, timerValues):
-        rows = list(rows)
-        self.last.appendValue((rows[0].v,))
-        if not self.by_value.containsKey((rows[0].v,)):
-            self.by_value.updateValue((rows[0].v,), (1,))
-        if not self.seen.exists():
-            self.seen.update((rows[0].v,))
-            kept = [v for (v,) in self.last.get()]
-            values = sorted(v for (v,), _ in self.by_value.iterator())
-            yield Row(k=key[0], last=kept, values=values)
-
-    def close(self):
-        pass
-
-
-class Seeded(Counter):
-    """A running count that begins with an initial state."""
-
-    def handleInitialState(self, key, initialState, timerValues):
-        self.totals.update((initialState.n, initialState.n * 100))
-
-
-class Types(StatefulProcessor):
-    """What values of every type look like: in rows, in state, in output."""
-
-    def init(self, handle):
-        self.value = handle.getValueState("value", TYPES)
-        self.list = handle.getListState("list", TYPES)
-        self.map = handle.getMapState("map", "k string, n int", TYPES)
-
-    def handleInputRows(self, key, rows, timerValues):
-        (row,) = rows
-        seen = "nothing"
-        if self.value.exists():
-            (listed,) = self.list.get()
-            ((entry, mapped),) = self.map.iterator()
-            fetched = self.map.getValue(entry)
-            assert listed == mapped == tuple(fetched) == self.value.get()
-            seen = f"{self.value.get()!r} {entry!r}"
-        naive = row.ts.replace(tzinfo=None)
-        nested = Row(x=row.i, y=naive)
-        kept = (
-            *(row.by, row.sh, row.i, row.v, row.f, row.d, row.s, row.b, row.bo, row.da, naive, row.ntz, row.de),
-            *(row.a, dict(row.m), nested, [nested], {"k": nested}, None),
-        )
-        self.value.update(kept)
-        self.list.put([kept])
-        self.map.updateValue(("a", 1), kept)
-        yield Row(k=key[0], seen=seen, row=repr(tuple(row)[:13]), ts=row.ts, nested=nested, m=dict(row.m), a=row.a)
-
-    def close(self):
-        pass
-
-
-class RowsInside(StatefulProcessor):
-    """Puts out rows of rows whose fields are in another order, or not all there."""
-
-    def init(self, handle):
-        pass
-
-    def handleInputRows(self, key, rows, timerValues):
-        for inside in (Row(y=2, x=1), Row(x=5), {"y": 2, "x": 1}, None):
-            yield Row(k=key[0], st=inside, a=[inside, None], m={"q": inside})
-
-    def close(self):
-        pass
-
-
-SCALARS = (
-    "by byte, sh short, i int, v long, f float, d double, s string, b binary, bo boolean, da date, ts timestamp, "
-    "ntz timestamp_ntz, de decimal(10,2)"
-)
-TYPES = (
-    f"{SCALARS}, a array<int>, m map<string,int>, st struct<x:int,y:timestamp>, ast array<struct<x:int,y:timestamp>>, "
-    "mst map<string,struct<x:int,y:timestamp>>, nothing string"
-)
-TYPES_INPUT = f"{SCALARS}, k string, a array<int>, m map<string,int>"
-TYPES_OUTPUT = (
-    "k string, seen string, row string, ts timestamp, nested struct<x:int,y:timestamp>, m map<string,int>, a array<int>"
-)
+def _write_source(spark, folder, number, rows, schema):
+    file = folder / "source" / f"{number:03}.parquet"
+    if rows and not file.exists():
+        written = folder / f"written-{number}"
+        spark.createDataFrame(rows, schema).coalesce(1).write.parquet(str(written))
+        shutil.copy(next(written.glob("*.parquet")), file)
+
+
+def _start_by_clock(spark, rows, take, checkpoint, clock):
+    """What ``rows.writeStream.foreachBatch(take).start()`` does, which takes no clock."""
+    jvm = spark._jvm
+    streaming = jvm.org.apache.spark.sql.streaming
+    writer = rows.writeStream.foreachBatch(take)._jwrite
+    function = writer.getClass().getDeclaredField("foreachBatchWriter")
+    function.setAccessible(True)
+    sink = jvm.org.apache.spark.sql.execution.streaming.sources.ForeachBatchSink(
+        function.get(writer), rows._jdf.exprEnc()
+    )
+    nothing = jvm.scala.Option.empty()
+    started = spark._jsparkSession.streams().startQuery(
+        nothing,  # name of the query
+        nothing,  # name of the sink
+        jvm.scala.Option.apply(str(checkpoint)),
+        rows._jdf,
+        getattr(getattr(jvm, "scala.collection.immutable.Map$"), "MODULE$").empty(),  # options
+        sink,
+        streaming.OutputMode.Update(),
+        False,  # no temporary checkpoint
+        True,  # recover from the checkpoint
+        streaming.Trigger.ProcessingTime(1),  # one batch for each time that the clock shows
+        clock,
+        nothing,  # catalog
+        nothing,  # table
+    )
+    return StreamingQuery(started)
+
+
+def spark_state(spark, folder, batch, variable=None):
+    """What Spark's state held after a batch: of a variable, or all timers. Rows in the form of :func:`bench_state`."""
+    reader = spark.read.format("statestore").option("batchId", batch)
+    if variable is None:
+        read = reader.option("readRegisteredTimers", True).load(str(folder / "spark"))
+        return [(*row.key, row.expiration_timestamp_ms) for row in read.collect()]
+    read = reader.option("stateVarName", variable.name).load(str(folder / "spark"))
+    column = {"value": "value", "list": "list_element", "map": "user_map_value"}[variable.kind]
+    numbers = Counter()
+    rows = []
+    for row in read.collect():
+        subkey = ()
+        if variable.kind == "list":
+            subkey = (numbers[row.key],)
+            numbers[row.key] += 1
+        elif variable.kind == "map":
+            subkey = row.user_map_key
+        value = row[column]
+        rows.append((*row.key, *subkey, *((*value.value, value.ttlExpirationMs) if variable.ttl_ms else value)))
+    return rows
+
+
+def bench_state(bench, now, variable=None):
+    """The same of tasks: without what has expired, and the elements of lists numbered from 0."""
+    if variable is None:
+        return bench.state("timers")
+    rows = [row for row in bench.state("state." + variable.name) if variable.ttl_ms is None or row[-1] > now * 1000]
+    if variable.kind != "list":
+        return rows
+    keys = len(bench.options["keys"])
+    numbers = Counter()
+    numbered = []
+    for key, _, element in sorted(((row[:keys], row[keys], row[keys + 1 :]) for row in rows), key=lambda row: row[1]):
+        numbered.append((*key, numbers[key], *element))
+        numbers[key] += 1
+    return numbered
+
+
+def check_state(spark, folder, bench, batch, now):
+    """Compares all that a processor keeps after a batch: each variable, and timers."""
+    for variable in bench.program.variables.values():
+        held = as_plain(bench_state(bench, now, variable))
+        assert held == as_plain(spark_state(spark, folder, batch, variable)), f"{variable.subject}, batch {batch}"
+    if "timers" in bench.states:
+        held = as_plain(bench_state(bench, now))
+        assert held == as_plain(spark_state(spark, folder, batch)), f"timers, batch {batch}"
+
+
+def check_same(
+    spark,
+    folder,
+    processor,
+    batches,
+    schema,
+    keys,
+    output,
+    *,
+    times=None,
+    time_mode="None",
+    pandas=False,
+    initial=None,
+    time_zone="UTC",
+):
+    """Runs batches both ways, in Stateline at changing parallelism; compares each batch's output, and state in the end.
+
+    Returns:
+        The bench, and what each batch put out.
+    """
+    times = times or [1_000.0 + number for number in range(len(batches))]
+    frame = None if initial is None else spark.createDataFrame(initial[1], initial[0]).groupBy(keys)
+    options = {"times": times, "time_mode": time_mode, "pandas": pandas, "initial": frame}
+    expected = through_spark(spark, folder, batches, schema, keys, processor, output, **options)
+    bench = Bench(processor, schema, keys, output, time_mode=time_mode, initial=initial, time_zone=time_zone)
+    assert bench.program.form == ("pandas" if pandas else "row")
+    moments = watermarks(batches, bench.schema.names)
+    for number, (rows, now, moment) in enumerate(zip(batches, times, moments, strict=True)):
+        got = bench.batch(rows, now=now, parallelism=(2, 3, 1)[number % 3], **moment)
+        assert as_plain(got) == as_plain(expected[number]), f"batch {number}"
+        bench.restart(processor)
+    check_state(spark, folder, bench, len(batches) - 1, times[-1])
+    return bench, expected
+
+
+def watermarks(batches, columns):
+    """What Spark's watermark is in each batch: the greatest time of the batches before; and of those before these."""
+    if "at" not in columns:
+        return [{}] * len(batches)
+    place, bounds = columns.index("at"), [0.0]
+    for rows in batches:
+        times = [(row[place] - dt.datetime(1970, 1, 1)).total_seconds() for row in rows if row[place] is not None]
+        bounds.append(max([bounds[-1], *times]))
+    return [{"watermark": bounds[i], "late": bounds[i - 1] if i else 0.0} for i in range(len(batches))]
+
+
+def as_plain(rows):
+    """Rows of either side as comparable values."""
+
+    def plain(value):
+        if hasattr(value, "asDict"):
+            return plain(value.asDict())
+        if isinstance(value, dict):
+            return {name: plain(item) for name, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            if value and isinstance(value, list) and all(type(item) is tuple and len(item) == 2 for item in value):
+                return {name: plain(item) for name, item in value}  # a map, as Arrow shows it
+            return [plain(item) for item in value]
+        if isinstance(value, dt.datetime) and value.tzinfo is not None:
+            return value.astimezone(dt.UTC).replace(tzinfo=None)
+        if isinstance(value, bytearray):
+            return bytes(value)
+        return "NaN" if isinstance(value, float) and math.isnan(value) else value
+
+    return sorted(([plain(value) for value in row] for row in rows), key=repr)

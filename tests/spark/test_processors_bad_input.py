@@ -11,7 +11,7 @@ import threading
 
 import numpy as np
 import pandas as pd
-import processor_kit as kit
+import processor_samples as samples
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -64,7 +64,9 @@ def bench(processor, **options):
 
 
 def test_a_value_lives_as_long_as_its_time_to_live_and_a_write_renews_it():
-    seen = Bench(kit.Seen(), SCHEMA, "k", "k string, last array<long>, values array<long>", time_mode="ProcessingTime")
+    seen = Bench(
+        samples.Seen(), SCHEMA, "k", "k string, last array<long>, values array<long>", time_mode="ProcessingTime"
+    )
     assert seen.batch([("a", 1)], now=100.0) == [("a", [1], [1])]
     assert seen.batch([("a", 2), ("b", 1)], now=105.0) == [("b", [1], [1])]
     assert seen.batch([("a", 3)], now=109.999, parallelism=3) == []
@@ -283,7 +285,7 @@ def test_an_init_that_raises_is_told_apart():
 )
 def test_unknown_modes_and_schemas_are_refused(option, message):
     with pytest.raises(InvalidInputError, match=message):
-        bench(kit.Counter(), **option)
+        bench(samples.Counter(), **option)
 
 
 def test_a_processor_that_cannot_go_to_the_tasks_is_refused_where_it_is_given(spark, capfd):
