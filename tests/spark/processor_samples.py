@@ -342,3 +342,107 @@ TYPES_INPUT = f"{SCALARS}, k string, a array<int>, m map<string,int>"
 TYPES_OUTPUT = (
     "k string, seen string, row string, ts timestamp, nested struct<x:int,y:timestamp>, m map<string,int>, a array<int>"
 )
+
+
+class Told(StatefulProcessor):
+    """Does what rows tell it to, in Python, and puts out what came of it; then all that it keeps.
+
+    What a timer does is told by its key: ``fire`` has it.
+    """
+
+    def __init__(self, fire=None):
+        self.fire = fire or {}
+
+    def init(self, handle):
+        self.names = {
+            "handle": handle,
+            "value": handle.getValueState("value", "n long", 4_000),
+            "items": handle.getListState("items", "n long", 6_000),
+            "entries": handle.getMapState("entries", "e long", "n long", 5_000),
+            "forever": handle.getValueState("forever", "n long"),
+            "history": handle.getListState("history", "n long"),
+            "index": handle.getMapState("index", "e long", "n long", 0),
+        }
+
+    def handleInputRows(self, key, rows, timerValues):
+        for row in sorted(rows, key=lambda row: row.v):
+            yield self._do(key, row.do, timerValues)
+        yield self._do(key, KEPT, timerValues)
+
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
+        at = expiredTimerInfo.getExpiryTimeInMs()
+        yield self._do(key, self.fire.get(key.k, "at"), timerValues, at)
+        yield self._do(key, KEPT, timerValues, at)
+
+    def close(self):
+        pass
+
+    def _do(self, key, do, timerValues, at=None):
+        now = timerValues.getCurrentProcessingTimeInMs()
+        saw = eval(do, {**self.names, "now": now, "at": at})
+        return Row(k=key[0], at=at, now=now, did=do, saw=repr(sorted(saw) if isinstance(saw, Iterator) else saw))
+
+
+KEPT = (
+    "[value.get(), list(items.get()), sorted(entries.iterator()), forever.get(), list(history.get()), "
+    "sorted(index.iterator()), value.exists(), items.exists(), entries.exists(), sorted(handle.listTimers())]"
+)
+"""All that ``Told`` keeps for a key."""
+
+
+class Times(StatefulProcessor):
+    """What time it is, in each of the handlers."""
+
+    def init(self, handle):
+        self.handle, self.seen = handle, handle.getListState("seen", "what string")
+
+    def handleInitialState(self, key, initialState, timerValues):
+        self.seen.appendValue((self._look("initial", timerValues),))
+
+    def handleInputRows(self, key, rows, timerValues):
+        for row in rows:
+            if row.v:
+                self.handle.registerTimer(row.v)
+        yield Row(k=key[0], saw=[*(what for (what,) in self.seen.get()), self._look("rows", timerValues)])
+
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
+        yield Row(k=key[0], saw=[self._look("timer", timerValues), str(expiredTimerInfo.getExpiryTimeInMs())])
+
+    def close(self):
+        pass
+
+    def _look(self, where, timerValues):
+        return f"{where} {timerValues.getCurrentProcessingTimeInMs()} {timerValues.getCurrentWatermarkInMs()}"
+
+
+class Fragile(StatefulProcessor):
+    """Changes everything that it keeps, puts something out, and then raises at one number: in rows, or as a timer."""
+
+    def __init__(self, breaks_in=None, breaks_at=None):
+        self.breaks = (breaks_in, breaks_at)
+
+    def init(self, handle):
+        self.handle = handle
+        self.value = handle.getValueState("value", "n long")
+        self.items = handle.getListState("items", "n long")
+        self.entries = handle.getMapState("entries", "e long", "n long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        for row in sorted(rows, key=lambda row: row.v):
+            yield from self._do("rows", key, row.v)
+
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
+        yield from self._do("timer", key, expiredTimerInfo.getExpiryTimeInMs())
+
+    def close(self):
+        pass
+
+    def _do(self, where, key, number):
+        (before,) = self.value.get() or (0,)
+        self.value.update((before + number,))
+        self.items.appendValue((number,))
+        self.entries.updateValue((number % 3,), (number,))
+        self.handle.registerTimer(number + 10_000)
+        yield Row(k=key[0], where=where, number=number, total=before + number, kept=len(list(self.items.get())))
+        if self.breaks == (where, number):
+            raise ValueError("half way")

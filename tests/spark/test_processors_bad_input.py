@@ -1,4 +1,4 @@
-"""Processors by themselves: time to live, restarts, and all that can be wrong, each refused with what was expected."""
+"""Processors by themselves: restarts, and all that can be wrong, each refused with what was expected."""
 
 # ruff: noqa: N802, N803 - methods and arguments are Spark's
 
@@ -61,17 +61,6 @@ class Does(StatefulProcessor):
 
 def bench(processor, **options):
     return Bench(processor, SCHEMA, "k", OUTPUT, **options)
-
-
-def test_a_value_lives_as_long_as_its_time_to_live_and_a_write_renews_it():
-    seen = Bench(
-        samples.Seen(), SCHEMA, "k", "k string, last array<long>, values array<long>", time_mode="ProcessingTime"
-    )
-    assert seen.batch([("a", 1)], now=100.0) == [("a", [1], [1])]
-    assert seen.batch([("a", 2), ("b", 1)], now=105.0) == [("b", [1], [1])]
-    assert seen.batch([("a", 3)], now=109.999, parallelism=3) == []
-    assert seen.batch([("a", 4)], now=110.0) == [("a", [1, 2, 3, 4], [2, 3, 4])], "the value expired, and entry 1"
-    assert seen.batch([("a", 5)], now=120.0, parallelism=1) == [("a", [2, 3, 4, 5], [5])], "element 1 expired too"
 
 
 def test_processing_time_timers_come_with_the_time_of_the_batch_and_without_rows():
