@@ -76,7 +76,7 @@ __all__ = [
 
 RUN_VERSION: Final = 2
 
-TAIL_GUESS_BYTES: Final = 64 * 1024
+TAIL_GUESS_BYTES: Final = 32 * 1024
 """How much of the end of a run a reader of slices asks for first: the tail of all but huge runs."""
 
 _MAGIC: Final = b"ARROW1"
