@@ -212,6 +212,24 @@ def test_two_operators_share_one_checkpoint(place):
     assert len(place.output()) == 24
 
 
+@pytest.mark.parametrize("operators", [1, 2])
+def test_what_no_operator_needs_is_not_even_computed(place, operators):
+    for number in range(2):
+        place.add(number, 40)
+    failing = F.expr("CAST(raise_error('it was computed') AS BIGINT)")
+    events = place.events().withColumn("unneeded", failing).withWatermark("at", "1 hour")
+    by_key = place.keyed(events).aggregate(n=count(), total=sum("value"), largest=max("value")).state_only()
+    windows = (
+        place.keyed(events, name="windows").window("at", "10 minutes").aggregate("update", newest=last("id", by="at"))
+    )
+    other = windows.write_files(f"file://{place.folder}/out", every_checkpoint=True)
+    place.run(by_key if operators == 1 else by_key.alongside(other))
+    place.check_state()
+    expected = {(row["key"], int(row["at"].timestamp()) // 600 * 600) for row in place.rows}
+    found = {(row["key"], int(row["window_start"].timestamp())) for row in place.output()}
+    assert found == (expected if operators == 2 else set())
+
+
 ODD = ["a.key", "two words", "tick`s", "ev.at", "Count"]
 
 

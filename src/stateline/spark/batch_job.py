@@ -63,7 +63,7 @@ class BatchJob:
         self._operators = {operator.name: operator for operator in plan.operators}
 
     def __call__(self, batch: Batch[DataFrame], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
-        """Runs all ``tasks`` and returns one result for each."""
+        """Runs all ``tasks`` over rows that are :meth:`narrowed`, and returns one result for each."""
         functions = {
             name: _TaskFunction(
                 self._plan, self._operators[name], program, [task for task in tasks if task.operator == name]
@@ -72,27 +72,45 @@ class BatchJob:
         }
         first = any(task.checkpoint_id == 0 for task in tasks)
         frames = [
-            function.over(
-                self._shuffled(
-                    batch.data, self._operators[name], self._programs[name], self._initial.get(name) if first else None
-                )
-            )
+            function.over(self._shuffled(batch.data, name, self._initial.get(name) if first else None))
             for name, function in functions.items()
         ]
         rows = reduce(lambda left, right: left.union(right), frames).collect()
         results = [msgspec.json.decode(bytes(row[0]), type=SubtaskResult) for row in rows]
         return _one_each(tasks, results, functions)
 
-    def _shuffled(
-        self, rows: DataFrame, operator: OperatorPlan, program: OperatorProgram, initial: DataFrame | None
-    ) -> DataFrame:
-        """The columns that the operator needs, in the partition of the subtask that owns the key."""
+    def narrowed(self, rows: DataFrame) -> DataFrame:
+        """The rows of a stream with what its operators need of them, and nothing else.
+
+        It belongs to the stream and not to each batch: its source reads no other columns, and a batch has one
+        projection less to be planned and computed.
+        """
+        if len(self._programs) == 1:
+            return self._sent(rows, *self._programs)
+        needed = {column for program in self._programs.values() for column in program.input_columns}
+        needed |= {operator.window.column for operator in self._operators.values() if operator.window is not None}
+        if self._plan.watermark is not None:
+            needed.add(self._plan.watermark.column)
+        return rows.selectExpr(*(_quoted(column) for column in rows.columns if column in needed))
+
+    def _sent(self, rows: DataFrame, name: str) -> DataFrame:
+        """What the tasks of an operator receive."""
+        program, window, watermark = self._programs[name], self._operators[name].window, self._plan.watermark
+        if window is not None:
+            rows = in_windows(rows, window)
+        columns = [_quoted(column) for column in program.input_columns]
+        if program.wants_hash:
+            columns.append(f"{_hash(program)} AS {HASH_COLUMN}")
+        if watermark is not None and EventTimeWatch(watermark, program.input_columns).needs_column:
+            columns.append(f"{_quoted(watermark.column)} AS {EVENT_TIME_COLUMN}")
+        return rows.selectExpr(*columns)
+
+    def _shuffled(self, rows: DataFrame, name: str, initial: DataFrame | None) -> DataFrame:
+        """What :meth:`_sent` says, in the partition of the subtask that owns the key; ``rows`` are :meth:`narrowed`."""
         from pyspark.sql import functions  # noqa: PLC0415 - this module must load without pyspark
 
-        if operator.window is not None:
-            rows = in_windows(rows, operator.window)
-        plan = self._plan
-        hashed = f"xxhash64({', '.join(map(_quoted, program.key_columns))})"
+        plan, program = self._plan, self._programs[name]
+        hashed = _hash(program)
         if initial is not None:
             return (
                 with_initial_rows(
@@ -105,15 +123,15 @@ class BatchJob:
                 .repartitionById(plan.parallelism, SUBTASK_COLUMN)
                 .drop(SUBTASK_COLUMN)
             )
-        columns = [_quoted(column) for column in program.input_columns]
-        if program.wants_hash:
-            columns.append(f"{hashed} AS {HASH_COLUMN}")
-        if plan.watermark is not None and EventTimeWatch(plan.watermark, program.input_columns).needs_column:
-            columns.append(f"{_quoted(plan.watermark.column)} AS {EVENT_TIME_COLUMN}")
+        sent = rows if len(self._programs) == 1 else self._sent(rows, name)
         subtask = subtask_expression(
             HASH_COLUMN if program.wants_hash else hashed, plan.parallelism, plan.max_parallelism
         )
-        return rows.selectExpr(*columns).repartitionById(plan.parallelism, functions.expr(subtask))
+        return sent.repartitionById(plan.parallelism, functions.expr(subtask))
+
+
+def _hash(program: OperatorProgram) -> str:
+    return f"xxhash64({', '.join(map(_quoted, program.key_columns))})"
 
 
 def _quoted(column: str) -> str:
@@ -143,7 +161,7 @@ def subtask_expression(hashed: str, parallelism: int, max_parallelism: int) -> s
         max_parallelism: Key groups.
     """
     key_group = f"shiftrightunsigned(shiftrightunsigned({hashed}, 32) * {max_parallelism}L, 32)"
-    return f"CAST(floor({key_group} * {parallelism}L / {max_parallelism}L) AS INT)"
+    return f"CAST({key_group} * {parallelism}L DIV {max_parallelism}L AS INT)"
 
 
 class _TaskFunction:

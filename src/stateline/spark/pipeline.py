@@ -109,9 +109,11 @@ class Pipeline:
         check_known(chosen, _TRIGGERS, "trigger")
         check_kind(spark_checkpoint, str, "spark_checkpoint")
         _check_hidden(self._plan, spark_checkpoint)
-        writer = self._writer(spark_checkpoint, chosen, query_name)  # Before anything is done in the root.
+        job = BatchJob(self._plan, self._programs, self._initial)
+        narrowed = job.narrowed(self._df)
+        writer = _writer(narrowed, spark_checkpoint, chosen, query_name)  # Before anything is done in the root.
         environment = system_environment()
-        coordinator = self._coordinator(environment)
+        coordinator = self._coordinator(job, environment)
         read = read_with_hadoop(self._df.sparkSession, spark_checkpoint)
         # Read before the records: another driver, that is to be fenced, may add to both meanwhile.
         following = next_batch(read, list_with_hadoop(self._df.sparkSession, spark_checkpoint))
@@ -131,7 +133,7 @@ class Pipeline:
                 reporter(coordinator.run_batch(batch))
 
         def finish() -> None:
-            settled = coordinator.settle(_no_rows(self._df))
+            settled = coordinator.settle(_no_rows(narrowed))
             if settled is not None:
                 reporter(settled)
             finish_open_files(self._plan, coordinator, environment)
@@ -139,7 +141,7 @@ class Pipeline:
         def act() -> bool:
             if not query.isActive:
                 return False
-            acted = coordinator.act_on_time(lambda: _no_rows(self._df))
+            acted = coordinator.act_on_time(lambda: _no_rows(narrowed))
             if acted is not None:
                 reporter(acted)
             return True
@@ -154,28 +156,7 @@ class Pipeline:
             rounds.start()
         return PipelineQuery(query, finish, reporter, rounds, finish_on_stop=finish_on_stop, ends=ends)
 
-    def _writer(self, spark_checkpoint: str, trigger: dict[str, Any], query_name: str | None) -> DataStreamWriter:
-        """Spark's writer with all that the user said of it.
-
-        Raises:
-            InvalidInputError: Spark refuses the folder, the trigger or the name.
-        """
-        if not spark_checkpoint.strip():
-            raise InvalidInputError("it is empty", subject="spark_checkpoint", hint="Give a folder of its own")
-        writer = self._df.writeStream.option("checkpointLocation", spark_checkpoint)
-        try:
-            if trigger:
-                writer = writer.trigger(**trigger)
-            return writer if query_name is None else writer.queryName(query_name)
-        except (PySparkException, TypeError, ValueError) as error:
-            raise InvalidInputError(
-                f"Spark refuses it ({str(error).partition(chr(10))[0]})",
-                operation="start",
-                subject=f"trigger {trigger}" + ("" if query_name is None else f", query_name {query_name!r}"),
-                hint='Give such as {"processingTime": "10 seconds"} or {"availableNow": True}, and a name that is text',
-            ) from error
-
-    def _coordinator(self, environment: Environment) -> MicroBatchCoordinator[DataFrame]:
+    def _coordinator(self, job: BatchJob, environment: Environment) -> MicroBatchCoordinator[DataFrame]:
         root = open_store(self._plan.root_url, self._plan.root_options, environment)
         outputs = {
             operator.name: open_store(operator.output.url, operator.output.store_options, environment)
@@ -187,10 +168,34 @@ class Pipeline:
             self._plan,
             CheckpointStore(root, environment=environment),
             outputs,
-            BatchJob(self._plan, self._programs, self._initial),
+            job,
             environment,
             BatchDelivery(self._df.sparkSession, self._plan, functions),
         )
+
+
+def _writer(
+    rows: DataFrame, spark_checkpoint: str, trigger: dict[str, Any], query_name: str | None
+) -> DataStreamWriter:
+    """Spark's writer with all that the user said of it.
+
+    Raises:
+        InvalidInputError: Spark refuses the folder, the trigger or the name.
+    """
+    if not spark_checkpoint.strip():
+        raise InvalidInputError("it is empty", subject="spark_checkpoint", hint="Give a folder of its own")
+    writer = rows.writeStream.option("checkpointLocation", spark_checkpoint)
+    try:
+        if trigger:
+            writer = writer.trigger(**trigger)
+        return writer if query_name is None else writer.queryName(query_name)
+    except (PySparkException, TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"Spark refuses it ({str(error).partition(chr(10))[0]})",
+            operation="start",
+            subject=f"trigger {trigger}" + ("" if query_name is None else f", query_name {query_name!r}"),
+            hint='Give such as {"processingTime": "10 seconds"} or {"availableNow": True}, and a name that is text',
+        ) from error
 
 
 def _pause_seconds(trigger: Mapping[str, Any]) -> float:
