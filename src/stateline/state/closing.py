@@ -44,7 +44,7 @@ def close_keys(table: StateTable, changes: StateRows, column: int, *, after: int
     Args:
         table: The state before the changes.
         changes: New rows of a batch. Keys of theirs at or below ``after`` are taken out too.
-        column: Which key column: one of 64 bits, such as a timestamp, without nulls.
+        column: Which key column: whole numbers or times, without nulls.
         after: Everything stored at or below it was taken out before; ``None`` for nothing.
         until: Inclusive.
     """
@@ -70,8 +70,8 @@ def close_keys(table: StateTable, changes: StateRows, column: int, *, after: int
 def _within(rows: StateRows, column: int, after: int | None, until: int) -> Rows:
     """The rows, tombstones left out, whose value is in ``(after, until]``."""
     words = fixed_words(rows.keys.columns[column])
-    if words is None or words.dtype != np.int64:
-        raise InternalError("a key column without 64-bit values cannot be closed", operation="close_keys")
+    if words is None:
+        raise InternalError("a key column without whole numbers or times cannot be closed", operation="close_keys")
     mask = words <= until
     if after is not None:
         mask &= words > after

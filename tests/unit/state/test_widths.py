@@ -182,6 +182,13 @@ class TestATable:
         assert [column.type for column in (*closed.rows.keys.columns, *closed.rows.values)] == schema.row.types
         assert sorted(closed.rows.values[0].to_pylist()) == [1, 3]
 
+    def test_keys_are_closed_by_a_narrow_column(self) -> None:
+        stored = self.stored()
+        closed = close_keys(stored.table, changes(LONGS, {6: [6]}), 0, after=-100, until=299)
+        assert sorted(closed.rows.keys.columns[0].to_pylist()) == [-3, 1, 4, 6]
+        far = close_keys(stored.table, changes(LONGS), 0, after=299, until=2**41)
+        assert sorted(far.rows.keys.columns[0].to_pylist()) == [300, 2**40]
+
 
 def test_timers_and_rows_of_sub_keys_have_the_declared_types() -> None:
     schema = StateSchema(pa.schema([("k", pa.int64()), ("expiry_ms", pa.int64())]), pa.schema([]))
