@@ -199,7 +199,7 @@ class ProcessorProgram:
         rows, hashes, initial, initial_hashes = self._received(batches)
         received = rows.num_rows
         rows, hashes = self._in_time(rows, hashes, moment)
-        now_ms = int(moment.now * 1000)
+        now_ms = moment.now_ms
         watermark_ms = 0 if moment.watermark_us is None else moment.watermark_us // 1000
         until_ms = watermark_ms if self.time_mode == EVENT_TIME else now_ms
         grouping = StateSchema(self._grouping, pa.schema([]))

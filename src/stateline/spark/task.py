@@ -65,6 +65,11 @@ class BatchMoment:
         """A number of the batch that never repeats in the life of its state, and ascends: also over savepoints."""
         return self.earlier_checkpoints + self.checkpoint_id
 
+    @property
+    def now_ms(self) -> int:
+        """Processing time in whole milliseconds, by the microsecond: 1.001 s are 1,001 ms, though a float has less."""
+        return round(self.now * 1_000_000) // 1_000
+
     @classmethod
     def of(cls, task: SubtaskTask) -> Self:
         """The moment of a task's batch."""
