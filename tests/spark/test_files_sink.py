@@ -329,6 +329,14 @@ def test_an_option_in_two_spellings_is_refused(spark, place):
         )
 
 
+@pytest.mark.parametrize("prefix", ["store.", "root."])
+def test_a_bad_option_of_a_store_is_refused_before_any_task_runs(spark, place, prefix):
+    writer = spark.range(3).write.format("stateline_files").mode("append").option(f"{prefix}fsnc", "true")
+    with pytest.raises(AnalysisException, match=r"'fsnc': unknown option.*fsync"):
+        writer.save(str(place / "out"))
+    assert not (place / "out").exists()
+
+
 def test_reading_says_what_reads_the_files(spark, place):
     with pytest.raises(AnalysisException, match=r"it only writes.*spark\.read\.parquet"):
         spark.read.format("stateline_files").load(str(place / "out"))

@@ -129,8 +129,9 @@ class FilesSink(DataSource):
         """A writer for one micro-batch; called by Spark.
 
         Raises:
-            InvalidInputError: An unknown option, a column that the format cannot hold, or another output mode than
-            append.
+            InvalidInputError: An unknown option, also of a store; a column that the format cannot hold; or another
+                output mode than append.
+            NotInstalledError: The SDK of a cloud is missing.
         """
         return _StreamWriter(_Sink.make(self.options, schema, overwrite=overwrite))
 
@@ -139,6 +140,7 @@ class FilesSink(DataSource):
 
         Raises:
             InvalidInputError: As :meth:`streamWriter`.
+            NotInstalledError: So, too.
         """
         return _BatchWriter(_Sink.make(self.options, schema, overwrite=overwrite))
 
@@ -188,7 +190,10 @@ class _Sink:
             )
         parsed = FilesSinkOptions.from_spark(options)
         rows = arrow_schema(schema)
-        parsed.output().file_schema(rows)
+        output = parsed.output()
+        output.file_schema(rows)
+        for url, settings in ((output.url, output.store_options), (parsed.root_url, parsed.options_of_records)):
+            open_store(url, settings, _ENVIRONMENT)  # No call on it: only what is wrong with the options is told here.
         freeze_imports()
         return cls(parsed, parsed.root_url, rows.serialize().to_pybytes())
 
