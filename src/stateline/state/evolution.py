@@ -28,6 +28,8 @@ from stateline.state.widths import is_narrowed
 __all__ = ["ColumnStep", "apply_evolution", "carried_properties", "check_evolution", "plan_evolution"]
 
 _DROPPED: Final = "dropped."
+_DIGITS: Final[Mapping[int, int]] = {8: 3, 16: 5, 32: 10, 64: 19}
+"""How many decimal digits integers of so many bits may have."""
 
 
 def check_evolution(record: Checkpoint, name: str, wanted: StateSchema) -> None:
@@ -106,7 +108,8 @@ def plan_evolution(stored: StateSchema, wanted: StateSchema, operator: str = "st
     """How rows of ``stored`` are read as rows of ``wanted``: a pure plan, one step per wanted value column.
 
     Allowed: value columns added (old rows have the default), dropped, reordered, and widened without loss (more bits of
-    the same kind, ``int8..int32`` to ``float64``, more digits of a decimal of equal scale).
+    the same kind, ``int8..int32`` to ``float64``, integers to decimals with room for them, decimals with more digits on
+    either side of the point).
 
     Raises:
         InvalidInputError: Of kind ``SCHEMA_MISMATCH``: another key, or a change of type that could lose values.
@@ -144,9 +147,11 @@ def _widens(old: pa.DataType, new: pa.DataType) -> bool:
     if pa.types.is_signed_integer(old):
         if pa.types.is_float64(new):
             return bool(old.bit_width <= 32)
+        if pa.types.is_decimal128(new):
+            return bool(new.precision - new.scale >= _DIGITS[old.bit_width])
         return bool(pa.types.is_signed_integer(new) and new.bit_width > old.bit_width)
     if pa.types.is_float32(old):
         return bool(pa.types.is_float64(new))
     if pa.types.is_decimal128(old) and pa.types.is_decimal128(new):
-        return bool(new.scale == old.scale and new.precision >= old.precision)
+        return bool(new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale)
     return False

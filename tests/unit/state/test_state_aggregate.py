@@ -386,6 +386,30 @@ def test_the_sketch_of_many_keys_at_once() -> None:
         assert abs(row["n"] - key) <= max(1, 0.1 * key)
 
 
+@pytest.mark.parametrize(
+    ("narrow", "wide"), [(pa.int8(), pa.int64()), (pa.int32(), pa.int64()), (pa.float32(), pa.float64())]
+)
+def test_a_column_that_becomes_wider_is_counted_on(narrow: pa.DataType, wide: pa.DataType) -> None:
+    def bind(kind: pa.DataType) -> agg.KeyedAggregation:
+        schema = pa.schema([("k", pa.int64()), ("v", kind)])
+        return agg.KeyedAggregation.bind(schema, ["k"], {"n": agg.approx_count_distinct("v", 0.01)})
+
+    old, new = bind(narrow), bind(wide)
+    assert (new.definition, new.state_schema) == (old.definition, old.state_schema)
+    rows = pa.table({"k": [1] * 100, "v": pa.array(range(100), narrow)})
+    table = StateTable(old.state_schema, ALL, MAX_PARALLELISM)
+    before = old.update(table, rows)
+    after = new.update(table.with_changes(before.changes), rows.set_column(1, "v", rows["v"].cast(wide)))
+    assert before.output["n"].to_pylist() == after.output["n"].to_pylist()
+
+
+def test_a_count_of_values_of_another_type_is_another_count() -> None:
+    kinds = (pa.int64(), pa.string(), pa.float64(), pa.decimal128(10, 2), pa.decimal128(20, 2), pa.date32())
+    schemas = (pa.schema([("k", pa.int64()), ("v", kind)]) for kind in kinds)
+    plans = [agg.KeyedAggregation.bind(schema, ["k"], {"n": agg.approx_count_distinct("v")}) for schema in schemas]
+    assert len({plan.definition for plan in plans}) == len(kinds)
+
+
 def test_parameters_are_checked() -> None:
     for wrong in (0.0, 1.0, 0.0001, -1.0, None, "0.05"):
         with pytest.raises(InvalidInputError, match="rsd"):

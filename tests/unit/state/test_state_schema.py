@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -93,6 +95,23 @@ def test_evolution_adds_drops_reorders_and_widens() -> None:
 
 
 @pytest.mark.parametrize(
+    ("old", "values", "new"),
+    [
+        (pa.int8(), [-128, 127, None], pa.decimal128(5, 2)),
+        (pa.int64(), [-(2**63), 2**63 - 1, None], pa.decimal128(38, 19)),
+        (pa.decimal128(4, 2), [decimal.Decimal("-99.99"), decimal.Decimal("0.01"), None], pa.decimal128(38, 36)),
+    ],
+)
+def test_the_longest_values_of_a_type_have_room_in_a_wider_one(
+    old: pa.DataType, values: list[Any], new: pa.DataType
+) -> None:
+    steps = plan_evolution(schema(("v", old)), schema(("v", new)))
+    (made,) = apply_evolution(steps, [pa.array(values, old)], len(values))
+    assert made.type == new
+    assert made.to_pylist() == values
+
+
+@pytest.mark.parametrize(
     ("old", "new", "allowed"),
     [
         (pa.int8(), pa.int16(), True),
@@ -101,7 +120,13 @@ def test_evolution_adds_drops_reorders_and_widens() -> None:
         (pa.int64(), pa.float64(), False),
         (pa.float64(), pa.float32(), False),
         (pa.decimal128(10, 2), pa.decimal128(20, 2), True),
-        (pa.decimal128(10, 2), pa.decimal128(20, 3), False),
+        (pa.decimal128(10, 2), pa.decimal128(20, 3), True),
+        (pa.decimal128(10, 2), pa.decimal128(10, 3), False),
+        (pa.decimal128(10, 2), pa.decimal128(20, 1), False),
+        (pa.int32(), pa.decimal128(12, 2), True),
+        (pa.int32(), pa.decimal128(11, 2), False),
+        (pa.int64(), pa.decimal128(19, 0), True),
+        (pa.decimal128(18, 0), pa.int64(), False),
         (pa.string(), pa.binary(), False),
         (pa.null(), pa.string(), True),
     ],

@@ -86,10 +86,13 @@ class BoundAggregation(ABC):
     Attributes:
         state: Name suffix and type of each state column; the suffix ``""`` is the column named as the aggregation.
         output: Type of the result.
+        input_type: What the state means only together with, and its own types do not tell: the type of the values that
+            were hashed, say. Kept in the checkpoint beside the definition; empty where there is nothing to tell.
     """
 
     state: Sequence[tuple[str, pa.DataType]]
     output: pa.DataType
+    input_type: str = ""
 
     @abstractmethod
     def partial(self, rows: GroupedRows) -> list[pa.Array]:

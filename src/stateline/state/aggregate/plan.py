@@ -101,7 +101,10 @@ class KeyedAggregation:
         state = StateSchema(pa.schema([stored.field(key) for key in keys]), pa.schema(values))
         outputs = [pa.field(name, one.output) for name, one in bound.items()]
         read = dict.fromkeys([*keys, *(column for one in aggregations.values() for column in one.columns)])
-        texts = {name: aggregation.definition for name, aggregation in aggregations.items()}
+        texts = {
+            name: f"{aggregation.definition} {bound[name].input_type}".rstrip()
+            for name, aggregation in aggregations.items()
+        }
         return cls(
             state_schema=state,
             output_schema=pa.schema([*state.keys, *outputs]),

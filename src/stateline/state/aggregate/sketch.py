@@ -1,7 +1,8 @@
 """The approximate number of distinct values: HyperLogLog registers in a column.
 
 Facts:
-- A value's hash is ``xxhash64`` as everywhere here. Its upper ``p`` bits pick a register, and the register keeps the
+- A value's hash is ``xxhash64`` as everywhere here, of integers as ``long`` and of floats as ``double``, whatever their
+  width: a column may become wider, and counts on. Its upper ``p`` bits pick a register, and the register keeps the
   largest number of leading zeros, plus one, seen in the rest (Flajolet et al., 2007). ``2**p`` registers give a
   relative standard deviation of about ``1.04 / sqrt(2**p)``.
 - Registers are kept sparse, as a sorted list of ``register << 6 | rank``: a key with few values costs few bytes.
@@ -64,23 +65,27 @@ class ApproxCountDistinct(Aggregation):
     def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:  # noqa: ARG002 - the protocol, not its use
         """See :meth:`Aggregation.bind`."""
         column = self.columns[0]
-        check_key_type(field_of(schema, column, self.definition).type, column, "be counted by approx_count_distinct")
-        return _BoundSketch(self.columns[0], self._precision)
+        kind = field_of(schema, column, self.definition).type
+        check_key_type(kind, column, "be counted by approx_count_distinct")
+        return _BoundSketch(column, kind, self._precision)
 
 
 class _BoundSketch(BoundAggregation):
     output = pa.int64()
 
-    def __init__(self, column: str, precision: int) -> None:
+    def __init__(self, column: str, kind: pa.DataType, precision: int) -> None:
         self._column = column
+        self._hashed = _hashed_type(kind)
         self._precision = precision
+        self.input_type = f"of {self._hashed}"
         self._codes = pa.uint32() if precision + _RANK_BITS > 16 else pa.uint16()
         self.state = ((".registers", pa.list_(pa.field("element", self._codes))),)
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
         """See :meth:`BoundAggregation.partial`."""
         column = rows.column(self._column)
-        codes = _codes(hash_columns([column]), self._precision)
+        hashed = column if column.type == self._hashed else column.cast(self._hashed)
+        codes = _codes(hash_columns([hashed]), self._precision)
         owners = rows.index
         if column.null_count:
             valid = column.is_valid().to_numpy(zero_copy_only=False)
@@ -112,6 +117,16 @@ class _BoundSketch(BoundAggregation):
         last[:-1] = (owners[1:] != owners[:-1]) | (register[1:] != register[:-1])
         lengths = np.bincount(owners[last], minlength=rows).astype(np.int64)
         return Lists(pa.array(codes[last], self._codes), lengths).column()
+
+
+def _hashed_type(kind: pa.DataType) -> pa.DataType:
+    """The type that values are hashed as: numbers as their widest, so that a column that becomes wider goes on.
+
+    Registers hold nothing else of the values, so another type would count them anew beside the old ones.
+    """
+    if pa.types.is_signed_integer(kind):
+        return pa.int64()
+    return pa.float64() if pa.types.is_floating(kind) else kind
 
 
 def _codes(hashes: npt.NDArray[np.uint64], precision: int) -> Rows:
