@@ -15,7 +15,7 @@ from tests.spark.cluster import wait_until
 from tests.spark.keyed_model import make_source, model
 from tests.spark.killing import ROOT, kill
 
-FILES, ROWS = 30, 40
+FILES, ROWS = 18, 40
 
 
 def start(folder, log, *options):
@@ -43,7 +43,7 @@ def test_a_killed_chain_of_two_queries_counts_everything_once(tmp_path):
     log = tmp_path / "driver.log"
     for parallelism in (1, 2):
         process = start(tmp_path, log, str(parallelism))
-        first = min(newest(tmp_path, "state") + dice.randint(1, 8), FILES - 1)
+        first = min(newest(tmp_path, "state") + dice.randint(1, 5), FILES - 1)
         second = newest(tmp_path, "second") + 1
         wait_until(
             lambda first=first, second=second, process=process: (
