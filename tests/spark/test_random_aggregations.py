@@ -11,7 +11,7 @@ from tests.spark.compared_aggregations import check
 from tests.spark.drawn_aggregations import drawn_case
 
 SEED = os.environ.get("AGGREGATIONS_SEED") or str(random.SystemRandom().randrange(2**32))
-CASES = int(os.environ.get("AGGREGATIONS_CASES", "5"))
+CASES = int(os.environ.get("AGGREGATIONS_CASES", "4"))
 
 
 @pytest.mark.parametrize("number", range(CASES))
