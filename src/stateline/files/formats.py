@@ -389,6 +389,8 @@ def _complaint(name: str, kind: pa.DataType) -> str | None:
         return _INTERVALS
     if name == "parquet" and pa.types.is_struct(kind) and kind.num_fields == 0:
         return "Parquet has no structures without fields"
+    if name == "parquet" and pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
+        return "Parquet has no decimals whose point lies beside their digits"
     if name in ("parquet", "csv") and (_is_view(kind) or pa.types.is_run_end_encoded(kind)):
         return "its encoder knows only plain values"
     if name == "csv" and (pa.types.is_nested(kind) or _is_binary(kind)):

@@ -125,6 +125,15 @@ def test_structures_without_fields_are_refused_in_parquet():
         check_schema("jsonl", pa.schema([("x", kind)]))
 
 
+def test_decimals_whose_point_lies_beside_their_digits_are_refused_in_parquet():
+    """An aggregator may declare one; at the first file the encoder would raise an ``OSError``."""
+    for kind in (pa.decimal128(10, -2), pa.decimal128(3, 5), pa.list_(pa.decimal256(60, -1))):
+        with pytest.raises(InvalidInputError, match="decimals whose point"):
+            check_schema("parquet", pa.schema([("x", kind)]))
+        check_schema("arrow", pa.schema([("x", kind)]))
+    check_schema("parquet", pa.schema([("x", pa.decimal128(5, 5)), ("y", pa.decimal128(38, 0))]))
+
+
 @pytest.mark.parametrize(
     "kind", [pa.string_view(), pa.list_(pa.binary_view()), pa.run_end_encoded(pa.int32(), pa.int64())]
 )
