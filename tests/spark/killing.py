@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -20,9 +21,14 @@ FILES_PER_START = 6
 
 
 def start(folder: Path, log: Path, *options: str) -> subprocess.Popen[bytes]:
+    return start_program(log, "tests.spark.keyed_driver", "local[2]", str(folder), *options)
+
+
+def start_program(log: Path, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """Runs a driver as the leader of a group, to which its JVM belongs; all that they print goes into ``log``."""
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.keyed_driver", "local[2]", str(folder), *options],
+            [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -40,6 +46,20 @@ def kill(process: subprocess.Popen[bytes], log: Path) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=60)
     wait_until(lambda: not any(is_alive(pid) for pid in family), 60, "the end of the workers", log.read_text)
+
+
+def kill_with_workers(process: subprocess.Popen[bytes]) -> list[int]:
+    """Kills driver, JVM and Python workers, each by its own signal: no worker goes on until it notices.
+
+    Returns:
+        The processes below the driver. They may take a moment to end.
+    """
+    family = descendants(process.pid)
+    os.killpg(process.pid, signal.SIGKILL)
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return family
 
 
 def wait_for_death(process: subprocess.Popen[bytes], log: Path) -> None:

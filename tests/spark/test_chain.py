@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import random
-import subprocess
-import sys
 
 import pytest
 
@@ -13,21 +11,13 @@ from stateline.checkpoint import CheckpointStore
 from stateline.state.stored import StoredState
 from tests.spark.cluster import wait_until
 from tests.spark.keyed_model import make_source, model
-from tests.spark.killing import ROOT, kill
+from tests.spark.killing import kill, start_program
 
 FILES, ROWS = 18, 40
 
 
 def start(folder, log, *options):
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.chain_driver", str(folder), *options],
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+    return start_program(log, "tests.spark.chain_driver", str(folder), *options)
 
 
 def newest(folder, name):

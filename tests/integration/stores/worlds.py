@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from emulators import AZURITE_ACCOUNT
 from test_azure_conformance import CONTAINER, connection_string, make_container
@@ -28,6 +28,8 @@ class World:
         faults: Its faults.
         requests: Method and path of the request that has the effect of each operation.
         piece_bytes: Length of a piece that the service itself can join.
+        options: What another process must say of the place, besides the URL, to open the same store.
+        connection_string: Of the account on Azure, where that is in the environment.
         retries_429: Whether the SDK tries again after 429.
     """
 
@@ -36,15 +38,17 @@ class World:
     faults: FaultPlan
     requests: dict[str, tuple[str, str]]
     piece_bytes: int = 1000
+    options: dict[str, str] = field(default_factory=dict)
+    connection_string: str = ""
     retries_429: bool = True
 
 
 def s3_world(endpoint, proxy) -> World:
     make_bucket(endpoint)
-    options = {"endpoint": proxy.url, "path_style": "true", **PATIENCE}
+    options = {"endpoint": proxy.url, "path_style": "true"}
     return World(
         name="s3",
-        store=S3Store.open(f"s3://{BUCKET}/{uuid.uuid4().hex}", options, None),
+        store=S3Store.open(f"s3://{BUCKET}/{uuid.uuid4().hex}", options | PATIENCE, None),
         faults=proxy.faults,
         requests={
             "put": ("PUT", "/object$"),
@@ -63,6 +67,7 @@ def s3_world(endpoint, proxy) -> World:
             "discard": ("POST", r"\?delete$"),
         },
         piece_bytes=5 * MIB,
+        options=options,
     )
 
 
@@ -84,6 +89,7 @@ def gcs_world(server) -> World:
             "publish": ("POST", "/o/root%2Ftarget/compose"),
             "discard": ("DELETE", "/o/.inprogress"),
         },
+        options={"endpoint": server.url, "anonymous": "true"},
     )
 
 
@@ -108,5 +114,6 @@ def azure_world(endpoint, proxy, monkeypatch) -> World:
             "stage": ("PUT", r"/target\?.*comp=block&|/target\?comp=block&|/target\?blockid=.*comp=block$"),
             "publish": ("PUT", "/target.*comp=blocklist"),
         },
+        connection_string=connection_string(through),
         retries_429=False,
     )
