@@ -176,7 +176,7 @@ def check(case: Case, spark: SparkSession, folder: Path) -> None:
             if types.get(name) != expected.get(name) and not (name == "distinct" and case.closes)  # An int there
         ]
     if found:
-        raise AssertionError("\n".join([str(case), *found[:20]]))
+        raise AssertionError("\n".join(found[:20]))
 
 
 def differences(case: Case, ours: Rows, theirs: Rows) -> list[str]:

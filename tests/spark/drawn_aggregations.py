@@ -142,9 +142,9 @@ def _batches(dice: random.Random, keys: list[str], delay: str | None) -> Iterato
     pools = [[maybe(VALUES[name].draw, dice) for _ in range(dice.choice((2, 3, 5, 5, 200)))] + [None] for name in keys]
     base = BASE if delay is not None or dice.random() < 0.7 else BASE.replace(year=dice.choice((2, 1900, 1969)))
     row, minute = 0, 0
-    for batches_left in reversed(range(dice.randint(2, 5))):
+    for batches_left in reversed(range(dice.randint(2, 4))):
         # Spark hands over 1,024 rows at a time.
-        count = dice.choice((0, 1, 12, 25, 60, 60, 2_500)) if row or batches_left else 25
+        count = dice.choice((0, 1, 12, 25, 60, 60, 60, 1_500)) if row or batches_left else 25
         chosen = [[dice.choice(pool)] for pool in pools] if dice.random() < 0.2 else pools
         columns: list[pa.Array] = [
             pa.array([dice.choice(pool) for _ in range(count)], VALUES[name].arrow)

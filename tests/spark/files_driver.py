@@ -1,7 +1,7 @@
 """A driver that tests kill: two streams into exactly-once files on any store, one of Parquet and one of lines.
 
-Run as ``python -m tests.spark.files_driver FOLDER URL [--store NAME=VALUE ...]``. The source and Spark's own checkpoints
-are on the local disk, in ``FOLDER``; the files and the sink's records are below ``URL``.
+Run as ``python -m tests.spark.files_driver FOLDER URL [--store NAME=VALUE ...]``. The source and Spark's own
+checkpoints are on the local disk, in ``FOLDER``; the files and the sink's records are below ``URL``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stateline.spark import finish_files, get_or_create_session
 from tests.spark.keyed_driver import SCHEMA, SHORT_LIVED
 
 FORMATS = {"parquet": "1500B", "jsonl": "2500B"}
-"""Each format with its ``roll_bytes``: two or three micro-batches make a file, at different times in the two streams."""
+"""Each format with its ``roll_bytes``: two or three micro-batches make a file, at other times in each stream."""
 
 FOLDERS = 2
 """Folders of each output: at any time some files roll and others stay open."""
@@ -44,7 +44,7 @@ def main() -> None:
     ]
     for query in queries:
         query.awaitTermination()
-    # Not by the listener too: pieces of the slower one would be younger than the newest record, and no sweep takes those.
+    # Not by the listener, too: the pieces of the slower one would be younger than the newest record, and stay.
     for name in FORMATS:
         finish_files(f"{arguments.url}/{name}", **options)
 

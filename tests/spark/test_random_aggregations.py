@@ -1,4 +1,7 @@
-"""Random keyed aggregations, with and without windows, through Stateline and through Spark, batch by batch."""
+"""Random keyed aggregations, with and without windows, through Stateline and through Spark, batch by batch.
+
+A failure says its seed. ``AGGREGATIONS_SEED`` takes a seed again, ``AGGREGATIONS_CASES`` more cases of one.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from tests.spark.compared_aggregations import check
 from tests.spark.drawn_aggregations import drawn_case
 
 SEED = os.environ.get("AGGREGATIONS_SEED") or str(random.SystemRandom().randrange(2**32))
-CASES = int(os.environ.get("AGGREGATIONS_CASES", "4"))
+CASES = int(os.environ.get("AGGREGATIONS_CASES", "3"))
 
 
 @pytest.mark.parametrize("number", range(CASES))
 def test_random_aggregations_answer_as_sparks_do(spark, tmp_path, number):
-    case = drawn_case(f"{SEED}/{number}", closing=number % 2 == 1)
+    """Windows close in every second case: there Spark's answer is that of a stream, not of one query."""
+    case = drawn_case(f"{SEED}/{number}", closing=number % 2 == 0)
     settings = {"spark.sql.session.timeZone": case.zone, "spark.sql.ansi.enabled": str(case.ansi).lower()}
     before = {name: spark.conf.get(name) for name in settings}
     for name, value in settings.items():
