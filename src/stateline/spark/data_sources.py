@@ -28,17 +28,20 @@ _PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Registers ``stateline_files`` and ``stateline`` with a session. Idempotent.
+    """Registers ``stateline_files`` and ``stateline`` with a session, and watches the ends of its streams. Idempotent.
 
-    :func:`stateline.spark.get_or_create_session` does so by itself. Filters reach Python data sources only where a
-    setting of the session says so; unless the user has set it, it is switched on.
+    :func:`stateline.spark.get_or_create_session` does so by itself. A session whose Python finds the module
+    ``pyspark_stateline`` knows both sources without it, but then nobody watches its streams. Filters reach Python data
+    sources only where a setting of the session says so; unless the user has set it, it is switched on.
 
     Nothing else is set. In a session that it did not make, ``stateline_files`` is faster by a quarter with the settings
     of :mod:`stateline.spark.arrow_batches`.
     """
     check_kind(spark, SparkSession, "spark")
-    spark.dataSource.register(FilesSink)
-    spark.dataSource.register(StateSource)
+    known = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - PySpark has no question for it
+    for source in (FilesSink, StateSource):
+        if not known.dataSourceExists(source.name()):
+            spark.dataSource.register(source)
     if spark.conf.get(_PUSHDOWN, None) is None:
         spark.conf.set(_PUSHDOWN, "true")
     if spark not in _WATCHED:
