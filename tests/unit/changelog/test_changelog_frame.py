@@ -168,7 +168,9 @@ def test_sorted_columns_are_not_copied() -> None:
     ids=lambda value: f"{type(value).__name__}-{getattr(value, 'type', '')}",
 )
 @pytest.mark.parametrize(
-    "groups", [[2, 0, 1], np.array([2, 0, 1], np.uint8), pa.array([2, 0, 1], pa.int32())], ids=repr
+    "groups",
+    [[2, 0, 1], np.array([2, 0, 1], np.uint8), pa.array([2, 0, 1], pa.int32())],
+    ids=lambda value: type(value).__name__,
 )
 def test_batches_come_in_many_forms(values: object, groups: object) -> None:
     made = batch_columns(groups, values, KeyGroupRange(0, 2))

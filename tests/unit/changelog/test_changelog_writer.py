@@ -131,7 +131,7 @@ def test_a_key_group_outside_the_range_is_refused_and_nothing_is_added(key_group
 @pytest.mark.parametrize(
     ("key_group", "value"),
     [(5, None), (5, "text"), (5, 5), (5, [1]), (5.5, b"x"), ("5", b"x"), (None, b"x"), (5, memoryview(b"abcd")[::2])],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_change_is_refused_and_nothing_is_added(key_group: Any, value: Any) -> None:
     bench = Bench()
