@@ -20,11 +20,12 @@ import re
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from stateline.blob.answers import Answer, PieceError, Refusal, safe_cause, scrubbed, typed_error
-from stateline.blob.api import BlobStore, Buffer, ObjectInfo
+from stateline.blob.api import BlobStore, Buffer, ObjectInfo, closed_store
 from stateline.blob.arguments import checked_parts, plain_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.names import check_name, check_staged_name
@@ -158,6 +159,7 @@ class CloudStore(BlobStore, Generic[C, S]):
         self._lock = threading.Lock()
         self._owner = 0
         self._held: tuple[C, Executor] | None = None
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -168,6 +170,7 @@ class CloudStore(BlobStore, Generic[C, S]):
     def close(self) -> None:
         """See :meth:`BlobStore.close`."""
         with self._lock:
+            self._closed = True
             held, self._held = self._held, None
             owner, self._owner = self._owner, 0
         if held is not None and owner == os.getpid():
@@ -247,6 +250,8 @@ class CloudStore(BlobStore, Generic[C, S]):
 
     def _connected(self) -> tuple[C, Executor]:
         with self._lock:
+            if self._closed:
+                raise closed_store(self.url)
             if self._held is None or self._owner != os.getpid():
                 client = self._reading("connect", "", self._connect)
                 executor = self._environment.executors.executor("stateline-blob", self._settings.parallelism)
@@ -262,10 +267,18 @@ class CloudStore(BlobStore, Generic[C, S]):
         if len(work) < 2:
             return [function(item) for item in work]
         _, executor = self._connected()
+        futures: list[Future[R]] = []
         results: list[R] = []
         first_error: BaseException | None = None
-        for future in [executor.submit(function, item) for item in work]:
-            error = future.exception()
+        try:
+            futures.extend(executor.submit(function, item) for item in work)
+        except RuntimeError as refused:
+            first_error = closed_store(self.url) if self._closed else refused
+        for future in futures:
+            try:
+                error = future.exception()
+            except CancelledError:
+                error = closed_store(self.url)
             if error is None:
                 results.append(future.result())
             first_error = first_error or error

@@ -280,6 +280,7 @@ class LocalStore(BlobStore):
     def local_path(self, name: str) -> Path | None:
         """See :meth:`BlobStore.local_path`."""
         check_name(name)
+        self._folders.check_open()
         return Path(self._root, name)
 
     # -- publishing -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stateline.blob.api import BlobStore, Buffer, ObjectInfo
+from stateline.blob.api import BlobStore, Buffer, ObjectInfo, closed_store
 from stateline.blob.arguments import checked_names, checked_parts, plain_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix, check_staged_name
@@ -56,7 +56,8 @@ class MemoryStore(BlobStore):
         shared, _, folder = name.partition("/")
         self._folder = f"{folder}/" if folder else ""
         with self._shared_lock:
-            self._objects, self._lock = self._shared.setdefault(shared, ({}, threading.Lock()))
+            self._held: dict[str, _Object] | None
+            self._held, self._lock = self._shared.setdefault(shared, ({}, threading.Lock()))
 
     def __repr__(self) -> str:
         return f"MemoryStore({self._name!r})"
@@ -74,6 +75,12 @@ class MemoryStore(BlobStore):
     def url(self) -> str:
         """See :attr:`BlobStore.url`."""
         return f"memory://{self._name}"
+
+    @property
+    def _objects(self) -> dict[str, _Object]:
+        if self._held is None:
+            raise closed_store(self.url)
+        return self._held
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put`."""
@@ -150,6 +157,10 @@ class MemoryStore(BlobStore):
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`."""
         self.delete([check_staged_name(part.name) for part in checked_parts(parts, "discard")])
+
+    def close(self) -> None:
+        """See :meth:`BlobStore.close`. The objects stay, for other stores of that name."""
+        self._held = None
 
     def _piece(self, target: str, part: Part) -> bytes:
         found = self._objects.get(self._folder + part.name)

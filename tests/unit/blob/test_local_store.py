@@ -17,6 +17,7 @@ from stateline.blob import folders as folders_module
 from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.errors import (
     AccessDeniedError,
+    ClosedError,
     ConflictError,
     CorruptDataError,
     DataLossError,
@@ -584,8 +585,28 @@ def test_descriptors_are_bounded_and_given_back(store):
     assert len(descriptors()) <= before + 70
     store.close()
     assert len(descriptors()) <= before
-    store.put("again", b"1")
-    assert store.get("again") == b"1"
+
+
+def test_a_store_that_is_closed_meanwhile_holds_no_descriptor(tmp_path):
+    store, before = LocalStore(tmp_path / "root"), len(descriptors())
+    calls = SystemCalls()
+
+    def close_first(path, mode=0o777, **kwargs):
+        store.close()
+        os.mkdir(path, mode, **kwargs)
+
+    calls.mkdir = close_first
+    with intercepted(LOCAL_MODULES, calls), pytest.raises(ClosedError):
+        store.put("x/a", b"1")
+    assert len(descriptors()) <= before
+
+
+def test_a_store_that_syncs_nothing_holds_no_descriptor(tmp_path):
+    before = len(descriptors())
+    store = LocalStore(tmp_path / "root", LocalStoreSettings(fsync=False))
+    store.put("x/y/a", b"1")
+    assert len(descriptors()) <= before
+    store.close()
 
 
 def test_a_store_that_is_forgotten_gives_its_descriptors_back(tmp_path):
@@ -596,7 +617,6 @@ def test_a_store_that_is_forgotten_gives_its_descriptors_back(tmp_path):
 
 def test_failures_leak_no_descriptor(store):
     store.put("a/b", b"1")
-    store.close()
     before = len(descriptors())
     for call in (
         lambda: store.get("a/missing"),
@@ -607,7 +627,6 @@ def test_failures_leak_no_descriptor(store):
     ):
         with pytest.raises((NotFoundError, InvalidInputError, CorruptDataError)):
             call()
-    store.close()
     assert len(descriptors()) <= before
 
 
