@@ -26,7 +26,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from stateline.blob.answers import Answer, PieceError, Refusal, safe_cause, scrubbed, typed_error
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo, closed_store
-from stateline.blob.arguments import checked_parts, plain_bytes
+from stateline.blob.arguments import checked_parts, own_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.names import check_name, check_staged_name
 from stateline.blob.outcome import Verdict, already_exists, conflict, damaged_part, judge, parts_missing
@@ -46,7 +46,6 @@ from stateline.options import Secret, normalise_settings, parse_duration, parse_
 __all__ = [
     "CloudSettings",
     "CloudStore",
-    "as_bytes",
     "parse_endpoint",
     "parse_secret",
     "split_cloud_url",
@@ -106,11 +105,6 @@ def split_cloud_url(url: str) -> tuple[str, str]:
             hint="Write scheme://bucket/folder",
         )
     return container, prefix.strip("/")
-
-
-def as_bytes(data: Buffer) -> bytes | bytearray:
-    """What every SDK takes as a body; only a ``memoryview`` is copied."""
-    return bytes(data) if isinstance(data, memoryview) else data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +187,7 @@ class CloudStore(BlobStore, Generic[C, S]):
         """What an exception of the SDK means; ``None`` for one that is not the SDK's."""
 
     @abstractmethod
-    def _create(self, name: str, data: Buffer, checksum: int, nonce: str) -> ObjectInfo:
+    def _create(self, name: str, data: bytes, checksum: int, nonce: str) -> ObjectInfo:
         """One conditional request that creates an object from bytes; raises :class:`Refusal`."""
 
     @abstractmethod
@@ -204,7 +198,7 @@ class CloudStore(BlobStore, Generic[C, S]):
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put_if_absent`."""
-        data = plain_bytes(data, "put_if_absent", check_name(name))
+        data = own_bytes(data, "put_if_absent", check_name(name))
         checksum = crc32c(data)
         with self._telling("put_if_absent", name):
             return self._created(
@@ -457,7 +451,7 @@ class CloudStore(BlobStore, Generic[C, S]):
             nonce=found.nonce,
         )
 
-    def _put_settled(self, name: str, put: Callable[[], ObjectInfo], data: Buffer, checksum: int) -> ObjectInfo:
+    def _put_settled(self, name: str, put: Callable[[], ObjectInfo], data: bytes, checksum: int) -> ObjectInfo:
         """Runs an unconditional put and, if it failed without a clear refusal, finds out whether it took effect."""
         try:
             return put()

@@ -41,9 +41,9 @@ from msgspec.structs import replace
 
 from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status
 from stateline.blob.api import Buffer, ObjectInfo
-from stateline.blob.arguments import checked_names, checked_parts, plain_bytes
+from stateline.blob.arguments import checked_names, checked_parts, own_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
-from stateline.blob.cloud import as_bytes, split_cloud_url
+from stateline.blob.cloud import split_cloud_url
 from stateline.blob.cloud_copies import CopyingStore
 from stateline.blob.gcs_compose import Step, compose_steps
 from stateline.blob.gcs_names import check_staged, is_entropy_folder, staging_key
@@ -80,7 +80,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put`."""
-        key, data = self._key(name), plain_bytes(data, "put", name)
+        key, data = self._key(name), own_bytes(data, "put", name)
         checksum = crc32c(data)
 
         def put() -> ObjectInfo:
@@ -144,7 +144,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         """See :meth:`BlobStore.stage`."""
         container = self._settings.temporary_bucket or self._container
         key = self._staging_key(self._key(target), str(self._environment.ids.new_uuid()))
-        data = plain_bytes(data, "stage", target)
+        data = own_bytes(data, "stage", target)
         checksum = crc32c(data)
         with self._telling("stage", key):
             wanted = Part(name=key, length=len(data), crc32c=checksum, container=container)
@@ -197,7 +197,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         self._delete([(part.container, part.name, "") for part in leftovers])
         return made
 
-    def _create(self, name: str, data: Buffer, checksum: int, nonce: str) -> ObjectInfo:
+    def _create(self, name: str, data: bytes, checksum: int, nonce: str) -> ObjectInfo:
         metadata = {_NONCE: nonce} if nonce else {}
         return self._named(self._send(self._container, self._key(name), data, checksum, metadata, 0), name)
 
@@ -321,7 +321,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         self,
         container: str,
         key: str,
-        data: Buffer,
+        data: bytes,
         checksum: int,
         metadata: Mapping[str, str],
         if_generation_match: int | None = None,
@@ -330,7 +330,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         blob.metadata, blob.crc32c = dict(metadata), _encoded(checksum)
         with self._asking():
             blob.upload_from_string(
-                bytes(as_bytes(data)),
+                data,
                 content_type="application/octet-stream",
                 if_generation_match=if_generation_match,
                 checksum="crc32c",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo, closed_store
-from stateline.blob.arguments import checked_names, checked_parts, plain_bytes
+from stateline.blob.arguments import checked_names, checked_parts, own_bytes, plain_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix, check_staged_name
 from stateline.blob.outcome import (
@@ -84,14 +84,14 @@ class MemoryStore(BlobStore):
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put`."""
-        made = self._make(check_name(name), bytes(plain_bytes(data, "put", name)))
+        made = self._make(check_name(name), own_bytes(data, "put", name))
         with self._lock:
             self._objects[self._folder + name] = made
         return made.info
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put_if_absent`."""
-        made = self._make(check_name(name), bytes(plain_bytes(data, "put_if_absent", name)))
+        made = self._make(check_name(name), own_bytes(data, "put_if_absent", name))
         with self._lock:
             found = self._objects.setdefault(self._folder + name, made)
         if found.data != made.data:
