@@ -7,8 +7,9 @@ Promises, for every backend (the suite ``stateline.testing.blob_conformance`` ch
 
 - **Whole or not at all.** No reader ever sees part of an object. An object that was acknowledged survives power loss.
 - **Three outcomes.** A call that returns has happened. A call that raises :class:`UnavailableError`,
-  :class:`AccessDeniedError` or :class:`StorageFullError` has not. A call that raises :class:`OutcomeUnknownError` may
-  have: backends resolve lost answers by reading back (length, CRC32C, nonce) and raise it only when that failed too.
+  :class:`AccessDeniedError`, :class:`StorageFullError` or :class:`TooManyOpenFilesError` has not. A call that raises
+  :class:`OutcomeUnknownError` may have: backends resolve lost answers by reading back (length, CRC32C, nonce) and raise
+  it only when that failed too.
 - **Create-if-absent has one winner** per name, for as long as the name is not deleted. Never free a name that fences.
 - **Strong consistency.** What was acknowledged is seen by every later ``get``, ``head`` and ``list``, from any
   process. The order of ``list`` means nothing.
@@ -75,7 +76,8 @@ class BlobStore(ABC):
     """See the module docstring for the promises that every method shares.
 
     Every method may raise, besides what it lists: :class:`InvalidInputError` (a name that is not one),
-    :class:`AccessDeniedError`, :class:`UnavailableError`, :class:`StorageFullError`.
+    :class:`AccessDeniedError`, :class:`UnavailableError`, :class:`StorageFullError`,
+    :class:`TooManyOpenFilesError`, and after :meth:`close` :class:`ClosedError`.
     """
 
     @property

@@ -15,16 +15,19 @@ import pytest
 
 from stateline.blob import folders as folders_module
 from stateline.blob.local import LocalStore, LocalStoreSettings
+from stateline.blob.mapping import map_object
 from stateline.errors import (
     AccessDeniedError,
     ClosedError,
     ConflictError,
     CorruptDataError,
     DataLossError,
+    ErrorKind,
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
     StorageFullError,
+    TooManyOpenFilesError,
     UnavailableError,
 )
 from stateline.testing import CrashableStore, FaultKind
@@ -613,6 +616,51 @@ def test_a_store_that_is_forgotten_gives_its_descriptors_back(tmp_path):
     before = len(descriptors())
     LocalStore(tmp_path / "root").put("x/y/a", b"1")
     assert len(descriptors()) <= before
+
+
+@contextlib.contextmanager
+def no_descriptor_left():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_too_many_open_files_are_not_a_full_disk(store):
+    store.put("x/a", b"1")
+    part = store.stage("t", b"2")
+    for call in (
+        lambda: store.put("x/b", b"1"),
+        lambda: store.put_if_absent("x/b", b"1"),
+        lambda: store.get("x/a"),
+        lambda: store.head("x/a"),
+        lambda: list(store.list("")),
+        lambda: store.delete(["x/a"]),
+        lambda: store.stage("t", b"1"),
+        lambda: store.publish("t", [part], "n"),
+        lambda: map_object(store, "x/a"),
+    ):
+        with (
+            no_descriptor_left(),
+            pytest.raises(TooManyOpenFilesError, match=r"Close .*ulimit -n") as caught,
+        ):
+            call()
+        assert caught.value.kind is ErrorKind.TOO_MANY_OPEN_FILES
+    assert sorted(info.name for info in store.list("")) == sorted(["x/a", part.name])
+    assert store.publish("t", [part], "n").size == 1
+
+
+def test_too_many_open_files_of_the_whole_machine_are_told_so(store):
+    calls = SystemCalls()
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    calls.open = refuse
+    with intercepted(LOCAL_MODULES, calls), pytest.raises(TooManyOpenFilesError, match="in system"):
+        store.put("a", b"1")
 
 
 def test_failures_leak_no_descriptor(store):
