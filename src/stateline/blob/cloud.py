@@ -186,6 +186,10 @@ class CloudStore(BlobStore, Generic[C, S]):
     def _answer(self, error: BaseException) -> Answer | None:
         """What an exception of the SDK means; ``None`` for one that is not the SDK's."""
 
+    def _said(self, error: BaseException) -> str:
+        """What an exception of the SDK says, for people."""
+        return str(error)
+
     @abstractmethod
     def _create(self, name: str, data: bytes, checksum: int, nonce: str) -> ObjectInfo:
         """One conditional request that creates an object from bytes; raises :class:`Refusal`."""
@@ -311,32 +315,38 @@ class CloudStore(BlobStore, Generic[C, S]):
         def refused(error: Exception, silent: bool) -> Refusal | None:
             if isinstance(error, StatelineError | Refusal):
                 return None
-            answer = self._answer(error)
+            answer, said = self._answer(error), self._said(error)
             if answer is None and isinstance(error, _NOT_UNDERSTOOD):
-                answer = Answer.CUT
+                answer, said = Answer.CUT, f"what is not understood ({type(error).__name__}: {error})"
             if answer is None:
                 return None
             if changes and silent and answer in (Answer.BUSY, Answer.DENIED):
                 answer = Answer.SILENT
-            return Refusal(answer, error, unanswered=silent)
+            return Refusal(answer, error, said=said, unanswered=silent)
 
         return Asking(refused)
 
-    def _telling(self, operation: str, name: str) -> Translated:
-        """Around one public call: a :class:`Refusal` leaves as a typed error."""
+    def _telling(self, operation: str, name: str, url: str = "") -> Translated:
+        """Around one public call: a :class:`Refusal` leaves as a typed error.
+
+        Args:
+            operation: Of the caller.
+            name: What it is called on, below the root; empty for the root.
+            url: What it is called on, where that has no name below the root.
+        """
 
         def typed(error: Exception) -> StatelineError | None:
             if not isinstance(error, Refusal):
                 return None
-            made = typed_error(error, operation, f"{self.url}/{name}" if name else self.url)
+            made = typed_error(error, operation, url or (f"{self.url}/{name}" if name else self.url))
             made.__cause__ = safe_cause(error.error)
             return made
 
         return Translated(typed)
 
-    def _reading(self, operation: str, name: str, read: Callable[[], R]) -> R:
-        """Runs one public read; see :meth:`_read_whole`."""
-        with self._telling(operation, name):
+    def _reading(self, operation: str, name: str, read: Callable[[], R], url: str = "") -> R:
+        """Runs one public read; see :meth:`_telling` and :meth:`_read_whole`."""
+        with self._telling(operation, name, url):
             return self._read_whole(read)
 
     def _read_whole(self, read: Callable[[], R]) -> R:
@@ -354,7 +364,7 @@ class CloudStore(BlobStore, Generic[C, S]):
                 if refusal.answer is Answer.SILENT or (
                     refusal.answer is Answer.CUT and attempt == self._settings.attempts
                 ):
-                    raise Refusal(Answer.BUSY, refusal.error) from refusal
+                    raise refusal.meaning(Answer.BUSY) from refusal
                 if refusal.answer is not Answer.CUT:
                     raise
             self._pause(attempt)
@@ -411,7 +421,7 @@ class CloudStore(BlobStore, Generic[C, S]):
                 unanswered = unanswered or refusal.unanswered
                 if refusal.answer in (Answer.DENIED, Answer.REFUSED, Answer.ABSENT) and not unanswered:
                     raise
-                last = Refusal(Answer.SILENT if unanswered else Answer.BUSY, refusal.error)
+                last = refusal.meaning(Answer.SILENT if unanswered else Answer.BUSY)
                 again = refusal.answer in (Answer.TAKEN, Answer.ENDED)
             found = self._present(look, last)
             if found is not None and found.crc32c is None and not nonce and found.size == length:

@@ -143,7 +143,7 @@ class S3Uploads(S3Requests):
     def _require_unpublished(self, target: str, pieces: Sequence[Part], ended: Refusal) -> None:
         """Makes sure that an upload ended without its file: the target is absent, **then** all pieces are there."""
         if self._present(lambda: self.head(target), ended) is not None:
-            raise Refusal(Answer.TAKEN, ended.error) from ended
+            raise ended.meaning(Answer.TAKEN) from ended
         self._each(lambda part: self._require_piece(target, part), pieces)
 
     def _require_piece(self, target: str, part: Part) -> None:
