@@ -7,6 +7,7 @@
     ├── AlreadyExistsError             (FileExistsError)     the name is taken: choose another
     ├── AccessDeniedError              (PermissionError)     mend rights or credentials, then try again
     ├── StorageFullError               (OSError)             make room, then try again
+    ├── TooManyOpenFilesError          (OSError)             close stores or raise the limit, then try again
     ├── ConflictError                  (OSError)             somebody else's bytes are there: re-read, decide
     │   └── FencedError                                      a successor took over: stop, never retry
     ├── UnavailableError               (OSError)             passing trouble: retry with a delay
@@ -46,6 +47,7 @@ __all__ = [
     "OutcomeUnknownError",
     "StatelineError",
     "StorageFullError",
+    "TooManyOpenFilesError",
     "UnavailableError",
     "UnsupportedVersionError",
     "UserCodeError",
@@ -76,6 +78,7 @@ class ErrorKind(StrEnum):
     USER_CODE = "user_code"
     INTERNAL = "internal"
     ARITHMETIC_OVERFLOW = "arithmetic_overflow"
+    TOO_MANY_OPEN_FILES = "too_many_open_files"
 
 
 class StatelineError(Exception):
@@ -150,9 +153,15 @@ class AccessDeniedError(StatelineError, PermissionError):
 
 
 class StorageFullError(StatelineError, OSError):
-    """No space, quota, inode or file handle is left. What was being written is not visible."""
+    """No space, quota or inode is left. What was being written is not visible."""
 
     default_kind = ErrorKind.STORAGE_FULL
+
+
+class TooManyOpenFilesError(StatelineError, OSError):
+    """This process, or the whole machine, may open no more files. The call had no effect, and no disk is full."""
+
+    default_kind = ErrorKind.TOO_MANY_OPEN_FILES
 
 
 class ConflictError(StatelineError, OSError):

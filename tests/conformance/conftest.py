@@ -2,4 +2,8 @@
 
 import pytest
 
-pytest.register_assert_rewrite("stateline.testing.blob_conformance", "stateline.testing.recoverable_conformance")
+pytest.register_assert_rewrite(
+    "stateline.testing.blob_conformance",
+    "stateline.testing.closing_conformance",
+    "stateline.testing.recoverable_conformance",
+)

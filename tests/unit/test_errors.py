@@ -21,6 +21,7 @@ PARENTS = {
     "NotInstalledError": (StatelineError, ImportError),
     "OutcomeUnknownError": (StatelineError, OSError),
     "StorageFullError": (StatelineError, OSError),
+    "TooManyOpenFilesError": (StatelineError, OSError),
     "UnavailableError": (StatelineError, OSError),
     "UnsupportedVersionError": (errors.CorruptDataError,),
     "UserCodeError": (StatelineError, RuntimeError),
@@ -51,6 +52,7 @@ def test_kinds_are_pinned_because_they_are_append_only():
         "not_found", "already_exists", "access_denied", "storage_full", "conflict", "fenced", "unavailable", "timeout",
         "outcome_unknown", "data_loss", "corrupt_data", "unsupported_version", "invalid_input", "unknown_option",
         "schema_mismatch", "foreign_root", "closed", "not_installed", "user_code", "internal",
+        "arithmetic_overflow", "too_many_open_files",
     }  # fmt: skip
 
 

@@ -46,14 +46,20 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, and never leaves the 
     Attributes:
         answer: To the last try.
         error: Of the SDK.
+        said: What the SDK says of it, in one line without secrets.
         unanswered: Whether this or an earlier try got no answer, and so may have had an effect or may have one yet.
     """
 
-    def __init__(self, answer: Answer, error: BaseException, *, unanswered: bool = False) -> None:
-        super().__init__(f"{answer.value}: {scrubbed(str(error))}")
+    def __init__(self, answer: Answer, error: BaseException, *, said: str = "", unanswered: bool = False) -> None:
+        self.said = scrubbed(said or str(error)).partition("\n")[0]
+        super().__init__(f"{answer.value}: {self.said}")
         self.answer = answer
         self.error = error
         self.unanswered = unanswered or answer in (Answer.SILENT, Answer.CUT)
+
+    def meaning(self, answer: Answer) -> Refusal:
+        """The same, as another answer."""
+        return Refusal(answer, self.error, said=self.said)
 
 
 class PieceError(Exception):
@@ -84,8 +90,7 @@ def scrubbed(text: str) -> str:
 
 def typed_error(refusal: Refusal, operation: str, subject: str) -> StatelineError:
     """The error that a caller sees."""
-    said = scrubbed(str(refusal.error)).partition("\n")[0]
-    message = f"the store answered {said!r}"
+    message = f"the store answered {refusal.said!r}"
     if refusal.answer is Answer.ABSENT:
         return NotFoundError("there is no such object", operation=operation, subject=subject)
     if refusal.answer is Answer.DENIED:
@@ -94,7 +99,7 @@ def typed_error(refusal: Refusal, operation: str, subject: str) -> StatelineErro
         )
     if refusal.answer in (Answer.SILENT, Answer.CUT):
         return OutcomeUnknownError(
-            f"no answer came ({said})",
+            f"no answer came ({refusal.said})",
             operation=operation,
             subject=subject,
             hint="It may have happened, or happen yet: repeat the call",

@@ -7,12 +7,15 @@ Promises, for every backend (the suite ``stateline.testing.blob_conformance`` ch
 
 - **Whole or not at all.** No reader ever sees part of an object. An object that was acknowledged survives power loss.
 - **Three outcomes.** A call that returns has happened. A call that raises :class:`UnavailableError`,
-  :class:`AccessDeniedError` or :class:`StorageFullError` has not. A call that raises :class:`OutcomeUnknownError` may
-  have: backends resolve lost answers by reading back (length, CRC32C, nonce) and raise it only when that failed too.
+  :class:`AccessDeniedError`, :class:`StorageFullError` or :class:`TooManyOpenFilesError` has not. A call that raises
+  :class:`OutcomeUnknownError` may have: backends resolve lost answers by reading back (length, CRC32C, nonce) and raise
+  it only when that failed too.
 - **Create-if-absent has one winner** per name, for as long as the name is not deleted. Never free a name that fences.
 - **Strong consistency.** What was acknowledged is seen by every later ``get``, ``head`` and ``list``, from any
   process. The order of ``list`` means nothing.
 - **Safe from any thread.** Stores are also picklable: a copy opens its own connections and holds no secret.
+- **Closed means closed.** ``close`` gives back what a store holds, and it cannot be used any more. A store is a context
+  manager, which closes it.
 
 Names are relative, ``/``-separated, and checked by :func:`stateline.blob.names.check_name`: they cannot leave the root.
 
@@ -33,12 +36,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from types import TracebackType
+from typing import Self, TypeAlias
 
 from stateline.blob.names import STAGING_PREFIX
+from stateline.errors import ClosedError
 from stateline.handles import Part
 
-__all__ = ["BlobStore", "Buffer", "ObjectInfo"]
+__all__ = ["BlobStore", "Buffer", "ObjectInfo", "closed_store"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Contiguous bytes. A store never keeps a reference to a mutable buffer after the call returns."""
@@ -71,7 +76,8 @@ class BlobStore(ABC):
     """See the module docstring for the promises that every method shares.
 
     Every method may raise, besides what it lists: :class:`InvalidInputError` (a name that is not one),
-    :class:`AccessDeniedError`, :class:`UnavailableError`, :class:`StorageFullError`.
+    :class:`AccessDeniedError`, :class:`UnavailableError`, :class:`StorageFullError`,
+    :class:`TooManyOpenFilesError`, and after :meth:`close` :class:`ClosedError`.
     """
 
     @property
@@ -245,5 +251,30 @@ class BlobStore(ABC):
         """The file that holds an object, where this host can memory-map it; ``None`` elsewhere. Never write to it."""
         return None
 
-    def close(self) -> None:  # noqa: B027 - most stores hold nothing
-        """Gives connections back. Idempotent; the store may be used again and reconnects."""
+    @abstractmethod
+    def close(self) -> None:
+        """Gives back what the store holds: descriptors, connections, threads. Idempotent; never fails.
+
+        Every later use of this store raises :class:`ClosedError`; so may calls that are under way in other threads, and
+        whether those have happened is unknown. What tells of a store (:attr:`url`) still does. Other stores on the same
+        root, copies by pickle among them, are open on their own.
+
+        Whoever opens a store closes it: what is only given a store leaves it open. A store that is forgotten gives
+        everything back, too, when it is collected.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def closed_store(url: str) -> ClosedError:
+    """The error of a call on a store after :meth:`BlobStore.close`."""
+    return ClosedError("the store is closed", operation="use", subject=url, hint="Open it again with open_store")

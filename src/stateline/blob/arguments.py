@@ -12,7 +12,7 @@ from stateline.blob.api import Buffer
 from stateline.errors import InvalidInputError
 from stateline.handles import Part
 
-__all__ = ["checked_names", "checked_parts", "plain_bytes"]
+__all__ = ["checked_names", "checked_parts", "own_bytes", "plain_bytes"]
 
 
 def plain_bytes(data: Buffer, operation: str, subject: str) -> Buffer:
@@ -33,6 +33,15 @@ def plain_bytes(data: Buffer, operation: str, subject: str) -> Buffer:
             subject=subject,
             hint="Encode text, and copy views with gaps",
         ) from error
+
+
+def own_bytes(data: Buffer, operation: str, subject: str) -> bytes:
+    """As :func:`plain_bytes`, as bytes that nobody changes: a copy, unless they are such already.
+
+    For a backend whose SDK may keep what it was given, if only in the traceback of an error that a retry has cured: a
+    view of the caller's buffer would forbid the caller to change its size.
+    """
+    return bytes(plain_bytes(data, operation, subject))
 
 
 def checked_names(names: Iterable[str]) -> list[str]:

@@ -41,12 +41,11 @@ from azure.storage.blob import BlobBlock, BlobServiceClient, ContainerClient, Ex
 
 from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status, scrubbed
 from stateline.blob.api import Buffer, ObjectInfo
-from stateline.blob.arguments import checked_names, checked_parts, plain_bytes
+from stateline.blob.arguments import checked_names, checked_parts, own_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.cloud import (
     CloudSettings,
     CloudStore,
-    as_bytes,
     parse_endpoint,
     parse_secret,
     split_cloud_url,
@@ -120,7 +119,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put`."""
-        data = plain_bytes(data, "put", check_name(name))
+        data = own_bytes(data, "put", check_name(name))
         checksum = crc32c(data)
         with self._telling("put", name):
             return self._put_settled(name, lambda: self._send(name, data, checksum, "", replacing=True), data, checksum)
@@ -191,7 +190,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
 
     def stage(self, target: str, data: Buffer) -> Part:
         """See :meth:`BlobStore.stage`."""
-        key, data = self._key(target), plain_bytes(data, "stage", target)
+        key, data = self._key(target), own_bytes(data, "stage", target)
         checksum = crc32c(data)
         if len(data) >= max(self._settings.block_size_min, 1):
             with self._telling("stage", target):
@@ -229,7 +228,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         with self._telling("discard", ""):
             self._each(self._delete_one, keys)
 
-    def _create(self, name: str, data: Buffer, checksum: int, nonce: str) -> ObjectInfo:
+    def _create(self, name: str, data: bytes, checksum: int, nonce: str) -> ObjectInfo:
         return self._send(name, data, checksum, nonce, replacing=False)
 
     def _assemble(self, target: str, parts: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
@@ -313,12 +312,11 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         data = b"".join(self._piece(target, part) for part in run)
         return Part(name=self._put_block(key, data), length=len(data), crc32c=crc32c(data))
 
-    def _put_block(self, key: str, data: Buffer) -> str:
+    def _put_block(self, key: str, data: bytes) -> str:
         block = self._environment.ids.new_id()
-        body = as_bytes(data)
         with self._asking():
             self._client.get_blob_client(key).stage_block(
-                block, bytes(body), length=len(body), validate_content=self._settings.checksums
+                block, data, length=len(data), validate_content=self._settings.checksums
             )
         return block
 
@@ -330,12 +328,11 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def _send(self, name: str, data: Buffer, checksum: int, nonce: str, *, replacing: bool) -> ObjectInfo:
-        body = as_bytes(data)
+    def _send(self, name: str, data: bytes, checksum: int, nonce: str, *, replacing: bool) -> ObjectInfo:
         with self._asking():
             made = self._client.get_blob_client(self._key(name)).upload_blob(
-                bytes(body),
-                length=len(body),
+                data,
+                length=len(data),
                 overwrite=replacing,
                 metadata=_metadata(checksum, nonce),
                 validate_content=self._settings.checksums,

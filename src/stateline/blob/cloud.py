@@ -20,12 +20,13 @@ import re
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from stateline.blob.answers import Answer, PieceError, Refusal, safe_cause, scrubbed, typed_error
-from stateline.blob.api import BlobStore, Buffer, ObjectInfo
-from stateline.blob.arguments import checked_parts, plain_bytes
+from stateline.blob.api import BlobStore, Buffer, ObjectInfo, closed_store
+from stateline.blob.arguments import checked_parts, own_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.names import check_name, check_staged_name
 from stateline.blob.outcome import Verdict, already_exists, conflict, damaged_part, judge, parts_missing
@@ -45,7 +46,6 @@ from stateline.options import Secret, normalise_settings, parse_duration, parse_
 __all__ = [
     "CloudSettings",
     "CloudStore",
-    "as_bytes",
     "parse_endpoint",
     "parse_secret",
     "split_cloud_url",
@@ -107,11 +107,6 @@ def split_cloud_url(url: str) -> tuple[str, str]:
     return container, prefix.strip("/")
 
 
-def as_bytes(data: Buffer) -> bytes | bytearray:
-    """What every SDK takes as a body; only a ``memoryview`` is copied."""
-    return bytes(data) if isinstance(data, memoryview) else data
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudSettings:
     """The retry budget, the same for every cloud store. The SDKs spend it, with their own exponential delays.
@@ -158,6 +153,7 @@ class CloudStore(BlobStore, Generic[C, S]):
         self._lock = threading.Lock()
         self._owner = 0
         self._held: tuple[C, Executor] | None = None
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -168,6 +164,7 @@ class CloudStore(BlobStore, Generic[C, S]):
     def close(self) -> None:
         """See :meth:`BlobStore.close`."""
         with self._lock:
+            self._closed = True
             held, self._held = self._held, None
             owner, self._owner = self._owner, 0
         if held is not None and owner == os.getpid():
@@ -189,8 +186,12 @@ class CloudStore(BlobStore, Generic[C, S]):
     def _answer(self, error: BaseException) -> Answer | None:
         """What an exception of the SDK means; ``None`` for one that is not the SDK's."""
 
+    def _said(self, error: BaseException) -> str:
+        """What an exception of the SDK says, for people."""
+        return str(error)
+
     @abstractmethod
-    def _create(self, name: str, data: Buffer, checksum: int, nonce: str) -> ObjectInfo:
+    def _create(self, name: str, data: bytes, checksum: int, nonce: str) -> ObjectInfo:
         """One conditional request that creates an object from bytes; raises :class:`Refusal`."""
 
     @abstractmethod
@@ -201,7 +202,7 @@ class CloudStore(BlobStore, Generic[C, S]):
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put_if_absent`."""
-        data = plain_bytes(data, "put_if_absent", check_name(name))
+        data = own_bytes(data, "put_if_absent", check_name(name))
         checksum = crc32c(data)
         with self._telling("put_if_absent", name):
             return self._created(
@@ -247,6 +248,8 @@ class CloudStore(BlobStore, Generic[C, S]):
 
     def _connected(self) -> tuple[C, Executor]:
         with self._lock:
+            if self._closed:
+                raise closed_store(self.url)
             if self._held is None or self._owner != os.getpid():
                 client = self._reading("connect", "", self._connect)
                 executor = self._environment.executors.executor("stateline-blob", self._settings.parallelism)
@@ -262,10 +265,18 @@ class CloudStore(BlobStore, Generic[C, S]):
         if len(work) < 2:
             return [function(item) for item in work]
         _, executor = self._connected()
+        futures: list[Future[R]] = []
         results: list[R] = []
         first_error: BaseException | None = None
-        for future in [executor.submit(function, item) for item in work]:
-            error = future.exception()
+        try:
+            futures.extend(executor.submit(function, item) for item in work)
+        except RuntimeError as refused:
+            first_error = closed_store(self.url) if self._closed else refused
+        for future in futures:
+            try:
+                error = future.exception()
+            except CancelledError:
+                error = closed_store(self.url)
             if error is None:
                 results.append(future.result())
             first_error = first_error or error
@@ -304,32 +315,38 @@ class CloudStore(BlobStore, Generic[C, S]):
         def refused(error: Exception, silent: bool) -> Refusal | None:
             if isinstance(error, StatelineError | Refusal):
                 return None
-            answer = self._answer(error)
+            answer, said = self._answer(error), self._said(error)
             if answer is None and isinstance(error, _NOT_UNDERSTOOD):
-                answer = Answer.CUT
+                answer, said = Answer.CUT, f"what is not understood ({type(error).__name__}: {error})"
             if answer is None:
                 return None
             if changes and silent and answer in (Answer.BUSY, Answer.DENIED):
                 answer = Answer.SILENT
-            return Refusal(answer, error, unanswered=silent)
+            return Refusal(answer, error, said=said, unanswered=silent)
 
         return Asking(refused)
 
-    def _telling(self, operation: str, name: str) -> Translated:
-        """Around one public call: a :class:`Refusal` leaves as a typed error."""
+    def _telling(self, operation: str, name: str, url: str = "") -> Translated:
+        """Around one public call: a :class:`Refusal` leaves as a typed error.
+
+        Args:
+            operation: Of the caller.
+            name: What it is called on, below the root; empty for the root.
+            url: What it is called on, where that has no name below the root.
+        """
 
         def typed(error: Exception) -> StatelineError | None:
             if not isinstance(error, Refusal):
                 return None
-            made = typed_error(error, operation, f"{self.url}/{name}" if name else self.url)
+            made = typed_error(error, operation, url or (f"{self.url}/{name}" if name else self.url))
             made.__cause__ = safe_cause(error.error)
             return made
 
         return Translated(typed)
 
-    def _reading(self, operation: str, name: str, read: Callable[[], R]) -> R:
-        """Runs one public read; see :meth:`_read_whole`."""
-        with self._telling(operation, name):
+    def _reading(self, operation: str, name: str, read: Callable[[], R], url: str = "") -> R:
+        """Runs one public read; see :meth:`_telling` and :meth:`_read_whole`."""
+        with self._telling(operation, name, url):
             return self._read_whole(read)
 
     def _read_whole(self, read: Callable[[], R]) -> R:
@@ -347,7 +364,7 @@ class CloudStore(BlobStore, Generic[C, S]):
                 if refusal.answer is Answer.SILENT or (
                     refusal.answer is Answer.CUT and attempt == self._settings.attempts
                 ):
-                    raise Refusal(Answer.BUSY, refusal.error) from refusal
+                    raise refusal.meaning(Answer.BUSY) from refusal
                 if refusal.answer is not Answer.CUT:
                     raise
             self._pause(attempt)
@@ -404,7 +421,7 @@ class CloudStore(BlobStore, Generic[C, S]):
                 unanswered = unanswered or refusal.unanswered
                 if refusal.answer in (Answer.DENIED, Answer.REFUSED, Answer.ABSENT) and not unanswered:
                     raise
-                last = Refusal(Answer.SILENT if unanswered else Answer.BUSY, refusal.error)
+                last = refusal.meaning(Answer.SILENT if unanswered else Answer.BUSY)
                 again = refusal.answer in (Answer.TAKEN, Answer.ENDED)
             found = self._present(look, last)
             if found is not None and found.crc32c is None and not nonce and found.size == length:
@@ -444,7 +461,7 @@ class CloudStore(BlobStore, Generic[C, S]):
             nonce=found.nonce,
         )
 
-    def _put_settled(self, name: str, put: Callable[[], ObjectInfo], data: Buffer, checksum: int) -> ObjectInfo:
+    def _put_settled(self, name: str, put: Callable[[], ObjectInfo], data: bytes, checksum: int) -> ObjectInfo:
         """Runs an unconditional put and, if it failed without a clear refusal, finds out whether it took effect."""
         try:
             return put()

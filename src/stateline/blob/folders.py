@@ -19,8 +19,10 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
+from stateline.blob.api import closed_store
 from stateline.errors import UnavailableError
 
 __all__ = ["CREATION_ATTEMPTS", "Folders", "vanishing"]
@@ -49,6 +51,7 @@ class Folders:
         self._sync = sync
         self._private = private
         self._lock = threading.Lock()
+        self._closed = False
         self._pinned: OrderedDict[Identity, int] = OrderedDict()
         self._finalizer = weakref.finalize(self, _close_all, self._pinned)
 
@@ -57,9 +60,11 @@ class Folders:
         """A descriptor of a folder below the root.
 
         Raises:
+            ClosedError: After :meth:`close`.
             FileNotFoundError: It does not exist, and ``create`` was not asked for.
             NotADirectoryError: A file or a link is in the way.
         """
+        self.check_open()
         descriptor = self._reach(folders) if create else self._walk(folders, create=False)
         try:
             yield descriptor
@@ -71,9 +76,15 @@ class Folders:
         if self._sync:
             os.fsync(descriptor)
 
+    def check_open(self) -> None:
+        """Raises :class:`ClosedError` after :meth:`close`."""
+        if self._closed:
+            raise closed_store(Path(self._root).as_uri())
+
     def close(self) -> None:
-        """Gives the descriptors back. Idempotent; they are opened again where needed."""
+        """Gives the descriptors back. Idempotent."""
         with self._lock:
+            self._closed = True
             _close_all(self._pinned)
 
     def _reach(self, folders: tuple[str, ...]) -> int:
@@ -103,7 +114,7 @@ class Folders:
                 raise
             self._make_root(self._root)
             descriptor = os.open(self._root, _FOLDER)
-        if create and not self._is_known(descriptor):
+        if create and self._sync and not self._is_known(descriptor):
             self._sync_folder(os.path.dirname(self._root))
             self._pin(descriptor)
         return descriptor
@@ -122,7 +133,7 @@ class Folders:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(segment, self._mode(segment), dir_fd=parent)
         descriptor = os.open(segment, _FOLDER, dir_fd=parent)
-        if create and not self._is_known(descriptor):
+        if create and self._sync and not self._is_known(descriptor):
             self.fsync(parent)
             self._pin(descriptor)
         return descriptor
@@ -138,7 +149,7 @@ class Folders:
     def _pin(self, folder: int) -> None:
         identity = _identity(folder)
         with self._lock:
-            if identity in self._pinned:
+            if self._closed or identity in self._pinned:
                 return
             self._forget_removed()
             self._pinned[identity] = os.dup(folder)

@@ -20,7 +20,6 @@ empty file has no source, so a publication of it that comes very late creates it
 
 from __future__ import annotations
 
-import base64
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -41,12 +40,13 @@ from msgspec.structs import replace
 
 from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status
 from stateline.blob.api import Buffer, ObjectInfo
-from stateline.blob.arguments import checked_names, checked_parts, plain_bytes
+from stateline.blob.arguments import checked_names, checked_parts, own_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
-from stateline.blob.cloud import as_bytes, split_cloud_url
+from stateline.blob.cloud import split_cloud_url
 from stateline.blob.cloud_copies import CopyingStore
 from stateline.blob.gcs_compose import Step, compose_steps
 from stateline.blob.gcs_names import check_staged, is_entropy_folder, staging_key
+from stateline.blob.gcs_replies import NONCE, encoded_checksum, object_info, part_of, text_of, url_of
 from stateline.blob.gcs_settings import GcsStoreSettings
 from stateline.blob.names import STAGING_PREFIX, check_prefix
 from stateline.blob.outcome import check_range, parts_missing, too_short
@@ -58,7 +58,6 @@ from stateline.options import settings_from_options
 
 __all__ = ["GcsStore", "GcsStoreSettings"]
 
-_NONCE: Final = "stateline-nonce"
 _ROOT: Final = "stateline-root"
 
 
@@ -80,7 +79,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put`."""
-        key, data = self._key(name), plain_bytes(data, "put", name)
+        key, data = self._key(name), own_bytes(data, "put", name)
         checksum = crc32c(data)
 
         def put() -> ObjectInfo:
@@ -144,16 +143,17 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         """See :meth:`BlobStore.stage`."""
         container = self._settings.temporary_bucket or self._container
         key = self._staging_key(self._key(target), str(self._environment.ids.new_uuid()))
-        data = plain_bytes(data, "stage", target)
+        data = own_bytes(data, "stage", target)
         checksum = crc32c(data)
-        with self._telling("stage", key):
+        with self._telling("stage", "", url_of(container, key)):
             wanted = Part(name=key, length=len(data), crc32c=checksum, container=container)
             return self._make(wanted, lambda: self._send(container, key, data, checksum, self._mark(), 0))
 
     def read_staged(self, part: Part) -> bytes:
         """See :meth:`BlobStore.read_staged`."""
         check_staged([part], self._own)
-        return self._reading("read_staged", part.name, lambda: self._download(part.container, part.name, part.version))
+        place = part.container, part.name
+        return self._reading("read_staged", "", lambda: self._download(*place, part.version), url_of(*place))
 
     def list_staged(self) -> Iterator[ObjectInfo]:
         """See :meth:`BlobStore.list_staged`. Names are those in :attr:`ObjectInfo.container`, not below the root."""
@@ -167,7 +167,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         Raises:
             NotFoundError: There is no such object.
         """
-        return _part(self._head_key(container, name))
+        return part_of(self._head_key(container, name))
 
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`."""
@@ -197,8 +197,8 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         self._delete([(part.container, part.name, "") for part in leftovers])
         return made
 
-    def _create(self, name: str, data: Buffer, checksum: int, nonce: str) -> ObjectInfo:
-        metadata = {_NONCE: nonce} if nonce else {}
+    def _create(self, name: str, data: bytes, checksum: int, nonce: str) -> ObjectInfo:
+        metadata = {NONCE: nonce} if nonce else {}
         return self._named(self._send(self._container, self._key(name), data, checksum, metadata, 0), name)
 
     def _assemble(self, target: str, parts: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
@@ -240,7 +240,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
     def _published(self, target: str, sources: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
         key = self._key(target)
         wanted = Part(name=key, length=length, crc32c=checksum, container=self._container)
-        made = self._join(target, sources, wanted, {_NONCE: nonce} if nonce else {})
+        made = self._join(target, sources, wanted, {NONCE: nonce} if nonce else {})
         if (made.size, made.crc32c) != (length, checksum):
             with contextlib.suppress(StatelineError):
                 self._delete([(self._container, key, made.version)])
@@ -258,7 +258,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
                     blob.compose(pinned, if_generation_match=0, **self._patience())
                 else:
                     self._rewrite(blob, pinned[0])
-                return _info(blob)
+                return object_info(blob)
         except Refusal as refusal:
             if refusal.answer is Answer.ABSENT:
                 raise PieceError(parts_missing(target, self._first_missing(sources))) from refusal
@@ -292,7 +292,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         )
         if (made.size, made.crc32c) != (wanted.length, wanted.crc32c):
             raise _wrong_result(wanted.name)
-        return _part(made)
+        return part_of(made)
 
     # -- names of pieces ------------------------------------------------------------------------------------------
 
@@ -311,7 +311,8 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         folders: set[str] = set()
         listing = self._client.list_blobs(container, prefix=STAGING_PREFIX, delimiter="/", **self._patience())
         pages = iter(listing.pages)
-        while (page := self._reading("list", STAGING_PREFIX, lambda: next(pages, None))) is not None:
+        place = url_of(container, STAGING_PREFIX)
+        while (page := self._reading("list", "", lambda: next(pages, None), place)) is not None:
             folders.update(page.prefixes)
         return sorted(folder for folder in folders if is_entropy_folder(folder))
 
@@ -321,22 +322,22 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         self,
         container: str,
         key: str,
-        data: Buffer,
+        data: bytes,
         checksum: int,
         metadata: Mapping[str, str],
         if_generation_match: int | None = None,
     ) -> ObjectInfo:
         blob = self._blob(container, key)
-        blob.metadata, blob.crc32c = dict(metadata), _encoded(checksum)
+        blob.metadata, blob.crc32c = dict(metadata), encoded_checksum(checksum)
         with self._asking():
             blob.upload_from_string(
-                bytes(as_bytes(data)),
+                data,
                 content_type="application/octet-stream",
                 if_generation_match=if_generation_match,
                 checksum="crc32c",
                 **self._patience(),
             )
-            return _info(blob)
+            return object_info(blob)
 
     def _download(self, container: str, key: str, version: str = "") -> bytes:
         data: bytes = self._blob(container, key, version).download_as_bytes(
@@ -346,7 +347,9 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
 
     def _head_key(self, container: str, key: str) -> ObjectInfo:
         blob = self._blob(container, key)
-        return self._reading("head", key, lambda: (blob.reload(**self._patience()), _info(blob))[1])
+        return self._reading(
+            "head", "", lambda: (blob.reload(**self._patience()), object_info(blob))[1], url_of(container, key)
+        )
 
     def _list_keys(self, container: str, prefix: str, *, marked: bool = False) -> Iterator[ObjectInfo]:
         """Objects of a bucket by key; with ``marked`` only pieces that this root staged."""
@@ -354,10 +357,11 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
             container, prefix=prefix, page_size=self._settings.page_size, **self._patience()
         )
         pages = iter(listing.pages)
-        while (page := self._reading("list", prefix, lambda: next(pages, None))) is not None:
+        place = url_of(container, prefix)
+        while (page := self._reading("list", "", lambda: next(pages, None), place)) is not None:
             for blob in page:
                 if not marked or (blob.metadata or {}).get(_ROOT) == f"/{self._prefix}":
-                    yield _info(blob)
+                    yield object_info(blob)
 
     def _delete(self, objects: Sequence[tuple[str, str, str]]) -> None:
         with self._telling("delete", ""):
@@ -423,6 +427,14 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
     def _disconnect(self, client: storage.Client) -> None:
         client.close()
 
+    def _said(self, error: BaseException) -> str:
+        """What the service said; the SDK repeats the status and tells the request instead of it."""
+        if isinstance(error, api.RetryError) and error.cause is not None:
+            return self._said(error.cause)
+        if isinstance(error, api.GoogleAPICallError) and error.response is not None:
+            return text_of(error.response)
+        return str(error)
+
     def _answer(self, error: BaseException) -> Answer | None:
         if isinstance(error, api.RetryError) and error.cause is not None:
             return self._answer(error.cause)
@@ -443,24 +455,6 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         return None
 
 
-def _info(blob: Any) -> ObjectInfo:
-    return ObjectInfo(
-        name=blob.name,
-        size=int(blob.size),
-        modified_at=blob.updated.timestamp(),
-        crc32c=int.from_bytes(base64.b64decode(blob.crc32c), "big"),
-        version=str(blob.generation),
-        nonce=(blob.metadata or {}).get(_NONCE, ""),
-        container=blob.bucket.name,
-    )
-
-
-def _part(made: ObjectInfo) -> Part:
-    return Part(
-        name=made.name, length=made.size, crc32c=made.crc32c or 0, version=made.version, container=made.container
-    )
-
-
 def _wrong_result(name: str) -> CorruptDataError:
     return CorruptDataError(
         "the service made another object than it was told to",
@@ -468,7 +462,3 @@ def _wrong_result(name: str) -> CorruptDataError:
         subject=name,
         hint="A piece was damaged. Nothing was published: go back to a checkpoint whose pieces are intact",
     )
-
-
-def _encoded(checksum: int) -> str:
-    return base64.b64encode(checksum.to_bytes(4, "big")).decode("ascii")

@@ -44,16 +44,14 @@ from stateline.blob.outcome import (
     parts_missing,
     too_short,
 )
+from stateline.blob.system_errors import SURELY_NOT_DONE, error_of_system
 from stateline.blob.translation import Translated
 from stateline.environment import Environment, system_environment
 from stateline.errors import (
-    AccessDeniedError,
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
     StatelineError,
-    StorageFullError,
-    UnavailableError,
 )
 from stateline.handles import Part
 from stateline.options import normalise_settings, parse_bool, parse_choice, setting, settings_from_options
@@ -65,14 +63,6 @@ T = TypeVar("T")
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
-
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EMLINK})
-_DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-_WRONG_NAME: Final = frozenset(
-    {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EILSEQ}
-)
-_SURELY_NOT_DONE: Final = _FULL | _DENIED | _WRONG_NAME | {errno.ENOENT, errno.EEXIST, errno.EXDEV, errno.EBUSY}
-"""With these, a call that gives or takes a name has had no effect; after any other, nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +191,7 @@ class LocalStore(BlobStore):
                 try:
                     self._unlink(folders, leaves, removed)
                 except OSError as error:
-                    if removed or error.errno not in _SURELY_NOT_DONE:
+                    if removed or error.errno not in SURELY_NOT_DONE:
                         raise _perhaps_done("delete", name, error) from error
                     raise
 
@@ -280,6 +270,7 @@ class LocalStore(BlobStore):
     def local_path(self, name: str) -> Path | None:
         """See :meth:`BlobStore.local_path`."""
         check_name(name)
+        self._folders.check_open()
         return Path(self._root, name)
 
     # -- publishing -----------------------------------------------------------------------------------------------
@@ -443,7 +434,7 @@ class LocalStore(BlobStore):
                     os.stat(source, dir_fd=staging, follow_symlinks=False)
                     continue  # The folder was empty and somebody removed it between our opening and our naming.
                 except OSError as error:
-                    if error.errno not in _SURELY_NOT_DONE:
+                    if error.errno not in SURELY_NOT_DONE:
                         raise _perhaps_done("link", self._root, error) from error
                     raise
                 self._fsync_entry(folder)
@@ -611,7 +602,7 @@ class LocalStore(BlobStore):
         def typed(error: Exception) -> StatelineError | None:
             if isinstance(error, StatelineError) or not isinstance(error, OSError):
                 return None
-            return _typed(error, operation, f"{self.url}/{name}")
+            return error_of_system(error, operation, f"{self.url}/{name}")
 
         return Translated(typed)
 
@@ -656,23 +647,3 @@ def _perhaps_done(operation: str, name: str, error: OSError) -> OutcomeUnknownEr
         subject=name,
         hint="Check the disk, then repeat the call",
     )
-
-
-def _typed(error: OSError, operation: str, subject: str) -> StatelineError:
-    reason = error.strerror or str(error)
-    if isinstance(error, FileNotFoundError):
-        return NotFoundError("there is no such object", operation=operation, subject=subject)
-    if error.errno in _FULL:
-        return StorageFullError(reason, operation=operation, subject=subject, hint="Make room, then start again")
-    if error.errno in _DENIED:
-        return AccessDeniedError(
-            reason, operation=operation, subject=subject, hint="Give this user read and write rights on the folder"
-        )
-    if error.errno in _WRONG_NAME:
-        return InvalidInputError(
-            f"{reason}: a file, folder or link is in the way",
-            operation=operation,
-            subject=subject,
-            hint="The root must hold nothing but what Stateline wrote",
-        )
-    return UnavailableError(reason, operation=operation, subject=subject, hint="Check the disk, then try again")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from stateline.blob.api import BlobStore
-from stateline.errors import AccessDeniedError, NotFoundError, UnavailableError
+from stateline.blob.system_errors import error_of_system
+from stateline.errors import UnavailableError
 
 __all__ = ["map_object"]
 
@@ -21,6 +22,7 @@ def map_object(store: BlobStore, name: str) -> pa.Buffer | None:
     Raises:
         NotFoundError: There is no such object.
         AccessDeniedError: It may not be read.
+        TooManyOpenFilesError: It cannot be opened.
         UnavailableError: The disk fails.
     """
     path = store.local_path(name)
@@ -29,13 +31,9 @@ def map_object(store: BlobStore, name: str) -> pa.Buffer | None:
     try:
         with pa.memory_map(str(path)) as mapped:
             return mapped.read_buffer()
-    except FileNotFoundError as error:
-        raise NotFoundError("there is no such object", operation="map", subject=name) from error
-    except PermissionError as error:
-        raise AccessDeniedError(
-            error.strerror or str(error), operation="map", subject=str(path), hint="Give this user the right to read it"
-        ) from error
-    except (OSError, pa.ArrowException) as error:
+    except OSError as error:
+        raise error_of_system(error, "map", str(path)) from error
+    except pa.ArrowException as error:
         raise UnavailableError(
             str(error), operation="map", subject=str(path), hint="Check the disk, then try again"
         ) from error

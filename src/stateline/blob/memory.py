@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stateline.blob.api import BlobStore, Buffer, ObjectInfo
-from stateline.blob.arguments import checked_names, checked_parts, plain_bytes
+from stateline.blob.api import BlobStore, Buffer, ObjectInfo, closed_store
+from stateline.blob.arguments import checked_names, checked_parts, own_bytes, plain_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix, check_staged_name
 from stateline.blob.outcome import (
@@ -56,7 +56,8 @@ class MemoryStore(BlobStore):
         shared, _, folder = name.partition("/")
         self._folder = f"{folder}/" if folder else ""
         with self._shared_lock:
-            self._objects, self._lock = self._shared.setdefault(shared, ({}, threading.Lock()))
+            self._held: dict[str, _Object] | None
+            self._held, self._lock = self._shared.setdefault(shared, ({}, threading.Lock()))
 
     def __repr__(self) -> str:
         return f"MemoryStore({self._name!r})"
@@ -75,16 +76,22 @@ class MemoryStore(BlobStore):
         """See :attr:`BlobStore.url`."""
         return f"memory://{self._name}"
 
+    @property
+    def _objects(self) -> dict[str, _Object]:
+        if self._held is None:
+            raise closed_store(self.url)
+        return self._held
+
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put`."""
-        made = self._make(check_name(name), bytes(plain_bytes(data, "put", name)))
+        made = self._make(check_name(name), own_bytes(data, "put", name))
         with self._lock:
             self._objects[self._folder + name] = made
         return made.info
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put_if_absent`."""
-        made = self._make(check_name(name), bytes(plain_bytes(data, "put_if_absent", name)))
+        made = self._make(check_name(name), own_bytes(data, "put_if_absent", name))
         with self._lock:
             found = self._objects.setdefault(self._folder + name, made)
         if found.data != made.data:
@@ -150,6 +157,10 @@ class MemoryStore(BlobStore):
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`."""
         self.delete([check_staged_name(part.name) for part in checked_parts(parts, "discard")])
+
+    def close(self) -> None:
+        """See :meth:`BlobStore.close`. The objects stay, for other stores of that name."""
+        self._held = None
 
     def _piece(self, target: str, part: Part) -> bytes:
         found = self._objects.get(self._folder + part.name)

@@ -25,7 +25,7 @@ from botocore.config import Config
 
 from stateline.blob.answers import Answer, answer_of_status
 from stateline.blob.api import Buffer, ObjectInfo
-from stateline.blob.arguments import checked_names, plain_bytes
+from stateline.blob.arguments import checked_names, own_bytes
 from stateline.blob.checksum import crc32c
 from stateline.blob.cloud import split_cloud_url
 from stateline.blob.names import check_name, check_prefix
@@ -78,7 +78,7 @@ class S3Store(S3Uploads):
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put`."""
-        data = plain_bytes(data, "put", check_name(name))
+        data = own_bytes(data, "put", check_name(name))
         checksum = crc32c(data)
         with self._telling("put", name):
             return self._put_settled(name, lambda: self._send(name, data, checksum, ""), data, checksum)

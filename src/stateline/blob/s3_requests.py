@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from stateline.blob.api import Buffer, ObjectInfo
-from stateline.blob.cloud import CloudSettings, as_bytes, parse_endpoint, parse_secret
+from stateline.blob.api import ObjectInfo
+from stateline.blob.cloud import CloudSettings, parse_endpoint, parse_secret
 from stateline.blob.cloud_copies import CopyingStore
 from stateline.errors import AccessDeniedError, OutcomeUnknownError
 from stateline.options import Secret, parse_bool, setting
@@ -52,12 +52,12 @@ class S3StoreSettings(CloudSettings):
 class S3Requests(CopyingStore[Any, S3StoreSettings]):
     """Requests on the objects of a bucket."""
 
-    def _send(self, name: str, data: Buffer, checksum: int, nonce: str, **condition: str) -> ObjectInfo:
+    def _send(self, name: str, data: bytes, checksum: int, nonce: str, **condition: str) -> ObjectInfo:
         with self._asking():
             answer = self._client.put_object(
                 Bucket=self._container,
                 Key=self._key(name),
-                Body=as_bytes(data),
+                Body=data,
                 Metadata=metadata_of(checksum, nonce),
                 **self._checked(ChecksumCRC32C=encoded_checksum(checksum)),
                 **condition,

@@ -36,7 +36,7 @@ from typing import Any, Final, NamedTuple
 
 from stateline.blob.answers import Answer, PieceError, Refusal
 from stateline.blob.api import Buffer, ObjectInfo
-from stateline.blob.arguments import checked_parts, plain_bytes
+from stateline.blob.arguments import checked_parts, own_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.names import STAGING_PREFIX, check_name
 from stateline.blob.outcome import damaged_part
@@ -91,7 +91,7 @@ class S3Uploads(S3Requests):
 
     def stage(self, target: str, data: Buffer) -> Part:
         """See :meth:`BlobStore.stage`."""
-        data = plain_bytes(data, "stage", check_name(target))
+        data = own_bytes(data, "stage", check_name(target))
         name = STAGING_PREFIX + self._environment.ids.new_id()
         checksum = crc32c(data)
         with self._telling("stage", name):
@@ -116,7 +116,7 @@ class S3Uploads(S3Requests):
         with self._telling("discard", ""):
             self._each(lambda request: request(), [*deletions, *aborts])
 
-    def _create(self, name: str, data: Buffer, checksum: int, nonce: str) -> ObjectInfo:
+    def _create(self, name: str, data: bytes, checksum: int, nonce: str) -> ObjectInfo:
         return self._send(name, data, checksum, nonce, IfNoneMatch="*")
 
     def _assemble(self, target: str, parts: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
@@ -143,7 +143,7 @@ class S3Uploads(S3Requests):
     def _require_unpublished(self, target: str, pieces: Sequence[Part], ended: Refusal) -> None:
         """Makes sure that an upload ended without its file: the target is absent, **then** all pieces are there."""
         if self._present(lambda: self.head(target), ended) is not None:
-            raise Refusal(Answer.TAKEN, ended.error) from ended
+            raise ended.meaning(Answer.TAKEN) from ended
         self._each(lambda part: self._require_piece(target, part), pieces)
 
     def _require_piece(self, target: str, part: Part) -> None:

@@ -7,6 +7,8 @@
 | ``s3://bucket/prefix`` (also ``s3a``) | Amazon S3 and compatible | ``stateline[s3]`` |
 | ``gs://bucket/prefix`` | Google Cloud Storage | ``stateline[gcs]`` |
 | ``az://container/prefix`` (also ``abfs``, ``abfss``) | Azure Blob Storage | ``stateline[azure]`` |
+
+A text with ``://`` before its first ``/`` is a URL, never a path, whatever stands before it.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _CLOUDS: Final = {
 
 _KNOWN: Final = ", ".join(["memory", "file", *_CLOUDS])
 
-_ALIASES: Final = {"s3a": "s3", "abfs": "az", "abfss": "az", "": "file"}
+_ALIASES: Final = {"s3a": "s3", "abfs": "az", "abfss": "az"}
 """Spellings of one scheme: what is stored under the first is found under the second."""
 
 
@@ -64,9 +66,9 @@ def open_store(
         NotInstalledError: The SDK of a cloud is missing; the hint names the ``pip install``.
     """
     url = _text_of(url)
-    scheme = urlsplit(url).scheme.lower() if "://" in url else ""
+    scheme = _written_scheme(url)
     settings = plain_options(options)
-    if scheme in ("", "file"):
+    if scheme in (None, "file"):
         from stateline.blob.local import LocalStore  # noqa: PLC0415 - each backend loads on demand
 
         return LocalStore.open(split_local_url(url), settings, environment)
@@ -80,7 +82,10 @@ def open_store(
         return MemoryStore(url.split("://", 1)[1].strip("/"), environment)
     if scheme not in _CLOUDS:
         raise InvalidInputError(
-            f"unknown scheme {scheme!r}", operation="open_store", subject=url, hint=f"Known schemes: {_KNOWN}"
+            f"unknown scheme {scheme!r}",
+            operation="open_store",
+            subject=url,
+            hint=f"Known schemes: {_KNOWN}; put ./ before it for a local folder of that name",
         )
     module_name, class_name, extra = _CLOUDS[scheme]
     try:
@@ -149,8 +154,8 @@ def refuse_credentials(url: str) -> None:
     Raises:
         InvalidInputError: It has one. The error does not show it.
     """
-    scheme, separator, rest = url.partition("://")
-    if not separator or _scheme(url) in ("file", "memory"):
+    scheme, _, rest = url.partition("://")
+    if _written_scheme(url) in (None, "file", "memory"):
         return
     authority, query = rest.partition("/")[0], rest.partition("?")[2]
     user = authority.rpartition("@")[0]
@@ -175,7 +180,7 @@ def absolute_url(url: str | os.PathLike[str]) -> str:
         InvalidInputError: As :func:`open_store`, of the form of the URL.
     """
     text = _text_of(url)
-    return text if "://" in text else split_local_url(text)
+    return split_local_url(text) if _written_scheme(text) is None else text
 
 
 def split_local_url(url: str) -> str:
@@ -184,7 +189,7 @@ def split_local_url(url: str) -> str:
     Raises:
         InvalidInputError: The URL names another host, a query or a fragment, or nothing at all.
     """
-    if "://" not in url:
+    if _written_scheme(url) is None:
         path = url.removeprefix("file:")
     else:
         parts = urlsplit(url)
@@ -217,7 +222,7 @@ def relative_name(root_url: str, name_or_url: str) -> str:
         raise InvalidInputError(
             f"{type(name_or_url).__name__} is not text", subject=repr(name_or_url), hint="Give a URL or a name as a str"
         )
-    if "://" not in name_or_url and not name_or_url.startswith(("/", "file:")):
+    if _written_scheme(name_or_url) is None and not name_or_url.startswith(("/", "file:")):
         return check_name(name_or_url)
     if _scheme(root_url) != _scheme(name_or_url):
         raise _outside(root_url, name_or_url)
@@ -236,9 +241,15 @@ def relative_name(root_url: str, name_or_url: str) -> str:
     return check_name(path.removeprefix(_folder(root)))
 
 
+def _written_scheme(url: str) -> str | None:
+    """What stands before ``://``, whether or not it can be a scheme; ``None`` for a path, also for ``./a://b``."""
+    scheme, separator, _ = url.partition("://")
+    return scheme.lower() if separator and "/" not in scheme else None
+
+
 def _scheme(url: str) -> str:
-    scheme = url.split("://", 1)[0].lower() if "://" in url else ""
-    return _ALIASES.get(scheme, scheme)
+    scheme = _written_scheme(url)
+    return "file" if scheme is None else _ALIASES.get(scheme, scheme)
 
 
 def _place(url: str) -> str:

@@ -59,10 +59,12 @@ class ChangelogStorage:
         uploader: StateChangeUploader | None = None,
         scheduler: StateChangeUploadScheduler | None = None,
         environment: Environment | None = None,
+        closes_store: bool = False,
     ) -> None:
         self._environment = system_environment() if environment is None else environment
         check_kind(self._environment, Environment, "environment")
         self.store = store
+        self._closes_store = closes_store
         self.settings = settings
         self.job_id = self._environment.ids.new_id() if job_id is None else job_id
         if "/" in check_name(self.job_id):
@@ -111,13 +113,15 @@ class ChangelogStorage:
         """
         settings = ChangelogSettings() if settings is None else settings
         check_kind(settings, ChangelogSettings, "settings")
+        store = store_of(url_or_store, environment)
         return cls(
-            store_of(url_or_store, environment),
+            store,
             settings,
             job_id=job_id,
             uploader=uploader,
             scheduler=scheduler,
             environment=environment,
+            closes_store=store is not url_or_store,
         )
 
     @classmethod
@@ -190,7 +194,10 @@ class ChangelogStorage:
         return reader
 
     def close(self) -> None:
-        """Fails what is not uploaded, ends deletes and threads. Objects and local copies stay. Idempotent."""
+        """Fails what is not uploaded, ends deletes and threads. Objects and local copies stay. Idempotent.
+
+        A store that was opened here from a URL is closed; one that was given stays open.
+        """
         if self._closed:
             return
         self._closed = True
@@ -202,7 +209,8 @@ class ChangelogStorage:
             self._copies.close()
         if self._cache is not None:
             self._cache.close()
-        self.store.close()
+        if self._closes_store:
+            self.store.close()
 
     def __enter__(self) -> Self:
         return self

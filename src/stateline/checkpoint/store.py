@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -68,19 +69,20 @@ class CheckpointStore:
     """The checkpoints below one root. Not thread-safe; any number of stores may work on one root.
 
     Args:
-        root_url: A URL, or the store whose root is the checkpoint root.
+        root_url: A URL or a path, or the store whose root is the checkpoint root.
         settings: See :class:`CheckpointStoreSettings`.
         environment: Passed on when ``root_url`` is a URL.
     """
 
     def __init__(
         self,
-        root_url: str | BlobStore,
+        root_url: str | os.PathLike[str] | BlobStore,
         *,
         settings: CheckpointStoreSettings | None = None,
         environment: Environment | None = None,
     ) -> None:
         self.store = store_of(root_url, environment)
+        self._opened = self.store is not root_url
         self.settings = settings or CheckpointStoreSettings()
         self._slots = Slots(self.store, allow_older=self.settings.allow_older)
         strict = Slots(self.store, allow_older=False)
@@ -233,8 +235,9 @@ class CheckpointStore:
         self._retention.retain(parse_int(n, "num_retained", minimum=1), outputs or {})
 
     def close(self) -> None:
-        """Gives the store's connections back. Idempotent."""
-        self.store.close()
+        """Closes the store, if this opened it from a URL. Idempotent."""
+        if self._opened:
+            self.store.close()
 
     # -- deciding -------------------------------------------------------------------------------------------------
 

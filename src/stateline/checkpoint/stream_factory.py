@@ -244,20 +244,19 @@ class CheckpointStateOutputStream:
             ClosedError: The stream was closed.
             UnavailableError: And other errors of the store, from staging a full buffer.
         """
-        view = memoryview(plain_bytes(b, "write", "state"))
-        with self._monitor:
+        with self._monitor, memoryview(plain_bytes(b, "write", "state")) as view:
             self._check_open("write")
-            before = len(self._buffer)
+            before, length = len(self._buffer), len(view)
             try:
                 self._buffer += view
                 if len(self._buffer) >= self._piece_bytes:
                     self._stage()
             except BaseException:
-                self._buffer = self._buffer[:before]  # A copy: the traceback may hold views of the buffer itself.
+                self._buffer = self._buffer[:before]
                 raise
             self._checksum = crc32c(view, self._checksum)
-            self._position += len(view)
-        return len(view)
+            self._position += length
+        return length
 
     def flush(self) -> None:
         """Hands what is buffered to the store if this is going to be a file; inline state makes no request.
@@ -341,9 +340,14 @@ class CheckpointStateOutputStream:
         self._store.publish(name, self._parts, self._ids.new_id())
 
     def _stage(self) -> None:
+        """Hands the buffer over. It is never changed again: whoever keeps a view of it would forbid that."""
         if self._buffer:
-            self._parts.append(self._store.stage(self._name, self._buffer))
-            self._buffer = bytearray()
+            given, self._buffer = self._buffer, bytearray()
+            try:
+                self._parts.append(self._store.stage(self._name, given))
+            except BaseException:
+                self._buffer = given[:]
+                raise
 
     def _discard_parts(self) -> None:
         parts, self._parts = self._parts, []

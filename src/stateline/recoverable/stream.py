@@ -10,8 +10,10 @@ Invariants:
   them), which are kept to be merged without reading them back. After a recovery none are held, and they are read only
   when they are merged.
 - Tail and unstaged bytes together never exceed ``chunk_bytes``.
-- A call that fails changes nothing, so it may be repeated. It leaves a copy of the buffer, because its traceback may
-  hold views of the buffer itself, which then cannot change its size.
+- A buffer of which the store was given a view is never changed again: whoever keeps one (a traceback, an SDK, an
+  error that a retry has cured) would forbid that. Nor is the caller's, which may want to change it: what is not
+  read-only is copied.
+- A call that fails changes nothing, so it may be repeated.
 """
 
 from __future__ import annotations
@@ -152,15 +154,16 @@ class RecoverableStream:
         """
         if self._closed:
             raise self._is_closed("write")
-        view = memoryview(plain_bytes(b, "write", self._target))
         before, before_bytes = self._state, len(self._state.buffer)
-        self._state = replace(before)
-        try:
-            self._accept(view)
-        except BaseException:
-            self._state = replace(before, buffer=before.buffer[:before_bytes])
-            raise
-        return len(view)
+        with memoryview(plain_bytes(b, "write", self._target)) as view:
+            length = len(view)
+            self._state = replace(before)
+            try:
+                self._accept(view)
+            except BaseException:
+                self._state = replace(before, buffer=before.buffer[:before_bytes])
+                raise
+        return length
 
     def flush(self) -> None:
         """Nothing: bytes are buffered until a piece is full. Call :meth:`sync` or :meth:`persist` for durability.
@@ -260,17 +263,19 @@ class RecoverableStream:
     # -- cutting --------------------------------------------------------------------------------------------------
 
     def _accept(self, view: memoryview) -> None:
-        state = self._state
-        while view:
+        state, start = self._state, 0
+        while start < len(view):
             room = self._chunk_bytes - state.open_length
-            if room == self._chunk_bytes and len(view) >= room:
-                piece = self._store.stage(self._target, view[:room])
+            end = min(start + room, len(view))
+            if end - start == self._chunk_bytes:
+                data = view[start:end] if view.readonly else bytes(view[start:end])
+                piece = self._store.stage(self._target, data)
                 state.pieces = state.pieces.with_tail(0, piece).with_sealed(1)
             else:
-                state.buffer += view[:room]
+                state.buffer += view[start:end]
                 if state.open_length == self._chunk_bytes:
                     self._stage(state)
-            view = view[room:]
+            start = end
 
     def _stage(self, state: _State) -> None:
         """Stages the unstaged bytes of ``state``, together with the small pieces that are due to be merged."""
@@ -278,13 +283,14 @@ class RecoverableStream:
         if count:
             count = self._load(state, count)
         folded = _length(state.pieces.tail[len(state.pieces.tail) - count :])
-        with memoryview(state.buffer) as view, view[state.loaded - folded :] as data:
-            piece = self._store.stage(self._target, data)
+        piece = self._store.stage(self._target, memoryview(state.buffer)[state.loaded - folded :])
         state.pieces = state.pieces.with_tail(count, piece)
-        state.loaded = len(state.buffer)
-        if piece.length >= self._fold_bytes or state.open_length >= self._chunk_bytes:
+        if piece.length >= self._fold_bytes or state.pieces.tail_length >= self._chunk_bytes:
             state.pieces = state.pieces.with_sealed(len(state.pieces.tail))
-            state.buffer, state.loaded = bytearray(), 0
+            state.buffer = bytearray()
+        else:
+            state.buffer = state.buffer[:]
+        state.loaded = len(state.buffer)
 
     def _to_fold(self, state: _State) -> int:
         tail = state.pieces.tail

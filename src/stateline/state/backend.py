@@ -31,7 +31,6 @@ import numpy as np
 import pyarrow as pa
 
 from stateline.blob import BlobStore
-from stateline.blob.urls import store_of
 from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState
 from stateline.environment import Environment, system_environment
 from stateline.errors import ClosedError, ErrorKind, InvalidInputError
@@ -281,8 +280,7 @@ class KeyedStateBackend:
             InvalidInputError: Key groups or ``retained_checkpoints`` out of bounds, or an argument of another class.
         """
         environment = environment or system_environment()
-        store = store_of(root, environment)
-        checkpoints = CheckpointStore(store, environment=environment)
+        checkpoints = CheckpointStore(root, environment=environment)
         restored = checkpoints.latest() if checkpoint_id is None else checkpoints.get(checkpoint_id)
         count = max_parallelism if restored is None else restored.max_parallelism
         check_parallelism(1, count)
@@ -296,7 +294,9 @@ class KeyedStateBackend:
                 subject="key_groups",
                 hint="Give a part of it",
             )
-        return cls(store, restored, visible, count, checkpoints=checkpoints, environment=environment, **settings)
+        return cls(
+            checkpoints.store, restored, visible, count, checkpoints=checkpoints, environment=environment, **settings
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -417,9 +417,9 @@ class KeyedStateBackend:
         return "" if self._restored is None else self._restored.properties.get("position", "")
 
     def close(self) -> None:
-        """Gives the store's connections back. What was not checkpointed is gone. Idempotent."""
+        """Closes the store, if this opened it from a URL. What was not checkpointed is gone. Idempotent."""
         self._closed = True
-        self._store.close()
+        self._checkpoints.close()
 
     def _opened(self, name: str, schema: StateSchema | None, definition: str, *, exact: bool = False) -> KeyedState:
         self._check_open()

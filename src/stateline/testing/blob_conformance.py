@@ -30,6 +30,7 @@ from stateline.errors import (
     NotFoundError,
 )
 from stateline.handles import Part
+from stateline.testing.closing_conformance import ClosingConformance
 from stateline.testing.races import Call, at_once, copy_once, create_once, elsewhere, publish_once, stage_once
 
 __all__ = [
@@ -62,7 +63,7 @@ def visible(store: BlobStore) -> list[str]:
     return sorted(info.name for info in store.list("") if not info.name.startswith(STAGING_PREFIX))
 
 
-class BlobStoreConformance:
+class BlobStoreConformance(ClosingConformance):
     """One test per promise. Override :meth:`store`; the other hooks have defaults.
 
     Attributes:
@@ -297,12 +298,6 @@ class BlobStoreConformance:
         (part,) = self.run([(stage_once, (store, "target", b"from there"))])
         store.publish("target", [part], "nonce")
         assert self.run([(store.get, ("object",)), (store.get, ("target",))]) == [b"from here", b"from there"]
-
-    def test_a_closed_store_may_be_used_again(self, store: BlobStore) -> None:
-        store.put("object", b"x")
-        for _ in range(2):
-            store.close()
-        assert store.get("object") == b"x"
 
     # -- staging --------------------------------------------------------------------------------------------------
 

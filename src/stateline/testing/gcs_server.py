@@ -24,6 +24,7 @@ import base64
 import json
 import re
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -81,12 +82,20 @@ class GcsServer(LoopbackServer):
     Args:
         environment: Clock and ids.
         rewrite_bytes: Bytes that one rewrite call copies before it asks to be called again.
+        omitted: What it does not tell of an object without bytes: Google's own test bench leaves out ``size``.
     """
 
-    def __init__(self, environment: Environment | None = None, *, rewrite_bytes: int = 1024 * 1024) -> None:
+    def __init__(
+        self,
+        environment: Environment | None = None,
+        *,
+        rewrite_bytes: int = 1024 * 1024,
+        omitted: Collection[str] = (),
+    ) -> None:
         self.faults = FaultPlan()
         self._environment = environment or system_environment()
         self._rewrite_bytes = rewrite_bytes
+        self._omitted = omitted
         self._lock = threading.RLock()
         self._buckets: dict[str, dict[str, _Object]] = {}
         self._sessions: dict[str, _Session] = {}
@@ -304,7 +313,7 @@ class GcsServer(LoopbackServer):
 
     def _resource(self, bucket: str, name: str, found: _Object) -> dict[str, Any]:
         stamp = datetime.fromtimestamp(found.created_at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        return {
+        told = {
             "kind": "storage#object",
             "id": f"{bucket}/{name}/{found.generation}",
             "bucket": bucket,
@@ -320,6 +329,7 @@ class GcsServer(LoopbackServer):
             "storageClass": "STANDARD",
             "componentCount": found.components,
         }
+        return told if found.data else {key: value for key, value in told.items() if key not in self._omitted}
 
 
 def _multipart(request: Request) -> tuple[dict[str, Any], bytes]:

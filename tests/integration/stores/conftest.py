@@ -11,7 +11,11 @@ import pytest
 from stateline.testing.fault_proxy import FaultProxy
 from stateline.testing.gcs_server import GcsServer
 
-pytest.register_assert_rewrite("stateline.testing.blob_conformance", "stateline.testing.recoverable_conformance")
+pytest.register_assert_rewrite(
+    "stateline.testing.blob_conformance",
+    "stateline.testing.closing_conformance",
+    "stateline.testing.recoverable_conformance",
+)
 
 
 @pytest.fixture(scope="session")

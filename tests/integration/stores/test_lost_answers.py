@@ -8,6 +8,7 @@ import pytest
 import worlds
 
 from stateline.errors import ConflictError, NotFoundError, OutcomeUnknownError, StatelineError, UnavailableError
+from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.testing.blob_conformance import bytes_of
 from stateline.testing.fault_proxy import (
     FaultProxy,
@@ -172,6 +173,23 @@ def test_a_body_always_cut_short_is_no_data(world, name):
     operation.fail(cut_body(150), times=1000)
     with pytest.raises(UnavailableError):
         operation()
+
+
+@pytest.mark.parametrize("fault", ["lost", "reset", "503", "503 after effect"])
+def test_a_file_goes_on_after_a_fault_that_was_cured(world, fault):
+    stream = RecoverableWriter(world.store, RecoverableWriterSettings(chunk_size=3000, fold_size=2000)).open("target")
+    path, expected = r"\.inprogress|/target|/upload/", b""
+    for number, length in enumerate((500, 700, 3000, 1100, 2500, 10)):
+        world.faults.add({**BEFORE, **AFTER}[fault], path=path)
+        data = bytearray(bytes_of(length, number))
+        expected += data
+        stream.write(data)
+        data.clear()  # The caller's again, whatever keeps a view of it.
+        stream.persist()
+    expect(world, 6)
+    world.faults.clear()
+    stream.close_for_commit().commit()
+    assert world.store.get("target") == expected
 
 
 @pytest.mark.parametrize("name", ["put_if_absent", "publish"])

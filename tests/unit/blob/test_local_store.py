@@ -15,15 +15,19 @@ import pytest
 
 from stateline.blob import folders as folders_module
 from stateline.blob.local import LocalStore, LocalStoreSettings
+from stateline.blob.mapping import map_object
 from stateline.errors import (
     AccessDeniedError,
+    ClosedError,
     ConflictError,
     CorruptDataError,
     DataLossError,
+    ErrorKind,
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
     StorageFullError,
+    TooManyOpenFilesError,
     UnavailableError,
 )
 from stateline.testing import CrashableStore, FaultKind
@@ -584,8 +588,28 @@ def test_descriptors_are_bounded_and_given_back(store):
     assert len(descriptors()) <= before + 70
     store.close()
     assert len(descriptors()) <= before
-    store.put("again", b"1")
-    assert store.get("again") == b"1"
+
+
+def test_a_store_that_is_closed_meanwhile_holds_no_descriptor(tmp_path):
+    store, before = LocalStore(tmp_path / "root"), len(descriptors())
+    calls = SystemCalls()
+
+    def close_first(path, mode=0o777, **kwargs):
+        store.close()
+        os.mkdir(path, mode, **kwargs)
+
+    calls.mkdir = close_first
+    with intercepted(LOCAL_MODULES, calls), pytest.raises(ClosedError):
+        store.put("x/a", b"1")
+    assert len(descriptors()) <= before
+
+
+def test_a_store_that_syncs_nothing_holds_no_descriptor(tmp_path):
+    before = len(descriptors())
+    store = LocalStore(tmp_path / "root", LocalStoreSettings(fsync=False))
+    store.put("x/y/a", b"1")
+    assert len(descriptors()) <= before
+    store.close()
 
 
 def test_a_store_that_is_forgotten_gives_its_descriptors_back(tmp_path):
@@ -594,9 +618,53 @@ def test_a_store_that_is_forgotten_gives_its_descriptors_back(tmp_path):
     assert len(descriptors()) <= before
 
 
+@contextlib.contextmanager
+def no_descriptor_left():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_too_many_open_files_are_not_a_full_disk(store):
+    store.put("x/a", b"1")
+    part = store.stage("t", b"2")
+    for call in (
+        lambda: store.put("x/b", b"1"),
+        lambda: store.put_if_absent("x/b", b"1"),
+        lambda: store.get("x/a"),
+        lambda: store.head("x/a"),
+        lambda: list(store.list("")),
+        lambda: store.delete(["x/a"]),
+        lambda: store.stage("t", b"1"),
+        lambda: store.publish("t", [part], "n"),
+        lambda: map_object(store, "x/a"),
+    ):
+        with (
+            no_descriptor_left(),
+            pytest.raises(TooManyOpenFilesError, match=r"Close .*ulimit -n") as caught,
+        ):
+            call()
+        assert caught.value.kind is ErrorKind.TOO_MANY_OPEN_FILES
+    assert sorted(info.name for info in store.list("")) == sorted(["x/a", part.name])
+    assert store.publish("t", [part], "n").size == 1
+
+
+def test_too_many_open_files_of_the_whole_machine_are_told_so(store):
+    calls = SystemCalls()
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    calls.open = refuse
+    with intercepted(LOCAL_MODULES, calls), pytest.raises(TooManyOpenFilesError, match="in system"):
+        store.put("a", b"1")
+
+
 def test_failures_leak_no_descriptor(store):
     store.put("a/b", b"1")
-    store.close()
     before = len(descriptors())
     for call in (
         lambda: store.get("a/missing"),
@@ -607,7 +675,6 @@ def test_failures_leak_no_descriptor(store):
     ):
         with pytest.raises((NotFoundError, InvalidInputError, CorruptDataError)):
             call()
-    store.close()
     assert len(descriptors()) <= before
 
 

@@ -1,6 +1,7 @@
 """Names below a root, in all the spellings that people use."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,22 @@ def test_a_place_of_another_system_is_not_taken_for_a_folder(url, tmp_path):
         open_store(url)
     for path in (f"./{url}", f"{tmp_path}/a:/b", "a:b"):
         assert absolute_url(path) == os.path.abspath(path)
+
+
+@pytest.mark.parametrize("url", ["://b", "s3_a://b", "{scheme}://b", " s3://b", "s3 ://b", "a:b://c", "hdfs://host/x"])
+def test_what_looks_like_a_url_without_being_one_is_no_folder(url, tmp_path):
+    with pytest.raises(InvalidInputError, match=r"unknown scheme .*Known schemes: memory, file, s3.*put \./ before it"):
+        open_store(url)
+    for path in (f"./{url}", f"{tmp_path}/{url}/%20?#x"):
+        assert open_store(path).local_path("x") == Path(os.path.abspath(path), "x")
+        assert absolute_url(path) == os.path.abspath(path)
+
+
+def test_a_credential_in_what_looks_like_a_url_is_not_shown():
+    for url in ("s3_a://key:secret@b", "://key:secret@b", "{scheme}://b?sig=secret"):
+        with pytest.raises(InvalidInputError, match="it holds a credential") as caught:
+            open_store(url)
+        assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """State streams on every store: inline or file by size alone, one object per file, nothing left of what is given up."""
 
+import contextlib
 import pickle
 import threading
 
@@ -104,6 +105,25 @@ class Faulty(StoreDecorator):
 
     def delete(self, names):
         return self._do("delete", names, lambda: self.inner.delete(names))
+
+
+class Keeping(StoreDecorator):
+    """Keeps every view that it was given, and errors that it has cured, with the frames of all callers, for ever."""
+
+    def __init__(self, inner, *, failures=0):
+        super().__init__(inner)
+        self.kept, self.failures = [], failures
+
+    def stage(self, target, data):
+        self.kept.append(memoryview(data))
+        try:
+            raise UnavailableError("busy", operation="stage", subject=target)
+        except UnavailableError as error:
+            self.kept.append(error)
+            if self.failures:
+                self.failures -= 1
+                raise
+        return self.inner.stage(target, data)
 
 
 # -- inline or file -------------------------------------------------------------------------------------------------
@@ -736,3 +756,22 @@ def test_handles_of_one_object_are_equal(store):
     assert len({handle, again, open_state(handle.state, store, "chk-1")}) == 1
     assert handle != FileHandle(store, handle.name + "x", handle.size, handle.crc32c, handle.relative)
     assert handle != InlineHandle(b"abc")
+
+
+@pytest.mark.parametrize("failures", [0, 1, 3])
+def test_a_stream_goes_on_over_a_store_that_keeps_every_view(store, failures):
+    keeping = Keeping(store, failures=failures)
+    out = stream(keeping, threshold=0, write_buffer_size=1000)
+    expected = b""
+    for number in range(12):
+        piece = bytearray([number]) * (300 + 100 * number)
+        while True:
+            try:
+                expected += bytes(piece)[: out.write(piece)]
+                break
+            except UnavailableError:
+                pass
+        piece.clear()  # The caller's again, whatever the store keeps.
+        with contextlib.suppress(UnavailableError):
+            out.flush()
+    assert read(out.close_and_get_handle()) == expected

@@ -65,6 +65,22 @@ class FailingStage(StoreDecorator):
         return self.inner.stage(target, data)
 
 
+class Keeping(StoreDecorator):
+    """Keeps every view that it was given, and errors that it has cured, with the frames of all callers, for ever."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.kept = []
+
+    def stage(self, target, data):
+        self.kept += [memoryview(data)[1:], np.frombuffer(data, np.uint8)]
+        try:
+            raise UnavailableError("busy", operation="stage", subject=target)
+        except UnavailableError as error:
+            self.kept.append(error)
+        return self.inner.stage(target, data)
+
+
 @pytest.fixture
 def store():
     return MemoryStore(uuid.uuid4().hex)
@@ -164,6 +180,42 @@ def test_a_call_that_failed_changed_nothing_and_may_be_repeated(store, after_eff
         assert stream.position == at
     stream.close_for_commit().commit()
     assert store.get("file") == data[:at]
+
+
+def test_a_stream_goes_on_over_a_store_that_keeps_every_view(store):
+    writer = RecoverableWriter(Keeping(store), RecoverableWriterSettings(chunk_size=1000, fold_size=500))
+    stream, data, at = writer.open("file"), random.Random(2).randbytes(20_000), 0
+    for length in (400, 3, 700, 1, 999, 2500, 4, 1000, 10, 3000):
+        given = bytearray(data[at : at + length])
+        at += stream.write(given)
+        given.clear()  # The caller's again, whatever the store keeps.
+        if length % 2:
+            point = stream.persist()
+    stream = writer.recover(point)
+    at = point.length
+    at += stream.write(data[at : at + 5])
+    stream.persist()
+    at += stream.write(data[at : at + 2000])
+    stream.close_for_commit().commit()
+    assert store.get("file") == data[:at]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_view_that_a_store_keeps_never_changes(store, fails):
+    keeping = Keeping(FailingStage(store))
+    stream = RecoverableWriter(keeping, RecoverableWriterSettings(chunk_size=1000, fold_size=500)).open("file")
+    expected = b""
+    for number in range(1, 30):
+        stream.write(bytes([number]) * (37 * number % 400 + 1))
+        keeping.inner.failures = [UnavailableError("busy")] if fails else []
+        with contextlib.suppress(UnavailableError):
+            stream.sync()
+        expected += bytes([number]) * (37 * number % 400 + 1)
+    keeping.inner.failures = []
+    kept = [bytes(view) for view in keeping.kept if isinstance(view, memoryview)]
+    stream.close_for_commit().commit()
+    assert store.get("file") == expected
+    assert kept == [bytes(view) for view in keeping.kept if isinstance(view, memoryview)][: len(kept)]
 
 
 def test_a_file_that_ends_is_prepared_once_however_often_it_is_closed(store):
