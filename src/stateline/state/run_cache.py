@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from stateline.handles import RunHandle
 from stateline.metrics import Counter
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
+from stateline.threads import new_lock
 
 __all__ = ["Extent", "OpenRun", "OpenRuns", "RunCache", "StackKey"]
 
@@ -76,7 +76,7 @@ class OpenRuns:
     def __init__(self, bytes_max: int = 4 << 30, runs_max: int = 1024) -> None:
         self._bytes_max = bytes_max
         self._runs_max = runs_max
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._runs: OrderedDict[OpenKey, OpenRun] = OrderedDict()
         self._stacks: OrderedDict[tuple[str, StackKey], frozenset[OpenKey]] = OrderedDict()
         self._bytes = 0
