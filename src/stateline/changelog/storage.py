@@ -14,12 +14,13 @@ from typing import Final, Self
 
 from stateline.blob.api import BlobStore
 from stateline.blob.local import LocalStore, LocalStoreSettings
-from stateline.blob.names import check_name
+from stateline.blob.places import check_apart
 from stateline.blob.urls import store_of
 from stateline.changelog.api import AvailabilityProvider, StateChangeUploader, StateChangeUploadScheduler
 from stateline.changelog.cache import HostCache
-from stateline.changelog.local_recovery import LocalCopies
+from stateline.changelog.local_recovery import COPIES_FOLDER, LocalCopies
 from stateline.changelog.metrics import ChangelogMetrics
+from stateline.changelog.object_names import check_job_id
 from stateline.changelog.ownership import Ownership
 from stateline.changelog.reader import ChangelogReader
 from stateline.changelog.registry import LocalChangelogRegistry, TaskChangelogRegistry
@@ -64,11 +65,7 @@ class ChangelogStorage:
         check_kind(self._environment, Environment, "environment")
         self.store = store
         self.settings = settings
-        self.job_id = self._environment.ids.new_id() if job_id is None else job_id
-        if "/" in check_name(self.job_id):
-            raise InvalidInputError(
-                "it is more than one segment", subject=f"job id {self.job_id!r}", hint="Give one without '/'"
-            )
+        self.job_id = self._environment.ids.new_id() if job_id is None else check_job_id(job_id)
         self.metrics = ChangelogMetrics()
         self.registry = TaskChangelogRegistry(
             store,
@@ -104,10 +101,14 @@ class ChangelogStorage:
         Args:
             url_or_store: The root: a URL for :func:`stateline.blob.open_store`, or a store.
             settings: The defaults if not given.
-            job_id: One segment of a name. A fresh id by default; a restarted job may use its old one.
+            job_id: One segment of a name, which does not begin with a dot, and is no folder of a checkpoint root. A
+                fresh id by default; a restarted job may use its old one.
             uploader: Another way to make change sets durable.
             scheduler: Another way to run uploads; ``uploader`` is not used then.
             environment: Clock, ids and threads; the real ones by default.
+
+        Raises:
+            InvalidInputError: A bad ``job_id``, or a folder for local copies that overlaps the root.
         """
         settings = ChangelogSettings() if settings is None else settings
         check_kind(settings, ChangelogSettings, "settings")
@@ -233,9 +234,12 @@ class ChangelogStorage:
         return remote if self._copies is None else DuplicatingUploader(remote, self._copies)
 
     def _open_copies(self) -> LocalCopies | None:
-        if self.settings.local_recovery_dir is None:
+        given = self.settings.local_recovery_dir
+        if given is None:
             return None
-        store = LocalStore(self.settings.local_recovery_dir, LocalStoreSettings(fsync=False), self._environment)
+        store = LocalStore(os.path.join(given, COPIES_FOLDER), LocalStoreSettings(fsync=False), self._environment)
+        for place in (LocalStore(given), store):  # Both: the second may be a link.
+            check_apart("local_recovery_dir", place, [self.store])
         return LocalCopies(
             store,
             self.settings.local_recovery_max_bytes,

@@ -245,6 +245,8 @@ class KeyedStateBackend:
         check_kind(runs, RunSettings | None, "runs", "RunSettings")
         check_kind(fetching, RunReaderSettings | None, "fetching", "RunReaderSettings")
         check_kind(cache, RunCache | None, "cache", "a RunCache")
+        if cache is not None:
+            cache.check_apart([store], "cache")
         self._merging = merging
         self._runs = runs
         self._fetching = fetching
@@ -278,7 +280,8 @@ class KeyedStateBackend:
         Raises:
             NotFoundError: There is no such checkpoint.
             CorruptDataError: The newest record cannot be read.
-            InvalidInputError: Key groups or ``retained_checkpoints`` out of bounds, or an argument of another class.
+            InvalidInputError: Key groups or ``retained_checkpoints`` out of bounds, an argument of another class, or a
+                ``cache`` whose folder overlaps the root.
         """
         environment = environment or system_environment()
         store = store_of(root, environment)

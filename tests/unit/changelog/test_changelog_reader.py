@@ -19,6 +19,7 @@ from stateline.changelog import ChangelogHandle, ChangelogMetrics, ChangelogRead
 from stateline.changelog.cache import HostCache
 from stateline.changelog.frame import encode_index
 from stateline.changelog.inspection import changes_of, inspect_object, verify_frame
+from stateline.changelog.local_recovery import COPIES_FOLDER
 from stateline.errors import AccessDeniedError, CorruptDataError, DataLossError, InvalidInputError, NotFoundError
 from stateline.key_groups import KeyGroupRange, range_for_subtask
 from tests.unit.changelog.limits import bounded
@@ -242,7 +243,7 @@ def test_a_hostile_length_on_a_real_disk_costs_nothing(tmp_path: Path) -> None:
 class WithCopies(Written):
     def __init__(self, tmp_path: Path) -> None:
         super().__init__(local_recovery_dir=str(tmp_path))
-        self.local = LocalStore(tmp_path)
+        self.local = LocalStore(tmp_path / COPIES_FOLDER)
         self.store.calls.clear()
         self.name = self.handle.segments[0].name
 
