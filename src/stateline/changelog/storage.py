@@ -22,7 +22,7 @@ from stateline.changelog.local_recovery import COPIES_FOLDER, LocalCopies
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.changelog.object_names import check_job_id
 from stateline.changelog.ownership import Ownership
-from stateline.changelog.reader import ChangelogReader
+from stateline.changelog.reader import ChangelogReader, Downloads
 from stateline.changelog.registry import LocalChangelogRegistry, TaskChangelogRegistry
 from stateline.changelog.scheduler import scheduler_from_options
 from stateline.changelog.settings import ChangelogSettings
@@ -82,7 +82,8 @@ class ChangelogStorage:
         )
         self._scheduler = scheduler or self._make_scheduler(uploader)
         self._cache = self._open_cache()
-        self._readers: list[ChangelogReader] = []
+        self._downloads = Downloads(settings.num_download_threads, self._environment)
+        self._process = os.getpid()
         self._closed = False
 
     @classmethod
@@ -157,8 +158,16 @@ class ChangelogStorage:
 
         Raises:
             InvalidInputError: It is empty, or is no range.
+            ClosedError: The storage is closed, or another process opened it and was forked.
         """
         self._check_open("create_writer")
+        if self._process != os.getpid():
+            raise ClosedError(
+                "the storage belongs to the process that this one was forked from",
+                operation="create_writer",
+                subject=self.store.url,
+                hint="Open a storage in the process that writes",
+            )
         if not isinstance(key_group_range, KeyGroupRange):
             raise InvalidInputError(
                 f"{key_group_range!r} is no range of key groups",
@@ -177,18 +186,17 @@ class ChangelogStorage:
         )
 
     def create_reader(self) -> ChangelogReader:
-        """A reader of any handle of this store, whoever wrote it. Closed with the storage."""
+        """A reader of any handle of this store, whoever wrote it. It shares threads with all readers of the storage."""
         self._check_open("create_reader")
-        reader = ChangelogReader(
+        return ChangelogReader(
             self.store,
             local=None if self._copies is None else self._copies.store,
             cache=self._cache,
             num_threads=self.settings.num_download_threads,
+            downloads=self._downloads,
             metrics=self.metrics,
             environment=self._environment,
         )
-        self._readers.append(reader)
-        return reader
 
     def close(self) -> None:
         """Fails what is not uploaded, ends deletes and threads. Objects and local copies stay. Idempotent."""
@@ -196,8 +204,7 @@ class ChangelogStorage:
             return
         self._closed = True
         self._scheduler.close()
-        for reader in self._readers:
-            reader.close()
+        self._downloads.close()
         self._ownership.close()
         if self._copies is not None:
             self._copies.close()

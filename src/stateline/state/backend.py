@@ -45,7 +45,7 @@ from stateline.state.merge import MergeSettings, merge_runs
 from stateline.state.rescale import state_of_range
 from stateline.state.rows import StateRows
 from stateline.state.run import RunSettings
-from stateline.state.run_cache import RunCache
+from stateline.state.run_cache import RunCache, apart_from
 from stateline.state.run_store import RunReader, RunReaderSettings, RunWriter
 from stateline.state.schema import StateSchema, stored_type
 from stateline.state.snapshot import snapshot
@@ -244,13 +244,10 @@ class KeyedStateBackend:
         check_kind(merging, MergeSettings | None, "merging", "MergeSettings")
         check_kind(runs, RunSettings | None, "runs", "RunSettings")
         check_kind(fetching, RunReaderSettings | None, "fetching", "RunReaderSettings")
-        check_kind(cache, RunCache | None, "cache", "a RunCache")
-        if cache is not None:
-            cache.check_apart([store], "cache")
         self._merging = merging
         self._runs = runs
         self._fetching = fetching
-        self._cache = cache
+        self._cache = apart_from(store, cache)
         self._states: dict[str, KeyedState] = {}
         self._unsettled: Checkpoint | None = None
         self._closed = False

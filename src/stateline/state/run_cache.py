@@ -33,11 +33,12 @@ from stateline.blob.places import check_apart
 from stateline.environment import Environment
 from stateline.handles import RunHandle
 from stateline.metrics import Counter
+from stateline.options import check_kind
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
 from stateline.threads import new_lock
 
-__all__ = ["RUNS_FOLDER", "Extent", "OpenRun", "OpenRuns", "RunCache", "StackKey"]
+__all__ = ["RUNS_FOLDER", "Extent", "OpenRun", "OpenRuns", "RunCache", "StackKey", "apart_from"]
 
 RUNS_FOLDER: Final = "stateline-runs"
 """The name of the folder, so that people know whose it is."""
@@ -251,3 +252,15 @@ class RunCache:
             yield
         except OSError:
             self.failures.increment()
+
+
+def apart_from(root: BlobStore, cache: RunCache | None) -> RunCache | None:
+    """``cache``, if it is one whose folder does not overlap the root.
+
+    Raises:
+        InvalidInputError: It does, or is something else.
+    """
+    check_kind(cache, RunCache | None, "cache", "a RunCache")
+    if cache is not None:
+        cache.check_apart([root], "cache")
+    return cache
