@@ -319,10 +319,14 @@ class HostCache:
         with self._monitor:
             if self._closed or self._sweeping:
                 return
-            self._sweeping = True
             if self._executor is None:
                 self._executor = self._executors.executor("changelog-cache", 1)
-            self._executor.call_later(self._idle_seconds, self._timer_fired)
+            self._sweeping = True
+            try:
+                self._executor.call_later(self._idle_seconds, self._timer_fired)
+            except RuntimeError as error:  # No thread is to be had, which is no reason to fail a read.
+                _LOG.debug("the cache is swept after a later read: %s", error)
+                self._sweeping = False
 
     def _timer_fired(self) -> None:
         with self._monitor:
