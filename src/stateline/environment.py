@@ -1,8 +1,8 @@
 """The one door to the world: clocks, identifiers, threads, waiting.
 
-Owns every source of nondeterminism. Does not own stores (``stateline.blob``). No other module calls ``time``,
-``uuid``, ``random`` or starts a thread (ruff's ``banned-api`` and ``tests/arch`` hold this), so a simulator can drive
-the whole house from a seed by passing another :class:`Environment`.
+Owns every source of nondeterminism. Does not own stores (``stateline.blob``), nor how real threads are kept
+(``threads``). No other module calls ``time``, ``uuid``, ``random`` or starts a thread (ruff's ``banned-api`` and
+``tests/arch`` hold this), so a simulator can drive the whole house from a seed by passing another :class:`Environment`.
 
 Rules:
 - Wall-clock time is for people and for ages; safety never depends on it. Durations use the monotonic clock.
@@ -14,17 +14,17 @@ Rules:
 from __future__ import annotations
 
 import os
-import threading
 import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor as PlainPool
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from stateline.errors import InvalidInputError
+from stateline.threads import ThreadedExecutor, ThreadedMonitor
 
 __all__ = [
     "Cancellable",
@@ -87,7 +87,7 @@ class Executor(Protocol):
         """Runs ``function(*args)`` on a thread of the pool.
 
         Raises:
-            RuntimeError: After :meth:`close`.
+            RuntimeError: After :meth:`close`; or no thread can be started, which is an ``UnavailableError``, too.
         """
         ...
 
@@ -168,119 +168,16 @@ class SystemIds:
         return self.new_uuid().hex
 
 
-class _ThreadedMonitor:
-    """A ``threading.Condition`` with the names of :class:`Monitor`."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition(threading.RLock())
-
-    def __enter__(self) -> Self:
-        self._condition.acquire()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._condition.release()
-
-    def wait_for(self, predicate: Callable[[], bool], timeout_seconds: float | None = None) -> bool:
-        """See :meth:`Monitor.wait_for`."""
-        limit = None if timeout_seconds is None else min(timeout_seconds, threading.TIMEOUT_MAX)
-        return self._condition.wait_for(predicate, limit)
-
-    def notify_all(self) -> None:
-        """See :meth:`Monitor.notify_all`."""
-        self._condition.notify_all()
-
-
-class _Timer:
-    """One pending call of a :class:`_ThreadedExecutor`."""
-
-    def __init__(self, due: float, function: Callable[[], None], lock: threading.Condition) -> None:
-        self.due = due
-        self.function: Callable[[], None] | None = function
-        self._lock = lock
-
-    def cancel(self) -> bool:
-        """See :meth:`Cancellable.cancel`."""
-        with self._lock:
-            cancelled = self.function is not None
-            self.function = None
-            return cancelled
-
-
-class _ThreadedExecutor:
-    """A thread pool plus one lazily started timer thread."""
-
-    def __init__(self, name: str, num_threads: int) -> None:
-        self._name = name
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
-        self._condition = threading.Condition()
-        self._timers: list[_Timer] = []
-        self._timer_thread: threading.Thread | None = None
-        self._closed = False
-
-    def submit(self, function: Callable[..., T], /, *args: Any) -> Future[T]:
-        """See :meth:`Executor.submit`."""
-        return self._pool.submit(function, *args)
-
-    def call_later(self, delay_seconds: float, function: Callable[[], None]) -> Cancellable:
-        """See :meth:`Executor.call_later`."""
-        timer = _Timer(time.monotonic() + max(delay_seconds, 0.0), function, self._condition)
-        with self._condition:
-            if self._closed:
-                raise RuntimeError(f"the executor {self._name} is closed")
-            self._timers.append(timer)
-            if self._timer_thread is None:
-                self._timer_thread = threading.Thread(target=self._run_timers, name=f"{self._name}-timer", daemon=True)
-                self._timer_thread.start()
-            self._condition.notify()
-        return timer
-
-    def close(self, *, wait: bool = True) -> None:
-        """See :meth:`Executor.close`."""
-        with self._condition:
-            self._closed = True
-            self._timers.clear()
-            self._condition.notify()
-        thread = self._timer_thread
-        if wait and thread is not None and thread is not threading.current_thread():
-            thread.join()
-        self._pool.shutdown(wait=wait, cancel_futures=True)
-
-    def _run_timers(self) -> None:
-        while True:
-            with self._condition:
-                if self._closed:
-                    return
-                self._timers = [timer for timer in self._timers if timer.function is not None]
-                now = time.monotonic()
-                due = min(self._timers, key=lambda timer: timer.due, default=None)
-                if due is None:
-                    self._condition.wait()
-                    continue
-                if due.due > now:
-                    self._condition.wait(min(due.due - now, threading.TIMEOUT_MAX))
-                    continue
-                self._timers.remove(due)
-                function, due.function = due.function, None
-            if function is not None:
-                function()
-
-
 class SystemExecutors:
     """Real threads."""
 
     def executor(self, name: str, num_threads: int) -> Executor:
         """See :meth:`Executors.executor`."""
-        return _ThreadedExecutor(name, num_threads)
+        return ThreadedExecutor(name, num_threads)
 
     def monitor(self) -> Monitor:
         """See :meth:`Executors.monitor`."""
-        return _ThreadedMonitor()
+        return ThreadedMonitor()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +187,10 @@ class Environment:
     clock: Clock = field(default_factory=SystemClock)
     ids: Ids = field(default_factory=SystemIds)
     executors: Executors = field(default_factory=SystemExecutors)
+
+
+_APART: Final = frozenset({"concurrent.futures.process", "concurrent.futures.interpreter"})
+"""Where the pools come from that copy their work to another process or interpreter."""
 
 
 class _PoolWithTimers:
@@ -318,10 +219,16 @@ def executor_of(given: Executor | PlainPool | None, environment: Environment, na
     A pool of ``concurrent.futures`` gets timers: without them it would fail on a thread where nobody sees it.
 
     Raises:
-        InvalidInputError: It is no executor.
+        InvalidInputError: It is no executor, or one whose workers do not share this process's memory.
     """
     if given is None:
         return environment.executors.executor(name, num_threads)
+    if any(kind.__module__ in _APART for kind in type(given).__mro__):
+        raise InvalidInputError(
+            f"{type(given).__name__} must run work on threads of this process, and does not",
+            subject="executor",
+            hint="Give a ThreadPoolExecutor, or none",
+        )
     if isinstance(given, PlainPool):
         return _PoolWithTimers(given, environment.executors.executor(f"{name}-timers", 1))
     for method in ("submit", "call_later", "close"):

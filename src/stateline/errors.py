@@ -28,6 +28,7 @@ working. An error always carries the operation that failed and the name of the o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -51,6 +52,7 @@ __all__ = [
     "UnavailableError",
     "UnsupportedVersionError",
     "UserCodeError",
+    "chain_of",
 ]
 
 
@@ -246,3 +248,13 @@ class InternalError(StatelineError, RuntimeError):
     """An invariant of Stateline is broken. This should never happen; please report it."""
 
     default_kind = ErrorKind.INTERNAL
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """The error, its cause, the cause of that, and so on: each once, also where one was raised from itself."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__

@@ -6,10 +6,11 @@ Spark's progress read. All methods are safe to call from any thread.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
+
+from stateline.threads import new_lock
 
 __all__ = ["HISTOGRAM_WINDOW", "Counter", "Gauge", "Histogram", "Metrics"]
 
@@ -23,7 +24,7 @@ class Counter:
     """A number that only grows."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._value = 0
 
     def increment(self, amount: int = 1) -> None:
@@ -58,7 +59,7 @@ class Histogram:
     """The newest :data:`HISTOGRAM_WINDOW` samples, and the count and sum of all."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._samples: deque[float] = deque(maxlen=HISTOGRAM_WINDOW)
         self._count = 0
         self._sum = 0.0
@@ -92,7 +93,7 @@ class Metrics:
     """A named set of metrics. A name is registered on first use and keeps its kind."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._metrics: dict[str, Counter | Gauge | Histogram] = {}
 
     def counter(self, name: str) -> Counter:

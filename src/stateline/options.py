@@ -15,13 +15,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import operator
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from fractions import Fraction
 from types import UnionType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, SupportsIndex, TypeVar
 
 from stateline.errors import ErrorKind, InvalidInputError
 
@@ -161,13 +162,15 @@ def parse_bool(value: bool | str, name: str = "flag") -> bool:
     raise _bad(name, value, "true or false")
 
 
-def parse_int(value: int | str, name: str = "number", *, minimum: int | None = None, maximum: int | None = None) -> int:
-    """An integer within the inclusive bounds."""
+def parse_int(
+    value: SupportsIndex | str, name: str = "number", *, minimum: int | None = None, maximum: int | None = None
+) -> int:
+    """An integer within the inclusive bounds, of Python, numpy or any other kind, or the text of one."""
     try:
-        if isinstance(value, bool) or not isinstance(value, int | str):
+        if isinstance(value, bool):
             raise ValueError(value)
-        number = int(value)
-    except ValueError:
+        number = int(value) if isinstance(value, str) else operator.index(value)
+    except (TypeError, ValueError):
         raise _bad(name, value, "a whole number") from None
     if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
         low = "" if minimum is None else f"{minimum} <= "

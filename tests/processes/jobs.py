@@ -275,8 +275,8 @@ class PipelineJob(Job):
 
     def prepare(self) -> None:
         """Leaves what a process that died long ago would have left, for the sweeps."""
-        self.root.put_if_absent("shared/garbage", b"x")
-        self.root.put_if_absent("chk-0/garbage", b"x")
+        self.root.put_if_absent(f"shared/{0:032x}.arrow", b"x")
+        self.root.put_if_absent(f"chk-0/{0:032x}", b"x")
         self.out.stage("part-0", b"x")
 
     def run(self) -> None:

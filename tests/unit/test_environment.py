@@ -1,13 +1,28 @@
 """The real side of the environment: threads, timers, monitors. Waits are on events, never on time."""
 
+import gc
+import os
+import signal
 import threading
+import traceback
 import unittest.mock
 import uuid
-from concurrent.futures import CancelledError
+import warnings
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ProcessPoolExecutor
 
 import pytest
 
-from stateline.environment import Environment, SystemClock, SystemExecutors, SystemIds, system_environment
+from stateline.environment import (
+    Environment,
+    SystemClock,
+    SystemExecutors,
+    SystemIds,
+    executor_of,
+    system_environment,
+)
+from stateline.errors import ClosedError, InvalidInputError, UnavailableError
+from stateline.threads import new_lock
 
 LONG = 60.0
 """Seconds after which a test that hangs fails."""
@@ -219,3 +234,148 @@ def test_a_wait_may_be_as_long_as_anybody_likes(executor):
         woken.append(1)
         monitor.notify_all()
     assert future.result(LONG)
+
+
+# -- threads that fail, end, and are left behind by a fork ---------------------------------------------------------
+
+
+@pytest.fixture
+def one_refusal(monkeypatch):
+    """The system refuses the next thread, and gives all later ones."""
+    real, refused = threading.Thread.start, []
+
+    def start(thread):
+        if not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    return refused
+
+
+@pytest.mark.parametrize("call", [lambda it: it.submit(int), lambda it: it.call_later(0.0, int)])
+def test_a_thread_that_cannot_be_started_costs_one_call(executor, one_refusal, call):
+    with pytest.raises(UnavailableError, match="can't start new thread") as caught:
+        call(executor)
+    assert isinstance(caught.value, RuntimeError)
+    assert len(one_refusal) == 1
+    assert executor.submit(lambda: 1).result(LONG) == 1
+    fired = threading.Event()
+    executor.call_later(0.0, fired.set)
+    assert fired.wait(LONG)
+
+
+def test_work_waits_for_a_thread_that_is_there_if_no_other_can_be_started(executor, request):
+    entered, release = threading.Event(), threading.Event()
+    running = executor.submit(lambda: (entered.set(), release.wait(LONG)))
+    assert entered.wait(LONG)
+    request.getfixturevalue("one_refusal")
+    queued = executor.submit(lambda: "done")
+    release.set()
+    assert running.result(LONG)
+    assert queued.result(LONG) == "done"
+
+
+def test_a_timer_that_raises_does_not_stop_the_others(executor):
+    executor.call_later(0.0, lambda: 1 // 0)
+    fired = threading.Event()
+    executor.call_later(0.01, fired.set)
+    assert fired.wait(LONG)
+
+
+def test_the_threads_of_an_executor_that_nobody_has_end():
+    executor = SystemExecutors().executor("nobody", 2)
+    threads = [executor.submit(threading.current_thread).result(LONG)]
+    timers = []
+    fired = threading.Event()
+    executor.call_later(0.0, lambda: (timers.append(threading.current_thread()), fired.set()))
+    assert fired.wait(LONG)
+    del executor
+    gc.collect()
+    for thread in threads + timers:
+        thread.join(LONG)
+        assert not thread.is_alive()
+
+
+def test_work_that_was_submitted_is_done_though_nobody_has_the_executor():
+    release = threading.Event()
+    executor = SystemExecutors().executor("nobody", 1)
+    first, second = executor.submit(release.wait, LONG), executor.submit(lambda: 2)
+    del executor
+    gc.collect()
+    release.set()
+    assert first.result(LONG)
+    assert second.result(LONG) == 2
+
+
+def in_a_fork(check: Callable[[], None]) -> None:
+    """Runs ``check`` in a forked process, and waits for it for a while."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Newer Pythons warn of threads. They are the point here.
+        child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(int(LONG))
+            check()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_an_executor_works_in_a_forked_process(executor):
+    release = threading.Event()
+    running = [executor.submit(release.wait, LONG) for _ in range(3)]
+    executor.call_later(LONG * 10, lambda: None)
+
+    def check():
+        assert executor.submit(lambda: 5).result(LONG) == 5
+        fired = threading.Event()
+        executor.call_later(0.0, fired.set)
+        assert fired.wait(LONG)
+        executor.close()
+
+    in_a_fork(check)
+    release.set()
+    assert all(future.result(LONG) for future in running)
+
+
+def test_locks_that_another_thread_held_are_free_in_a_forked_process(executor):
+    monitor, lock = SystemExecutors().monitor(), new_lock()
+    held, release = threading.Event(), threading.Event()
+
+    def hold():
+        with monitor, lock:
+            held.set()
+            release.wait(LONG)
+
+    holding = executor.submit(hold)
+    assert held.wait(LONG)
+
+    def check():
+        with monitor, lock:
+            monitor.notify_all()
+
+    in_a_fork(check)
+    release.set()
+    holding.result(LONG)
+
+
+def test_nobody_waits_in_a_forked_process_for_a_thread_of_the_other():
+    monitor = SystemExecutors().monitor()
+
+    def check():
+        with monitor:
+            assert monitor.wait_for(lambda: True)
+            assert monitor.wait_for(lambda: False, 0.01) is False
+            with pytest.raises(ClosedError, match="forked"):
+                monitor.wait_for(lambda: False)
+
+    in_a_fork(check)
+
+
+def test_a_pool_of_processes_is_refused():
+    with ProcessPoolExecutor(1) as pool, pytest.raises(InvalidInputError, match="threads of this process"):
+        executor_of(pool, system_environment(), "work", 1)

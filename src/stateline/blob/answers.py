@@ -17,6 +17,7 @@ from stateline.errors import (
     OutcomeUnknownError,
     StatelineError,
     UnavailableError,
+    chain_of,
 )
 
 __all__ = ["Answer", "PieceError", "Refusal", "answer_of_status", "safe_cause", "scrubbed", "typed_error"]
@@ -113,9 +114,6 @@ def typed_error(refusal: Refusal, operation: str, subject: str) -> StatelineErro
 
 def safe_cause(error: BaseException) -> BaseException:
     """``error`` itself, or a stand-in for one whose text, or that of its causes, would show a secret."""
-    link: BaseException | None = error
-    while link is not None:
-        if _SECRETS.search(str(link)) is not None:
-            return RuntimeError(f"{type(error).__name__}: {scrubbed(str(error))}")
-        link = link.__cause__ or link.__context__
+    if any(_SECRETS.search(str(link)) for link in chain_of(error)):
+        return RuntimeError(f"{type(error).__name__}: {scrubbed(str(error))}")
     return error

@@ -39,7 +39,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from stateline.blob.names import STAGING_PREFIX
+from stateline.blob.names import STAGING_PREFIX, is_staged_name
 from stateline.errors import ClosedError
 from stateline.handles import Part
 
@@ -243,9 +243,10 @@ class BlobStore(ABC):
     def list_staged(self) -> Iterator[ObjectInfo]:
         """Everything that :meth:`stage` and unfinished calls left behind, in no promised order, fetched in pages.
 
-        For the sweep. Pieces that vanish by themselves (uncommitted blocks on Azure) are not listed.
+        For the sweep, so only what has a name that this store gives. Pieces that vanish by themselves (uncommitted
+        blocks on Azure) are not listed.
         """
-        return self.list(STAGING_PREFIX)
+        return (info for info in self.list(STAGING_PREFIX) if is_staged_name(info.name))
 
     def local_path(self, name: str) -> Path | None:  # noqa: ARG002 - the protocol, not its use
         """The file that holds an object, where this host can memory-map it; ``None`` elsewhere. Never write to it."""

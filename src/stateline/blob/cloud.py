@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
@@ -42,6 +41,7 @@ from stateline.errors import (
 )
 from stateline.handles import Part
 from stateline.options import Secret, normalise_settings, parse_duration, parse_int, setting
+from stateline.threads import new_lock
 
 __all__ = [
     "CloudSettings",
@@ -150,7 +150,7 @@ class CloudStore(BlobStore, Generic[C, S]):
         self._prefix = check_name(prefix) if prefix else ""
         self._settings = settings
         self._environment = environment or system_environment()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._owner = 0
         self._held: tuple[C, Executor] | None = None
         self._closed = False

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from typing import Final
 
 from stateline.blob.api import closed_store
 from stateline.errors import UnavailableError
+from stateline.threads import new_lock
 
 __all__ = ["CREATION_ATTEMPTS", "Folders", "vanishing"]
 
@@ -50,7 +50,7 @@ class Folders:
         self._root = root
         self._sync = sync
         self._private = private
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._closed = False
         self._pinned: OrderedDict[Identity, int] = OrderedDict()
         self._finalizer = weakref.finalize(self, _close_all, self._pinned)

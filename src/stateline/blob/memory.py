@@ -28,6 +28,7 @@ from stateline.blob.outcome import (
 from stateline.environment import Environment, system_environment
 from stateline.errors import NotFoundError
 from stateline.handles import Part
+from stateline.threads import new_lock
 
 __all__ = ["MemoryStore"]
 
@@ -48,7 +49,7 @@ class MemoryStore(BlobStore):
     """
 
     _shared: dict[str, tuple[dict[str, _Object], threading.Lock]] = {}  # noqa: RUF012 - shared on purpose
-    _shared_lock = threading.Lock()
+    _shared_lock = new_lock()
 
     def __init__(self, name: str, environment: Environment | None = None) -> None:
         self._name = name
@@ -57,7 +58,7 @@ class MemoryStore(BlobStore):
         self._folder = f"{folder}/" if folder else ""
         with self._shared_lock:
             self._held: dict[str, _Object] | None
-            self._held, self._lock = self._shared.setdefault(shared, ({}, threading.Lock()))
+            self._held, self._lock = self._shared.setdefault(shared, ({}, new_lock()))
 
     def __repr__(self) -> str:
         return f"MemoryStore({self._name!r})"

@@ -13,13 +13,22 @@ from typing import Final
 
 from stateline.errors import InvalidInputError
 
-__all__ = ["MAX_NAME_BYTES", "MAX_SEGMENT_BYTES", "STAGING_PREFIX", "check_name", "check_prefix", "check_staged_name"]
+__all__ = [
+    "MAX_NAME_BYTES",
+    "MAX_SEGMENT_BYTES",
+    "STAGING_PREFIX",
+    "check_name",
+    "check_prefix",
+    "check_staged_name",
+    "is_staged_name",
+]
 
 STAGING_PREFIX: Final = ".inprogress/"
 """Where staged pieces and temporary files live. Spark, Hive, Trino and pyarrow skip names that start with a dot."""
 
 MAX_NAME_BYTES: Final = 900
 MAX_SEGMENT_BYTES: Final = 255
+_STAGED: Final = re.compile(re.escape(STAGING_PREFIX) + r"[0-9a-f]{32}(?:\.join/[0-9a-f]{32})?")
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
@@ -68,6 +77,11 @@ def check_staged_name(name: str) -> str:
             hint=f"Pieces are named {STAGING_PREFIX}...; the point was damaged or belongs to another store",
         )
     return check_name(name)
+
+
+def is_staged_name(name: str) -> bool:
+    """Whether a store that stages below its root makes such names: only these are listed for the sweep."""
+    return _STAGED.fullmatch(name) is not None
 
 
 def _complaint(name: str) -> str | None:

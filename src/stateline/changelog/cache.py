@@ -20,6 +20,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import stat
 from collections import Counter
 from typing import Final
@@ -41,6 +42,7 @@ _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _OBJECT: Final = ".object"
 _LOCK: Final = ".lock"
 _ROOM_LOCK: Final = "room.lock"
+_OURS: Final = re.compile(r"[0-9a-f]{32}(?:\.object|\.lock)?")
 
 
 class CachedObject:
@@ -278,11 +280,11 @@ class HostCache:
         return os.path.join(self._folder, hashlib.sha256(name.encode()).hexdigest()[:32] + _OBJECT)
 
     def _files(self, *, complete: bool = True) -> list[tuple[str, os.stat_result]]:
-        """Every complete download, of whatever process, or everything else but the folder's lock, with its status."""
+        """Every complete download, of whatever process, or locks and pieces of downloads, with its status."""
         found = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                if entry.name.endswith(_OBJECT) is complete and entry.name != _ROOM_LOCK:
+                if _OURS.fullmatch(entry.name) and entry.name.endswith(_OBJECT) is complete:
                     with contextlib.suppress(FileNotFoundError):
                         found.append((entry.path, entry.stat(follow_symlinks=False)))
         return found
@@ -317,10 +319,14 @@ class HostCache:
         with self._monitor:
             if self._closed or self._sweeping:
                 return
-            self._sweeping = True
             if self._executor is None:
                 self._executor = self._executors.executor("changelog-cache", 1)
-            self._executor.call_later(self._idle_seconds, self._timer_fired)
+            self._sweeping = True
+            try:
+                self._executor.call_later(self._idle_seconds, self._timer_fired)
+            except RuntimeError as error:  # No thread is to be had, which is no reason to fail a read.
+                _LOG.debug("the cache is swept after a later read: %s", error)
+                self._sweeping = False
 
     def _timer_fired(self) -> None:
         with self._monitor:

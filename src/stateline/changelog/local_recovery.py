@@ -4,6 +4,8 @@ Owns the folder of copies: its bound, its deletes, and the waiting for a copy. D
 which copy a checkpoint uses (``registry``).
 
 Rules:
+- Copies are in a folder of their own, :data:`COPIES_FOLDER`, below the one that the user names. Only what has the name
+  of a changelog object there counts for the bound, and only that is deleted.
 - A copy has the name and the bytes of its object, so a reader finds it by name and proves it by checksum.
 - The folder never holds more than its bound, over all processes: the oldest copies go first, and what cannot fit is not
   copied. So one process writes at a time, and who has to wait for longer than the copy timeout goes without a copy.
@@ -23,12 +25,16 @@ from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.names import STAGING_PREFIX
 from stateline.changelog.host_lock import held_lock
 from stateline.changelog.metrics import ChangelogMetrics
+from stateline.changelog.object_names import is_object_name
 from stateline.changelog.registry import TaskChangelogRegistry
 from stateline.environment import Environment, system_environment
 
-__all__ = ["LocalCopies", "LocalCopy"]
+__all__ = ["COPIES_FOLDER", "LocalCopies", "LocalCopy"]
 
 _LOG = logging.getLogger(__name__)
+
+COPIES_FOLDER: Final = "stateline-changelog-copies"
+"""The name of the folder, so that people know whose it is."""
 
 _LOCK: Final = f"{STAGING_PREFIX}room.lock"
 _MAX_PENDING: Final = 4
@@ -116,7 +122,7 @@ class LocalCopies:
 
     def _make_room(self, size: int) -> bool:
         """Deletes the oldest copies, of whatever process, until ``size`` bytes more keep the bound."""
-        found = [info for info in self.store.list("") if not info.name.startswith(STAGING_PREFIX)]
+        found = [info for info in self.store.list("") if is_object_name(info.name)]
         excess = sum(info.size for info in found) + size - self._max_bytes
         victims: list[ObjectInfo] = []
         for info in sorted(found, key=lambda info: (info.modified_at, info.name)):

@@ -41,13 +41,16 @@ from stateline.environment import Environment, Executor, Monitor, system_environ
 from stateline.errors import CorruptDataError, DataLossError, InvalidInputError, NotFoundError
 from stateline.key_groups import KeyGroupRange
 
-__all__ = ["ChangelogReader", "decode_blocks", "runs_of"]
+__all__ = ["ChangelogReader", "Downloads", "decode_blocks", "runs_of"]
 
 RUN_BYTES: Final = 8 * 1024 * 1024
 """Blocks are fetched in runs of at most this many bytes."""
 
 SMALL_SEGMENT_BYTES: Final = 64 * 1024
 """A segment up to this size is fetched whole, in one request."""
+
+_READERS: Final = 8
+"""Readers that fetch ahead at full speed at the same time; more of them share the threads of so many."""
 
 Columns: TypeAlias = tuple[npt.NDArray[np.int16], pa.Array]
 """Key groups and changes of one block."""
@@ -58,6 +61,42 @@ Fetch: TypeAlias = Callable[[int, int], bytes]
 T = TypeVar("T")
 
 
+class Downloads:
+    """The threads of any number of readers, of which each fetches a few segments ahead. Safe from any thread.
+
+    Threads are started when they are needed, and stay for the next reader: so a reader costs none of its own, whether
+    its iterators are exhausted, kept or forgotten.
+
+    Args:
+        num_threads: Segments that one reader fetches ahead.
+        environment: Threads.
+    """
+
+    def __init__(self, num_threads: int, environment: Environment) -> None:
+        self._num_threads = num_threads * _READERS
+        self._executors = environment.executors
+        self._monitor = environment.executors.monitor()
+        self._executor: Executor | None = None
+
+    def submit(self, slot: _Slot) -> None:
+        """Loads a segment soon; leaves that to whoever needs it where no thread is to be had."""
+        with self._monitor:
+            if self._executor is None:
+                self._executor = self._executors.executor("changelog-download", self._num_threads)
+            executor = self._executor
+        try:
+            executor.submit(slot.run).add_done_callback(slot.ended)
+        except RuntimeError:
+            slot.done = True
+
+    def close(self) -> None:
+        """Ends the threads. Idempotent; they come again when they are needed."""
+        with self._monitor:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.close(wait=False)
+
+
 class ChangelogReader:
     """Reads changelog handles. Safe from any thread. Made by a storage.
 
@@ -66,6 +105,7 @@ class ChangelogReader:
         local: Copies of them on this host, which are tried first.
         cache: Downloads shared on this host, tried next.
         num_threads: Segments that are fetched ahead.
+        downloads: The threads for that, which others may use, too; by default some of its own.
         metrics: Where to count.
         environment: The world; the real one by default.
     """
@@ -77,6 +117,7 @@ class ChangelogReader:
         local: BlobStore | None = None,
         cache: HostCache | None = None,
         num_threads: int = 4,
+        downloads: Downloads | None = None,
         metrics: ChangelogMetrics | None = None,
         environment: Environment | None = None,
     ) -> None:
@@ -90,8 +131,8 @@ class ChangelogReader:
         self._num_threads = num_threads
         self._metrics = metrics or ChangelogMetrics()
         self._executors = environment.executors
-        self._monitor = environment.executors.monitor()
-        self._executor: Executor | None = None
+        self._downloads = downloads or Downloads(num_threads, environment)
+        self._owns_downloads = downloads is None
 
     def read(self, handle: ChangelogHandle, key_groups: KeyGroupRange | None = None) -> Iterator[StateChange]:
         """The changes of a handle, in the order of the module docstring.
@@ -117,11 +158,9 @@ class ChangelogReader:
             yield pa.RecordBatch.from_arrays([column, values], schema=SCHEMA)
 
     def close(self) -> None:
-        """Ends the threads that fetch ahead. Idempotent; the reader may be used again."""
-        with self._monitor:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.close(wait=False)
+        """Ends the threads that fetch ahead, if no other reader uses them. Idempotent; the reader may be used again."""
+        if self._owns_downloads:
+            self._downloads.close()
 
     def _read(self, handle: ChangelogHandle, key_groups: KeyGroupRange | None) -> Iterator[Columns]:
         if not isinstance(handle, ChangelogHandle):
@@ -150,33 +189,24 @@ class ChangelogReader:
         if len(segments) == 1:
             yield self._load(segments[0], wanted)
             return
+        monitor = self._executors.monitor()
         pending: deque[_Slot] = deque()
         coming = iter(segments)
         try:
             while True:
                 for segment in itertools.islice(coming, self._num_threads - len(pending)):
-                    slot = _Slot(self._monitor, functools.partial(self._load, segment, wanted))
-                    self._submit(slot)
+                    slot = _Slot(monitor, functools.partial(self._load, segment, wanted))
+                    self._downloads.submit(slot)
                     pending.append(slot)
                 if not pending:
                     return
                 slot = pending.popleft()
-                with self._monitor:
-                    self._monitor.wait_for(lambda: slot.done)  # noqa: B023 - called before the next round
+                with monitor:
+                    monitor.wait_for(lambda: slot.done)  # noqa: B023 - called before the next round
                 yield slot.result()
         finally:
             for slot in pending:
                 slot.cancelled = True
-
-    def _submit(self, slot: _Slot) -> None:
-        with self._monitor:
-            if self._executor is None:
-                self._executor = self._executors.executor("changelog-download", self._num_threads)
-            executor = self._executor
-        try:
-            executor.submit(slot.run).add_done_callback(slot.ended)
-        except RuntimeError:  # Closed meanwhile: the caller loads it.
-            slot.done = True
 
     # -- one segment ----------------------------------------------------------------------------------------------
 

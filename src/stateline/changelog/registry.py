@@ -14,7 +14,9 @@ Rules:
 from __future__ import annotations
 
 import logging
+import os
 from concurrent.futures import Executor as PlainPool
+from concurrent.futures import Future
 from typing import Final, Protocol, cast
 
 from stateline.blob.api import BlobStore
@@ -55,19 +57,30 @@ class _Deleter:
         self._executor = executor
         self._metrics = metrics
         self._monitor = environment.executors.monitor()
+        self._process = os.getpid()
         self._pending = 0
 
     def delete(self, name: str) -> None:
-        """Deletes soon; at once, in the caller's thread, if the executor takes no more work."""
+        """Deletes soon; at once, in the caller's thread, if the executor takes no more work.
+
+        A forked process has the counts of its parent, which goes on to use the objects: it deletes nothing.
+        """
+        if self._process != os.getpid():
+            return
         with self._monitor:
             self._pending += 1
         try:
-            self._executor.submit(self._run, name)
+            future = self._executor.submit(self._run, name)
         except RuntimeError:
             self._run(name)
+            self._end()
+        else:
+            future.add_done_callback(self._ended)
 
     def close(self) -> None:
         """Waits for the deletes that were asked for, within reason, then ends the threads."""
+        if self._process != os.getpid():
+            return
         with self._monitor:
             self._monitor.wait_for(lambda: self._pending == 0, _CLOSE_TIMEOUT_SECONDS)
         self._executor.close(wait=False)
@@ -75,16 +88,26 @@ class _Deleter:
     def _run(self, name: str) -> None:
         try:
             self._store.delete([name])
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - from a store of whatever kind: the object stays
             _LOG.debug("%s stays for the sweep: %s", name, error)
-            self._metrics.counter("discard_failures").increment()
-            self._metrics.counter("orphaned_objects").increment()
+            self._failed()
         else:
             self._metrics.counter("discarded_objects").increment()
-        finally:
-            with self._monitor:
-                self._pending -= 1
-                self._monitor.notify_all()
+
+    def _failed(self) -> None:
+        self._metrics.counter("discard_failures").increment()
+        self._metrics.counter("orphaned_objects").increment()
+
+    def _ended(self, future: Future[None]) -> None:
+        """The executor is through with a delete, which it may have cancelled or failed without running it."""
+        if future.cancelled() or future.exception() is not None:
+            self._failed()
+        self._end()
+
+    def _end(self) -> None:
+        with self._monitor:
+            self._pending -= 1
+            self._monitor.notify_all()
 
 
 class TaskChangelogRegistry:

@@ -33,7 +33,7 @@ from stateline.environment import (
     executor_of,
     system_environment,
 )
-from stateline.errors import ClosedError, ErrorKind, UnavailableError
+from stateline.errors import ClosedError, ErrorKind, StatelineError, UnavailableError, chain_of
 from stateline.options import check_kind, parse_duration, parse_int
 
 __all__ = ["RetryPolicy", "RetryingExecutor"]
@@ -198,15 +198,22 @@ class _Execution:
             self._started += 1
             attempt = self._in_time = self._started
         try:
-            self._world.executor.submit(self._run, attempt)
-        except RuntimeError:
-            self.give_up(_closed())
+            future = self._world.executor.submit(self._run, attempt)
+            future.add_done_callback(functools.partial(self._ended, attempt))
+        except Exception as error:  # noqa: BLE001 - from an executor of whatever kind: the attempt has failed
+            self._failed(attempt, _refusal(error))
 
     def give_up(self, error: BaseException) -> None:
         """Fails the action, unless it has a winner."""
         if self._decide():
             self._end(self._action.fail, error)
             self.future.set_exception(error)
+
+    def _ended(self, attempt: int, future: Future[None]) -> None:
+        """The executor is through with an attempt, which it may have cancelled or failed without running it."""
+        error = _closed() if future.cancelled() else future.exception()
+        if error is not None:
+            self._failed(attempt, error)
 
     def _run(self, attempt: int) -> None:
         if self._decided:
@@ -215,8 +222,9 @@ class _Execution:
         metrics.counter("upload_attempts").increment()
         started = clock.monotonic()
         self._first_start = started if self._first_start is None else self._first_start
-        timer = self._start_timer(attempt)
+        timer: Cancellable | None = None
         try:
+            timer = self._start_timer(attempt)
             result = self._action.try_execute()
         except BaseException as error:
             metrics.counter("upload_attempt_failures").increment()
@@ -237,7 +245,9 @@ class _Execution:
             return None
         try:
             return self._world.executor.call_later(timeout, functools.partial(self._timed_out, attempt, timeout))
-        except RuntimeError:
+        except RuntimeError as error:
+            if isinstance(error, StatelineError):
+                raise  # No thread for the timer: an attempt that nobody would race.
             return None  # Closed meanwhile: the action has failed already.
 
     def _timed_out(self, attempt: int, timeout: float) -> None:
@@ -270,8 +280,8 @@ class _Execution:
             return
         try:
             self._world.executor.call_later(delay, self.submit_next)
-        except RuntimeError:
-            self.give_up(_closed())
+        except Exception as error:  # noqa: BLE001 - from an executor of whatever kind: nothing else tries again
+            self.give_up(_refusal(error))
 
     def _succeeded(self, attempt: int, started: float, result: object) -> None:
         if not self._decide():
@@ -305,10 +315,13 @@ class _AttemptTimeoutError(UnavailableError, TimeoutError):
 
 def _let_go(error: BaseException) -> None:
     """Empties the frames of an error, which would keep the bytes of its attempt alive for as long as it is known."""
-    link: BaseException | None = error
-    while link is not None:
+    for link in chain_of(error):
         traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__
+
+
+def _refusal(error: Exception) -> Exception:
+    """What it means that an executor takes no work. ``RuntimeError`` is how those that are closed say so."""
+    return _closed() if isinstance(error, RuntimeError) and not isinstance(error, StatelineError) else error
 
 
 def _closed() -> ClosedError:

@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor as PlainPool
@@ -130,13 +131,14 @@ class _DirectScheduler:
 
     def __init__(self, uploader: StateChangeUploader) -> None:
         self._uploader = uploader
+        self._process = os.getpid()
         self._closed = False
         self.availability: AvailabilityProvider = _AlwaysAvailable()
 
     def upload(self, task: UploadTask) -> None:
         """See :meth:`StateChangeUploadScheduler.upload`."""
-        if self._closed:
-            task.fail(_closed())
+        if self._closed or self._process != os.getpid():
+            task.fail(_closed() if self._closed else _forked())
             return
         try:
             result = self._uploader.upload([task])
@@ -192,6 +194,7 @@ class _BatchingScheduler:
         self._unfinished: dict[UploadTask, None] = {}
         self._timer: Cancellable | None = None
         self._broken: BaseException | None = None
+        self._process = os.getpid()
         self._closed = False
         self._room: Future[None] = _done()
         self.availability: AvailabilityProvider = self
@@ -202,12 +205,12 @@ class _BatchingScheduler:
     def available(self) -> bool:
         """See :attr:`AvailabilityProvider.available`."""
         with self._monitor:
-            return self._throttle.has_capacity or self._closed
+            return self._throttle.has_capacity or self._refuses
 
     def availability_future(self) -> Future[None]:
         """See :meth:`AvailabilityProvider.availability_future`."""
         with self._monitor:
-            return self._room
+            return _done() if self._refuses else self._room
 
     # -- taking tasks ---------------------------------------------------------------------------------------------
 
@@ -225,6 +228,8 @@ class _BatchingScheduler:
 
     def _enqueue(self, task: UploadTask) -> BaseException | None:
         """Queues the task as soon as there is room; returns the reason if it never will be."""
+        if self._process != os.getpid():
+            return _forked()
         arrived = self._clock.monotonic()
         with self._monitor:
             blocked = bool(self._waiting) or not self._throttle.fits(task.size)
@@ -235,7 +240,7 @@ class _BatchingScheduler:
                 return self._broken or _closed()
             self._throttle.seize(task.size)
             if not self._throttle.has_capacity and self._room.done():
-                self._room = Future()
+                self._room = _Room()
             wrapped = self._wrap(task)
             self._unfinished[wrapped] = None
             self._queue.append(_Queued(wrapped, self._clock.monotonic()))
@@ -257,7 +262,7 @@ class _BatchingScheduler:
 
     @property
     def _refuses(self) -> bool:
-        return self._closed or self._broken is not None
+        return self._closed or self._broken is not None or self._process != os.getpid()
 
     def _wrap(self, task: UploadTask) -> UploadTask:
         def succeed(results: list[UploadResult]) -> None:
@@ -306,7 +311,8 @@ class _BatchingScheduler:
         """Lets the queue wait for more tasks; ``False`` if the executor was closed, as the next batch will say."""
         try:
             self._timer = self._executor.call_later(self._settings.persist_delay, self._timer_fired)
-        except RuntimeError:
+        except Exception as error:  # noqa: BLE001 - from an executor of whatever kind
+            _LOG.debug("a batch does not wait for more tasks: %s", error)
             return False
         return True
 
@@ -350,6 +356,8 @@ class _BatchingScheduler:
             if self._closed:
                 return
             self._closed = True
+            if self._process != os.getpid():
+                return  # Tasks, attempts and futures are those of the process that was forked.
             room = self._take_room()
             timer, self._timer = self._timer, None
             self._queue.clear()
@@ -397,10 +405,6 @@ class _BatchUpload:
 
     def complete(self, result: object) -> None:
         """See :meth:`RetriableAction.complete`."""
-        if isinstance(result, UploadTasksResult):
-            for task in result.successful:  # Before a completion gives their room in flight to somebody else.
-                for change_set in task.change_sets:
-                    change_set.give_up()
         _complete(result, [item.task for item in self._take_batch()])
 
     def fail(self, error: BaseException) -> None:
@@ -415,12 +419,38 @@ class _BatchUpload:
 
 
 def _complete(result: object, tasks: Iterable[UploadTask]) -> None:
-    """Ends the tasks. An uploader that forgets one must not leave its writer waiting for ever."""
-    if isinstance(result, UploadTasksResult):
-        result.complete()
-    for task in tasks:
-        if not task.finished:
-            task.fail(InternalError("the uploader gave no result for this task", operation="upload"))
+    """Ends the tasks. An uploader that forgets one, or a part of one, must not leave its writer waiting for ever."""
+    outcomes = [(task, _results_of(result, task)) for task in tasks]
+    for task, results in outcomes:  # Before a completion gives their room in flight to somebody else.
+        for change_set in () if results is None else task.change_sets:
+            change_set.give_up()
+    for task, results in outcomes:
+        try:
+            if results is not None:
+                task.complete(results)
+            else:
+                task.fail(_error_of(result, task))
+        except Exception as error:  # noqa: BLE001 - logged with its traceback; the other tasks must end, too
+            _LOG.error("a callback of an upload raised", exc_info=error)
+
+
+def _results_of(result: object, task: UploadTask) -> list[UploadResult] | None:
+    """What the uploader says of a task that succeeded: one result per change set; ``None`` if it did not."""
+    if not isinstance(result, UploadTasksResult) or task in result.failed:
+        return None
+    given = result.successful.get(task)
+    results: list[UploadResult] = list(given) if isinstance(given, Iterable) else []
+    if not all(isinstance(one, UploadResult) for one in results):
+        return None
+    found, expected = [one.sequence_number for one in results], task.sequence_numbers
+    return results if found == expected or sorted(found) == sorted(expected) else None
+
+
+def _error_of(result: object, task: UploadTask) -> BaseException:
+    error = result.failed.get(task) if isinstance(result, UploadTasksResult) else None
+    if isinstance(error, BaseException):
+        return error
+    return InternalError("the uploader gave no result for this task, or not one per change set", operation="upload")
 
 
 def _batches(queued: Sequence[_Queued], max_bytes: int) -> list[list[_Queued]]:
@@ -437,10 +467,27 @@ def _batches(queued: Sequence[_Queued], max_bytes: int) -> list[list[_Queued]]:
     return batches
 
 
+class _Room(Future[None]):
+    """Done when there is room. All who wait share it, so none of them can cancel it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()
+
+
 def _done() -> Future[None]:
     future: Future[None] = Future()
     future.set_result(None)
     return future
+
+
+def _forked() -> ClosedError:
+    return ClosedError(
+        "the storage belongs to the process that this one was forked from",
+        operation="upload",
+        subject="changelog",
+        hint="Open a storage in the process that writes",
+    )
 
 
 def _closed() -> ClosedError:

@@ -76,8 +76,10 @@ class ChangelogSettings:
     scheduler: str = setting(
         "batching", _choice("batching", "direct"), help="batching, or direct: upload in the caller's thread"
     )
-    local_recovery_dir: str | None = setting(None, _path, help="folder for a second copy on this host; none: no copy")
-    local_recovery_max_bytes: int = setting("10GB", parse_size, help="bound of the folder of local copies")
+    local_recovery_dir: str | None = setting(
+        None, _path, help="folder, apart from the root, for a second copy on this host; none: no copy"
+    )
+    local_recovery_max_bytes: int = setting("10GB", parse_size, help="bound of the local copies in that folder")
     local_copy_timeout: float = setting(
         0.25, parse_duration, help="how long a finished upload waits for its local copy before going on without"
     )

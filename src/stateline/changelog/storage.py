@@ -14,14 +14,15 @@ from typing import Final, Self
 
 from stateline.blob.api import BlobStore
 from stateline.blob.local import LocalStore, LocalStoreSettings
-from stateline.blob.names import check_name
+from stateline.blob.places import check_apart
 from stateline.blob.urls import store_of
 from stateline.changelog.api import AvailabilityProvider, StateChangeUploader, StateChangeUploadScheduler
 from stateline.changelog.cache import HostCache
-from stateline.changelog.local_recovery import LocalCopies
+from stateline.changelog.local_recovery import COPIES_FOLDER, LocalCopies
 from stateline.changelog.metrics import ChangelogMetrics
+from stateline.changelog.object_names import check_job_id
 from stateline.changelog.ownership import Ownership
-from stateline.changelog.reader import ChangelogReader
+from stateline.changelog.reader import ChangelogReader, Downloads
 from stateline.changelog.registry import LocalChangelogRegistry, TaskChangelogRegistry
 from stateline.changelog.scheduler import scheduler_from_options
 from stateline.changelog.settings import ChangelogSettings
@@ -66,11 +67,7 @@ class ChangelogStorage:
         self.store = store
         self._closes_store = closes_store
         self.settings = settings
-        self.job_id = self._environment.ids.new_id() if job_id is None else job_id
-        if "/" in check_name(self.job_id):
-            raise InvalidInputError(
-                "it is more than one segment", subject=f"job id {self.job_id!r}", hint="Give one without '/'"
-            )
+        self.job_id = self._environment.ids.new_id() if job_id is None else check_job_id(job_id)
         self.metrics = ChangelogMetrics()
         self.registry = TaskChangelogRegistry(
             store,
@@ -87,7 +84,8 @@ class ChangelogStorage:
         )
         self._scheduler = scheduler or self._make_scheduler(uploader)
         self._cache = self._open_cache()
-        self._readers: list[ChangelogReader] = []
+        self._downloads = Downloads(settings.num_download_threads, self._environment)
+        self._process = os.getpid()
         self._closed = False
 
     @classmethod
@@ -106,10 +104,14 @@ class ChangelogStorage:
         Args:
             url_or_store: The root: a URL for :func:`stateline.blob.open_store`, or a store.
             settings: The defaults if not given.
-            job_id: One segment of a name. A fresh id by default; a restarted job may use its old one.
+            job_id: One segment of a name, which does not begin with a dot, and is no folder of a checkpoint root. A
+                fresh id by default; a restarted job may use its old one.
             uploader: Another way to make change sets durable.
             scheduler: Another way to run uploads; ``uploader`` is not used then.
             environment: Clock, ids and threads; the real ones by default.
+
+        Raises:
+            InvalidInputError: A bad ``job_id``, or a folder for local copies that overlaps the root.
         """
         settings = ChangelogSettings() if settings is None else settings
         check_kind(settings, ChangelogSettings, "settings")
@@ -160,8 +162,16 @@ class ChangelogStorage:
 
         Raises:
             InvalidInputError: It is empty, or is no range.
+            ClosedError: The storage is closed, or another process opened it and was forked.
         """
         self._check_open("create_writer")
+        if self._process != os.getpid():
+            raise ClosedError(
+                "the storage belongs to the process that this one was forked from",
+                operation="create_writer",
+                subject=self.store.url,
+                hint="Open a storage in the process that writes",
+            )
         if not isinstance(key_group_range, KeyGroupRange):
             raise InvalidInputError(
                 f"{key_group_range!r} is no range of key groups",
@@ -180,18 +190,17 @@ class ChangelogStorage:
         )
 
     def create_reader(self) -> ChangelogReader:
-        """A reader of any handle of this store, whoever wrote it. Closed with the storage."""
+        """A reader of any handle of this store, whoever wrote it. It shares threads with all readers of the storage."""
         self._check_open("create_reader")
-        reader = ChangelogReader(
+        return ChangelogReader(
             self.store,
             local=None if self._copies is None else self._copies.store,
             cache=self._cache,
             num_threads=self.settings.num_download_threads,
+            downloads=self._downloads,
             metrics=self.metrics,
             environment=self._environment,
         )
-        self._readers.append(reader)
-        return reader
 
     def close(self) -> None:
         """Fails what is not uploaded, ends deletes and threads. Objects and local copies stay. Idempotent.
@@ -202,8 +211,7 @@ class ChangelogStorage:
             return
         self._closed = True
         self._scheduler.close()
-        for reader in self._readers:
-            reader.close()
+        self._downloads.close()
         self._ownership.close()
         if self._copies is not None:
             self._copies.close()
@@ -241,9 +249,12 @@ class ChangelogStorage:
         return remote if self._copies is None else DuplicatingUploader(remote, self._copies)
 
     def _open_copies(self) -> LocalCopies | None:
-        if self.settings.local_recovery_dir is None:
+        given = self.settings.local_recovery_dir
+        if given is None:
             return None
-        store = LocalStore(self.settings.local_recovery_dir, LocalStoreSettings(fsync=False), self._environment)
+        store = LocalStore(os.path.join(given, COPIES_FOLDER), LocalStoreSettings(fsync=False), self._environment)
+        for place in (LocalStore(given), store):  # Both: the second may be a link.
+            check_apart("local_recovery_dir", place, [self.store])
         return LocalCopies(
             store,
             self.settings.local_recovery_max_bytes,

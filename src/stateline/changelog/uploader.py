@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stateline.blob.api import BlobStore, Buffer
+from stateline.blob.places import check_apart
 from stateline.blob.urls import store_of
 from stateline.changelog.api import UploadResult, UploadTasksResult
 from stateline.changelog.block import Compression
@@ -26,6 +27,7 @@ from stateline.changelog.frame import FrameHead, encode_index
 from stateline.changelog.handle import SegmentHandle
 from stateline.changelog.local_recovery import LocalCopies
 from stateline.changelog.metrics import ChangelogMetrics
+from stateline.changelog.object_names import object_prefix
 from stateline.changelog.registry import TaskChangelogRegistry
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.upload_task import UploadTask
@@ -93,7 +95,7 @@ class BlobUploader:
         self._compression = Compression[settings.compression.upper()]
         self._buffer_size = settings.buffer_size
         self._ids = environment.ids
-        self._prefix = f"{job_id or environment.ids.new_id()}/changelog/"
+        self._prefix = object_prefix(job_id, environment.ids)
         self._metrics = metrics or ChangelogMetrics()
         self._monitor = environment.executors.monitor()
         self._max_encoding = _encoding_threads(settings)
@@ -183,7 +185,7 @@ class DuplicatingUploader:
 
     Raises:
         InvalidInputError: ``remote`` is another kind of uploader, whose bytes nobody else sees, or ``local`` is no
-            place.
+            place, or not one apart from the remote store.
     """
 
     def __init__(self, remote: BlobUploader, local: LocalCopies | BlobUploader | BlobStore | str) -> None:
@@ -192,6 +194,7 @@ class DuplicatingUploader:
             store = local.store if isinstance(local, BlobUploader) else store_of(local)
             defaults = ChangelogSettings()
             local = LocalCopies(store, defaults.local_recovery_max_bytes, defaults.local_copy_timeout)
+        check_apart("local", local.store, [remote.store])
         self._remote = remote
         self._local = local
 

@@ -46,6 +46,7 @@ __all__ = [
     "id_of_published",
     "id_of_record",
     "ids_of_block",
+    "is_made_here",
     "published_name",
     "record_name",
 ]
@@ -70,6 +71,9 @@ FLOOR_BLOCK: Final = 256
 
 _RECORD: Final = re.compile(r"chk-(0|[1-9][0-9]{0,17})/_metadata")
 _FLOOR: Final = re.compile(r"floor/(0|[1-9][0-9]{0,17})")
+_MADE_HERE: Final = re.compile(
+    r"(?:shared|taskowned|chk-(?:0|[1-9][0-9]{0,17}))/[^/]*(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])[^/]*"
+)
 _PLAIN: Final = re.compile(r"(?:shared|taskowned)/[A-Za-z0-9][A-Za-z0-9._=-]{0,254}")
 """What nearly every name looks like; matching it is an order of magnitude cheaper than the full check."""
 
@@ -120,6 +124,11 @@ def block_of_floor(name: str) -> int | None:
     """The block of a marker's name; ``None`` if :func:`floor_name` does not make the name."""
     match = _FLOOR.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def is_made_here(name: str) -> bool:
+    """Whether Stateline may have given this name to a data object: all of them carry a UUID."""
+    return _MADE_HERE.fullmatch(name) is not None
 
 
 def check_object_name(name: str) -> str:

@@ -282,8 +282,10 @@ def drop_savepoint(
             hint=f"Its name begins with {SAVEPOINT_PREFIX!r}; `stateline savepoint ls` names them. Delete a copy that "
             "has another name as you made it, by hand",
         )
-    names = sorted(info.name for info in store.list(f"{folder}/"))
     claimed, metadata = f"{folder}/{CLAIMED}", f"{folder}/{METADATA}"
+    own = f"{folder}/{SHARED_PREFIX}", f"{folder}/{_PIECES}"  # Nothing else of what is in the folder was made here.
+    listed = (info.name for info in store.list(f"{folder}/"))
+    names = sorted(name for name in listed if name in (claimed, metadata) or name.startswith(own))
     owner = _owner(store, claimed)
     if owner is not None and owner not in (_DROPPED, owned_by):
         raise _owned(f"{store.url}/{claimed}", owner, "drop_savepoint", hint=_hint_of_drop(owner))

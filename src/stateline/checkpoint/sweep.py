@@ -5,7 +5,8 @@ nor what a checkpoint reaches (``api``), nor checkpoints that are no longer reta
 
 An object goes if all of this holds:
 
-- It lies below ``shared/``, ``taskowned/`` or ``chk-<id>/``, and it is no record and no mark.
+- It lies in ``shared/``, ``taskowned/`` or ``chk-<id>/``, and has a name that Stateline gives to data objects: one with
+  a UUID. So it is no record and no mark, and nothing that somebody else put there.
 - No live checkpoint reaches it: no run, no pending rows of an open file, no state file.
 - It is older than a grace period.
 - It is older than the newest record. The next checkpoint adds only objects that were written after that record, so
@@ -30,11 +31,10 @@ from stateline.blob.ages import store_time
 from stateline.blob.api import ObjectInfo
 from stateline.checkpoint.api import Checkpoint
 from stateline.checkpoint.layout import (
-    METADATA,
-    PUBLISHED,
     RECORD_PREFIX,
     SHARED_PREFIX,
     TASKOWNED_PREFIX,
+    is_made_here,
     record_name,
 )
 from stateline.checkpoint.store import CheckpointStore
@@ -54,7 +54,7 @@ class RootSweep:
 
     Attributes:
         checkpoints: The live checkpoints, oldest first.
-        examined: Objects listed, records and marks left out.
+        examined: Objects of its own that were listed, records and marks left out.
         reachable: Those that a live checkpoint reaches.
         young: Those that none reaches, but that are too young to go.
         leftovers: The rest.
@@ -98,7 +98,7 @@ def sweep_root(
     """
     world = environment or system_environment()
     grace = parse_duration(min_age, "min_age")
-    listed = [info for prefix in _PREFIXES for info in root.store.list(prefix) if not _coordinates(info.name)]
+    listed = [info for prefix in _PREFIXES for info in root.store.list(prefix) if is_made_here(info.name)]
     checkpoints = tuple(CheckpointStore(root.store).list())  # Whatever the caller's may leave out.
     if not checkpoints:
         raise NotFoundError(
@@ -130,7 +130,3 @@ def sweep_root(
         deleted=delete,
         newest_age=now - newest,
     )
-
-
-def _coordinates(name: str) -> bool:
-    return name.rpartition("/")[2] in (METADATA, PUBLISHED)

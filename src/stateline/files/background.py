@@ -85,7 +85,11 @@ class BackgroundSink:
 
     def _start(self) -> None:
         self._is_writing = True
-        self._executor.submit(self._drain)
+        try:
+            self._executor.submit(self._drain)
+        except BaseException:
+            self._is_writing = False  # Or whoever leaves would wait for it.
+            raise
 
     def _drain(self) -> None:
         """Writes until nothing waits; many small pieces as one."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import re
 import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -28,6 +27,7 @@ from pyspark.sql.streaming.listener import (
 from stateline.errors import InvalidInputError, NotFoundError, StatelineError
 from stateline.spark.files_options import FilesSinkOptions
 from stateline.spark.files_sink import FilesSink, finish_job, finish_sink
+from stateline.threads import new_lock
 
 __all__ = ["EndOfStreamListener", "finish_files"]
 
@@ -90,7 +90,7 @@ class EndOfStreamListener(StreamingQueryListener):
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._ending: dict[str, tuple[FilesSinkOptions, bool]] = {}
         self._proxy: Any = None
 

@@ -32,6 +32,7 @@ from stateline.spark.quiet import QuietRounds
 from stateline.spark.reporting import BatchReporter
 from stateline.spark.stream_checks import check_hidden
 from stateline.spark.task import OperatorProgram
+from stateline.state.run_cache import RunCache
 
 __all__ = ["Pipeline"]
 
@@ -163,6 +164,9 @@ class Pipeline:
             for operator in self._plan.operators
             if operator.output is not None
         }
+        if self._plan.local_copies:
+            copies = RunCache(self._plan.local_copies, self._plan.local_copies_bytes, environment)
+            copies.check_apart([root, *outputs.values()], "local_copies")
         functions = {name: (fn, self._programs[name].output_schema) for name, fn in self._functions.items()}
         return MicroBatchCoordinator(
             self._plan,

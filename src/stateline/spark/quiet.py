@@ -110,8 +110,13 @@ class QuietRounds:
 
     def _wake(self) -> None:
         with self._monitor:
-            if self._begun:
+            if not self._begun:
+                return
+            try:
                 self._executor.submit(self._round)
+            except RuntimeError as error:  # No thread is to be had just now.
+                _LOGGER.debug("the round comes after another pause", exc_info=error)
+                self._waking = self._executor.call_later(self._pause_seconds, self._wake)
 
     def _round(self) -> None:
         with self._monitor:

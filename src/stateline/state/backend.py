@@ -44,7 +44,7 @@ from stateline.state.merge import MergeSettings, merge_runs
 from stateline.state.rescale import state_of_range
 from stateline.state.rows import StateRows
 from stateline.state.run import RunSettings
-from stateline.state.run_cache import RunCache
+from stateline.state.run_cache import RunCache, apart_from
 from stateline.state.run_store import RunReader, RunReaderSettings, RunWriter
 from stateline.state.schema import StateSchema, stored_type
 from stateline.state.snapshot import snapshot
@@ -243,11 +243,10 @@ class KeyedStateBackend:
         check_kind(merging, MergeSettings | None, "merging", "MergeSettings")
         check_kind(runs, RunSettings | None, "runs", "RunSettings")
         check_kind(fetching, RunReaderSettings | None, "fetching", "RunReaderSettings")
-        check_kind(cache, RunCache | None, "cache", "a RunCache")
         self._merging = merging
         self._runs = runs
         self._fetching = fetching
-        self._cache = cache
+        self._cache = apart_from(store, cache)
         self._states: dict[str, KeyedState] = {}
         self._unsettled: Checkpoint | None = None
         self._closed = False
@@ -277,7 +276,8 @@ class KeyedStateBackend:
         Raises:
             NotFoundError: There is no such checkpoint.
             CorruptDataError: The newest record cannot be read.
-            InvalidInputError: Key groups or ``retained_checkpoints`` out of bounds, or an argument of another class.
+            InvalidInputError: Key groups or ``retained_checkpoints`` out of bounds, an argument of another class, or a
+                ``cache`` whose folder overlaps the root.
         """
         environment = environment or system_environment()
         checkpoints = CheckpointStore(root, environment=environment)

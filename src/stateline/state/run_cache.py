@@ -7,6 +7,8 @@ again before it is used, once per process, so a damaged, truncated or foreign fi
 Rules:
 - The disk cache is safe between processes: a file appears whole, by rename, and is deleted by name; what is
   memory-mapped stays readable after that.
+- Its files are in a folder of their own, :data:`RUNS_FOLDER`, below the one that the user names. Only what has a name
+  that it makes counts for the bound, and only that is deleted.
 - It is best effort: no failure of the local disk fails a task. :attr:`RunCache.failures` counts them.
 - A file of a slice is sparse: it is as long as the run, and only the record batches of the slice take room.
 """
@@ -17,7 +19,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import threading
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,13 +27,23 @@ from typing import Final
 
 import pyarrow as pa
 
+from stateline.blob.api import BlobStore
+from stateline.blob.local import LocalStore
+from stateline.blob.places import check_apart
 from stateline.environment import Environment
 from stateline.handles import RunHandle
 from stateline.metrics import Counter
+from stateline.options import check_kind
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
+from stateline.threads import new_lock
 
-__all__ = ["Extent", "OpenRun", "OpenRuns", "RunCache", "StackKey"]
+__all__ = ["RUNS_FOLDER", "Extent", "OpenRun", "OpenRuns", "RunCache", "StackKey", "apart_from"]
+
+RUNS_FOLDER: Final = "stateline-runs"
+"""The name of the folder, so that people know whose it is."""
+
+_OURS: Final = re.compile(r"[0-9a-f]{64}\.run|[0-9a-f]{32}\.tmp")
 
 _TEMPORARY_AGE_SECONDS: Final = 3600.0
 """After this long a temporary file has lost its writer."""
@@ -76,7 +88,7 @@ class OpenRuns:
     def __init__(self, bytes_max: int = 4 << 30, runs_max: int = 1024) -> None:
         self._bytes_max = bytes_max
         self._runs_max = runs_max
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._runs: OrderedDict[OpenKey, OpenRun] = OrderedDict()
         self._stacks: OrderedDict[tuple[str, StackKey], frozenset[OpenKey]] = OrderedDict()
         self._bytes = 0
@@ -133,16 +145,27 @@ class RunCache:
     """Fetched runs on the local disk, within a bound of bytes.
 
     Args:
-        folder: Made (for this user only) when first needed. Any number of processes may share it.
+        folder: Where the cache makes a folder of its own (for this user only) when first needed. Any number of
+            processes may share it.
         bytes_max: Disk room of all files; the least recently used are deleted.
         environment: Ids for temporary names, the clock for their age.
     """
 
     def __init__(self, folder: str | Path, bytes_max: int, environment: Environment) -> None:
-        self._folder = Path(folder)
+        self._given = Path(folder)
+        self._folder = self._given / RUNS_FOLDER
         self._bytes_max = bytes_max
         self._environment = environment
         self.failures = Counter()
+
+    def check_apart(self, stores: Iterable[BlobStore], option: str) -> None:
+        """Refuses a folder that overlaps the root of a store, where files that are not copies must stay.
+
+        Raises:
+            InvalidInputError: It is, contains or lies in such a root; links are followed.
+        """
+        for place in (self._given, self._folder):
+            check_apart(option, LocalStore(place), stores)
 
     def load(self, handle: RunHandle, store_url: str, *, whole: bool) -> pa.Buffer | None:
         """The bytes kept for a run, memory-mapped and **not proved**; ``None`` where there are none."""
@@ -218,11 +241,10 @@ class RunCache:
         except FileNotFoundError:
             return
         for entry in entries:
-            path = Path(entry.path)
-            if path.suffix in (".run", ".tmp"):
+            if _OURS.fullmatch(entry.name):
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
-                    yield status.st_mtime, status.st_blocks * _BLOCK_BYTES, path
+                    yield status.st_mtime, status.st_blocks * _BLOCK_BYTES, Path(entry.path)
 
     @contextlib.contextmanager
     def _best_effort(self) -> Iterator[None]:
@@ -230,3 +252,15 @@ class RunCache:
             yield
         except OSError:
             self.failures.increment()
+
+
+def apart_from(root: BlobStore, cache: RunCache | None) -> RunCache | None:
+    """``cache``, if it is one whose folder does not overlap the root.
+
+    Raises:
+        InvalidInputError: It does, or is something else.
+    """
+    check_kind(cache, RunCache | None, "cache", "a RunCache")
+    if cache is not None:
+        cache.check_apart([root], "cache")
+    return cache

@@ -25,7 +25,7 @@ from stateline.changelog import (
 from stateline.changelog.block import Compression
 from stateline.changelog.columns import batch_columns
 from stateline.changelog.inspection import inspect_object
-from stateline.changelog.local_recovery import LocalCopies
+from stateline.changelog.local_recovery import COPIES_FOLDER, LocalCopies
 from stateline.changelog.uploader import gather
 from stateline.errors import ClosedError, InvalidInputError, OutcomeUnknownError, StorageFullError, UnavailableError
 from stateline.key_groups import KeyGroupRange
@@ -360,11 +360,11 @@ def test_the_storage_keeps_and_discards_copies_with_the_checkpoints(tmp_path: Pa
     storage = open_storage(world, store, local_recovery_dir=str(tmp_path))
     writer = storage.create_writer("operator", KeyGroupRange(0, 9))
     start = writer.initial_sequence_number()
-    local = LocalStore(tmp_path, LocalStoreSettings(fsync=False))
+    local = LocalStore(tmp_path / COPIES_FOLDER, LocalStoreSettings(fsync=False))
 
     def copies() -> int:
         world.run()
-        return sum(1 for info in local.list("") if "changelog" in info.name)
+        return sum(1 for info in local.list("") if "/changelog/" in info.name)
 
     for checkpoint in (1, 2, 3):
         writer.append(1, b"x")
@@ -399,5 +399,5 @@ def test_a_set_that_no_checkpoint_used_takes_its_copy_along(tmp_path: Path) -> N
     world.advance(1)
     writer.truncate(SequenceNumber(1))
     world.run()
-    assert [info.name for info in LocalStore(tmp_path).list("") if "changelog" in info.name] == []
+    assert [info.name for info in LocalStore(tmp_path).list("") if "/changelog/" in info.name] == []
     storage.close()

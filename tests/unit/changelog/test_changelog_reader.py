@@ -19,10 +19,11 @@ from stateline.changelog import ChangelogHandle, ChangelogMetrics, ChangelogRead
 from stateline.changelog.cache import HostCache
 from stateline.changelog.frame import encode_index
 from stateline.changelog.inspection import changes_of, inspect_object, verify_frame
+from stateline.changelog.local_recovery import COPIES_FOLDER
 from stateline.errors import AccessDeniedError, CorruptDataError, DataLossError, InvalidInputError, NotFoundError
 from stateline.key_groups import KeyGroupRange, range_for_subtask
 from tests.unit.changelog.limits import bounded
-from tests.unit.changelog.worlds import ManualWorld, ScriptedStore, memory_store, open_storage, values
+from tests.unit.changelog.worlds import ManualExecutor, ManualWorld, ScriptedStore, memory_store, open_storage, values
 
 ALL = KeyGroupRange(0, 127)
 
@@ -242,7 +243,7 @@ def test_a_hostile_length_on_a_real_disk_costs_nothing(tmp_path: Path) -> None:
 class WithCopies(Written):
     def __init__(self, tmp_path: Path) -> None:
         super().__init__(local_recovery_dir=str(tmp_path))
-        self.local = LocalStore(tmp_path)
+        self.local = LocalStore(tmp_path / COPIES_FOLDER)
         self.store.calls.clear()
         self.name = self.handle.segments[0].name
 
@@ -339,6 +340,22 @@ def test_a_damaged_download_is_replaced(tmp_path: Path) -> None:
     assert written.read() == written.expected
     assert written.metric("local_read_fallbacks") >= 1
     assert written.read() == written.expected
+
+
+def test_a_thread_that_cannot_be_started_costs_no_read_and_the_cache_is_swept_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: ManualExecutor, delay: float, function: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    written = WithCache(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(ManualExecutor, "call_later", refused)
+        assert written.read() == written.expected
+    assert written.metric("local_read_fallbacks") == 0
+    assert written.read() == written.expected
+    written.world.advance(1300)
+    assert written.files() == []
 
 
 def test_idle_downloads_are_deleted_and_used_ones_stay(tmp_path: Path) -> None:

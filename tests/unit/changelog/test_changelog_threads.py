@@ -279,21 +279,24 @@ class Watched(StoreDecorator):
         return self.inner.put_all_if_absent(name, pieces)
 
 
+A, B, C = (f"job/changelog/{digit * 32}" for digit in "abc")
+
+
 def test_one_process_at_a_time_makes_room_for_its_copy_and_writes_it(tmp_path: Path) -> None:
     """Two at once would each see room for themselves alone."""
     seen: list[bool] = []
 
     def as_another_process() -> None:
         other = LocalCopies(LocalStore(tmp_path, LocalStoreSettings(fsync=False)), 100, 0.05)
-        seen.append(other.start("b", [bytes(80)], 80).wait(1))
+        seen.append(other.start(B, [bytes(80)], 80).wait(1))
         other.close()
 
     copies = LocalCopies(Watched(tmp_path, as_another_process), 100, 30)
-    assert copies.start("a", [bytes(80)], 80).wait(1)
+    assert copies.start(A, [bytes(80)], 80).wait(1)
     assert seen == [False]
     last = LocalCopies(LocalStore(tmp_path, LocalStoreSettings(fsync=False)), 100, 30)
-    assert last.start("c", [bytes(80)], 80).wait(1)
-    assert [info.name for info in last.store.list("") if info.size] == ["c"]
+    assert last.start(C, [bytes(80)], 80).wait(1)
+    assert [info.name for info in last.store.list("") if info.size] == [C]
     copies.close()
     last.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Collection
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -538,7 +539,7 @@ def test_a_writer_wakes_when_the_scheduler_is_closed() -> None:
 def test_an_interrupted_writer_fails_its_task_and_leaves_the_queue() -> None:
     class Stuck(ManualExecutor):
         def submit(self, function: Any, /, *arguments: Any) -> Any:
-            return None
+            return Future()
 
     def interrupt() -> None:
         raise KeyboardInterrupt

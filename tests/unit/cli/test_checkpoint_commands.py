@@ -421,6 +421,10 @@ def age(path: Path, days: float) -> None:
     os.utime(path, (moment, moment))
 
 
+LEFT, YOUNG = "0" * 32, "1" * 32
+"""What makes a name one that Stateline gives."""
+
+
 def everything_aged(root: Root, days: float) -> None:
     for path in root.folder.rglob("*"):
         if path.is_file():
@@ -428,7 +432,7 @@ def everything_aged(root: Root, days: float) -> None:
 
 
 def test_a_sweep_removes_what_nothing_reaches_and_nothing_else(root: Root) -> None:
-    garbage = ["shared/garbage.arrow", "chk-1/left", "taskowned/left"]
+    garbage = [f"shared/{LEFT}.arrow", f"chk-1/{LEFT}", f"taskowned/{LEFT}"]
     for name in garbage:
         root.store.put(name, b"garbage")
     dead: list[Part] = [root.out.stage("dead.csv", b"dead"), root.store.stage("dead", b"dead")]
@@ -451,15 +455,38 @@ def test_a_sweep_removes_what_nothing_reaches_and_nothing_else(root: Root) -> No
     assert run("checkpoint", "verify", root.url).exit_code == 0
 
 
+def test_a_sweep_spares_what_others_put_into_its_folders(root: Root) -> None:
+    foreign = ["shared/report.pdf", f"shared/sub/{LEFT}", "taskowned/left", "chk-1/notes", f"chk-x/{LEFT}"]
+    foreign += [f"shared/{'0' * 64}", ".inprogress/notes", f".inprogress/sub/{LEFT}"]
+    for name in foreign:
+        root.store.put(name, b"theirs")
+        root.out.put(name, b"theirs")
+    everything_aged(root, 30)
+    age(root.path(record_name(2)), -1)
+    swept = run("sweep", root.url, "--outputs", "--delete", "--min-age", "0s")
+    assert swept.exit_code == 0, swept.output
+    assert [store.get(name) for store in (root.store, root.out) for name in foreign] == [b"theirs"] * 2 * len(foreign)
+
+
+def test_dropping_a_savepoint_spares_what_others_put_into_its_folder(root: Root) -> None:
+    folder = Path(made_savepoint(root).removeprefix("file://"))
+    foreign = [folder / "README", folder / "chk-1" / LEFT]
+    for path in foreign:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"theirs")
+    assert run("savepoint", "drop", f"file://{folder}", "--delete").exit_code == 0
+    assert sorted(path for path in folder.rglob("*") if path.is_file()) == sorted(foreign)
+
+
 def test_a_sweep_spares_the_young_and_the_outputs_it_is_not_given(root: Root) -> None:
-    root.store.put("shared/young", b"y")
-    root.store.put("shared/undecided", b"y")
+    root.store.put(f"shared/{YOUNG}.arrow", b"y")
+    root.store.put(f"shared/rows-{LEFT}.arrows", b"y")
     dead = root.out.stage("dead.csv", b"dead")
     everything_aged(root, 30)
-    age(root.path("shared/young"), -27)
+    age(root.path(f"shared/{YOUNG}.arrow"), -27)
     assert run("sweep", root.url, "--delete").exit_code == 0
-    assert root.path("shared/young").exists()
-    assert root.path("shared/undecided").exists(), "the newest record is as old: the next one may name it"
+    assert root.path(f"shared/{YOUNG}.arrow").exists()
+    assert root.path(f"shared/rows-{LEFT}.arrows").exists(), "the newest record is as old: the next one may name it"
     assert (root.folder / "out" / dead.name).exists()
     [result, _] = facts(run("sweep", root.url, "--min-age", "0s", "--json"))
     assert result["young"] == 2
@@ -508,24 +535,24 @@ def test_a_piece_that_the_next_checkpoint_may_name_stays_at_any_age(
 
 
 def test_a_root_that_cannot_be_read_is_not_swept(root: Root) -> None:
-    root.store.put("shared/garbage", b"garbage")
+    root.store.put(f"shared/{LEFT}", b"garbage")
     everything_aged(root, 30)
     root.damage(record_name(2), 77)
     answer = run("sweep", root.url, "--delete")
     assert answer.exit_code == 1
     assert "chk-2/_metadata" in answer.output
-    assert root.path("shared/garbage").exists()
+    assert root.path(f"shared/{LEFT}").exists()
 
 
 def test_a_root_is_not_swept_where_a_record_is_gone_from_between_the_others(root: Root) -> None:
     needed = [name for number in (0, 2) for name in root.run_names(number)]
-    root.store.put("shared/garbage", b"garbage")
+    root.store.put(f"shared/{LEFT}", b"garbage")
     everything_aged(root, 30)
     root.path(record_name(1)).unlink()
     answer = run("sweep", root.url, "--delete")
     assert answer.exit_code == 1
     assert "chk-1/_metadata" in answer.output
-    assert all(root.path(name).exists() for name in [*needed, "shared/garbage"])
+    assert all(root.path(name).exists() for name in [*needed, f"shared/{LEFT}"])
 
 
 def test_a_sweep_leaves_nothing_out_that_its_caller_would(root: Root) -> None:

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from stateline.environment import system_environment
+from stateline.errors import UnavailableError
 from stateline.files.background import BackgroundSink
 
 
@@ -91,3 +92,13 @@ def test_what_is_written_after_the_end_is_dropped() -> None:
         raise KeyError("the encoder failed")
     assert sink.write(b"y" * 2_000_000) == 2_000_000
     assert not slow.data
+
+
+def test_a_thread_that_cannot_be_started_fails_the_write_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    sink = BackgroundSink(Slow(), system_environment())
+    with pytest.raises(UnavailableError, match="can't start new thread"), sink:
+        sink.write(bytes(2_000_000))

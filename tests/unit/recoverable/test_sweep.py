@@ -89,7 +89,7 @@ def test_any_number_of_leftovers_goes_in_batches(store, clock):
             self.inner.discard(found)
 
     for index in range(2500):
-        store.put(f".inprogress/{index}", b"")
+        store.put(f".inprogress/{index:032x}", b"")
     clock.at += 2 * HOUR
     counting = Counting(store)
     assert sweep(counting, (), min_age=HOUR, delete=True).leftovers == 2500

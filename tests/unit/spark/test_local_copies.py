@@ -10,7 +10,11 @@ import pytest
 
 from stateline.blob.memory import MemoryStore
 from stateline.environment import system_environment
+from stateline.errors import InvalidInputError
+from stateline.files import FileOutput
 from stateline.spark.aggregation import AggregateProgram
+from stateline.spark.pipeline import Pipeline
+from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.state import aggregate
 from stateline.state.run_cache import RunCache
 from stateline.state.stored import StoredState
@@ -37,7 +41,7 @@ class Hosts:
         return self.copies[(subtask + self.turned) % 2]
 
     def files(self):
-        return sorted(path for folder in self.folders for path in folder.glob("*.run"))
+        return sorted(path for folder in self.folders for path in folder.glob("*/*.run"))
 
 
 class WatchedStore(MemoryStore):
@@ -183,3 +187,19 @@ def test_copies_stay_within_their_bound_and_what_was_dropped_is_fetched(store, t
         assert all(copies.size() <= bound for copies in hosts.copies)
     assert fetched
     assert state(running) == expected(BATCHES, [2] * len(BATCHES))
+
+
+@pytest.mark.parametrize("overlapped", ["root", "out"])
+def test_a_folder_of_copies_in_the_root_or_in_an_output_is_refused_before_anything_runs(tmp_path, overlapped):
+    operator = OperatorPlan(name="sums", tables={}, definition="", output=FileOutput(url=str(tmp_path / "out")))
+    plan = PipelinePlan(
+        root_url=str(tmp_path / "root"),
+        parallelism=1,
+        max_parallelism=1,
+        operators=(operator,),
+        local_copies=str(tmp_path / overlapped / "copies"),
+        local_copies_bytes=ROOMY,
+    )
+    with pytest.raises(InvalidInputError, match=r"local_copies.* must be apart"):
+        Pipeline(None, plan, {})._coordinator(None, system_environment())
+    assert not list(tmp_path.iterdir())

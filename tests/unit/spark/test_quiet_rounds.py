@@ -201,3 +201,19 @@ def test_a_round_closes_what_the_watermark_has_passed_once_and_a_replay_finds_th
     assert restarted.run(rows(("a", 1), ("b", 30)), batch_id=0) == acted.checkpoint
     assert restarted.coordinator.due_at() is None
     assert restarted.run(rows(("c", 31))).checkpoint_id == 2
+
+
+def test_a_round_for_which_no_thread_is_to_be_had_comes_after_another_pause(monkeypatch):
+    bench = Bench()
+    bench.batch(due=101.0)
+    bench.rounds.start()
+
+    def refused(function, *args):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.timers, "submit", refused)
+        bench.timers.go_off()
+    assert (bench.acted, bench.timers.delays) == (0, [5.0])
+    bench.timers.go_off()
+    assert bench.acted == 1

@@ -20,10 +20,11 @@ from stateline.environment import Environment, SystemClock
 from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange
+from stateline.state.backend import KeyedStateBackend
 from stateline.state.rescale import narrowed
 from stateline.state.rows import Run
 from stateline.state.run import RunSettings
-from stateline.state.run_cache import Extent, OpenRun, OpenRuns, RunCache
+from stateline.state.run_cache import RUNS_FOLDER, Extent, OpenRun, OpenRuns, RunCache
 from stateline.state.run_store import RunReader, RunReaderSettings, RunWriter
 
 BIG = RunReaderSettings(whole_bytes=0, range_bytes=4096)
@@ -230,7 +231,7 @@ def test_a_damaged_copy_is_fetched_anew_and_replaced(
 ) -> None:
     handle = part_of(written(remote), part.start, part.end)
     expected = keys(reader(remote, cache_in(tmp_path, clock)).open(handle))
-    (path,) = (tmp_path / "runs").iterdir()
+    (path,) = (tmp_path / "runs" / RUNS_FOLDER).iterdir()
     good = path.read_bytes()
     for bad in (b"", good[:-1], good[:-700] + bytes([good[-700] ^ 1]) + good[-699:]):
         path.write_bytes(bad)
@@ -244,7 +245,7 @@ def test_a_slice_takes_no_more_disk_than_its_bytes(remote: InstrumentedStore, tm
     handle = written(remote, rows=100_000)
     cache = cache_in(tmp_path, clock)
     reader(remote, cache).open(part_of(handle, 3, 3))
-    (path,) = (tmp_path / "runs").iterdir()
+    (path,) = (tmp_path / "runs" / RUNS_FOLDER).iterdir()
     assert path.stat().st_size == handle.size
     assert cache.size() < handle.size / 4
 
@@ -281,13 +282,40 @@ def test_temporary_files_are_swept_when_their_writer_is_gone(
 ) -> None:
     cache = cache_in(tmp_path, clock)
     reader(remote, cache).open(written(remote))
-    leftover = tmp_path / "runs" / "x.tmp"
+    leftover = tmp_path / "runs" / RUNS_FOLDER / f"{0:032x}.tmp"
     leftover.write_bytes(b"x")
     cache.save(written(remote), remote.url, [Extent(0, memoryview(b"x"))], whole=True)
     assert leftover.exists()
     clock.time += 7200
     cache.save(written(remote), remote.url, [Extent(0, memoryview(b"x"))], whole=True)
     assert not leftover.exists()
+
+
+def test_files_of_others_in_the_folder_of_copies_stay(remote: InstrumentedStore, tmp_path: Path, clock: Clock) -> None:
+    given = tmp_path / "runs"
+    own = given / RUNS_FOLDER
+    foreign = [given / "a.run", given / "upload.tmp", own / "a.run", own / "upload.tmp", own / f"{0:064x}.tmp"]
+    own.mkdir(parents=True)
+    for path in foreign:
+        path.write_bytes(bytes(5000))
+        os.utime(path, (1, 1))
+    cache = cache_in(tmp_path, clock, bytes_max=1)
+    written(remote, cache=cache)
+    assert all(path.read_bytes() == bytes(5000) for path in foreign)
+    assert sorted(path for path in own.iterdir() if path.is_file()) == sorted(foreign[2:])
+    assert cache.failures.value == 0
+
+
+@pytest.mark.parametrize("place", [".", "..", "runs", "link"])
+def test_a_folder_of_copies_that_overlaps_the_root_is_refused(tmp_path: Path, place: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(root / "runs")
+    cache = RunCache(root / place, 1000, Environment())
+    with pytest.raises(InvalidInputError, match="must be apart"):
+        KeyedStateBackend.open(root, cache=cache)
+    with KeyedStateBackend.open(root, cache=RunCache(tmp_path / "copies", 1000, Environment())):
+        pass
 
 
 def test_a_broken_cache_disk_fails_nothing(remote: InstrumentedStore, tmp_path: Path, clock: Clock) -> None:
@@ -300,7 +328,7 @@ def test_a_broken_cache_disk_fails_nothing(remote: InstrumentedStore, tmp_path: 
 
 def test_copies_are_private(remote: InstrumentedStore, tmp_path: Path, clock: Clock) -> None:
     written(remote, cache=cache_in(tmp_path, clock))
-    (path,) = (tmp_path / "runs").iterdir()
+    (path,) = (tmp_path / "runs" / RUNS_FOLDER).iterdir()
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
