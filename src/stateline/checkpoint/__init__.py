@@ -12,6 +12,7 @@ from stateline.checkpoint.api import (
     OperatorState,
     OutputState,
     SubtaskState,
+    checkpoint_time,
 )
 from stateline.checkpoint.pointer import Located, Snapshot, locate, resolve_pointer
 from stateline.checkpoint.savepoint import (
@@ -55,6 +56,7 @@ __all__ = [
     "Snapshot",
     "SubtaskState",
     "VerifyReport",
+    "checkpoint_time",
     "create_savepoint",
     "drop_savepoint",
     "list_savepoints",

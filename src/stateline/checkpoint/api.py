@@ -32,6 +32,7 @@ __all__ = [
     "OperatorState",
     "OutputState",
     "SubtaskState",
+    "checkpoint_time",
 ]
 
 MAX_FILE_STATE_THRESHOLD: Final = 1_048_576
@@ -141,7 +142,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         max_parallelism: Number of key groups; fixed for the life of the root.
         parallelism: Subtasks of this batch.
         nonce: Unique to the attempt that wrote the record: tells one's own record from another driver's.
-        created_at: Wall-clock seconds since the epoch. For people.
+        created_at: The time of the checkpoint, seconds since the epoch; see :func:`checkpoint_time`.
         operators: State.
         outputs: Files.
         watermark_us: Event-time watermark after the batch, microseconds since the epoch; ``None`` without one.
@@ -205,3 +206,16 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for state in self.states.values():
             if isinstance(state, FileState):
                 yield state.object_name(self.folder)
+
+
+def checkpoint_time(now: float, newest: Checkpoint | None) -> float:
+    """The time of the checkpoint that follows ``newest``: what a clock says, but never a time before that one's.
+
+    Clocks are set back, and the next driver may be on a host whose clock is behind. What has passed must not come back:
+    a time to live, a timer, the age of a file. So time stands still until the clock has caught up.
+
+    Args:
+        now: What the clock says, seconds since the epoch.
+        newest: The checkpoint before; ``None`` for the first one.
+    """
+    return now if newest is None else max(now, newest.created_at)

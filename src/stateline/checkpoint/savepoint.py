@@ -34,7 +34,7 @@ from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
 from stateline.blob.urls import relative_name, store_of
-from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint, OutputState
+from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint, OutputState, checkpoint_time
 from stateline.checkpoint.layout import CLAIMED, METADATA, SAVEPOINT_PREFIX, SHARED_PREFIX
 from stateline.checkpoint.metadata import decode_claim, decode_record, decode_savepoint, encode_claim, encode_savepoint
 from stateline.checkpoint.objects import check_piece, copy_object, extents_of, read_piece, renamed
@@ -188,7 +188,7 @@ class _Creation:
         record = replace(
             moved,
             nonce=self._environment.ids.new_id(),
-            created_at=self._environment.clock.now(),
+            created_at=checkpoint_time(self._environment.clock.now(), self._checkpoint),
             properties=self._checkpoint.properties | provenance,
         )
         self._target.put_if_absent(f"{self._folder}/{METADATA}", encode_savepoint(record))
@@ -361,7 +361,7 @@ def start_from_savepoint(
         query_id=query_id,
         offsets_digest="",
         nonce=environment.ids.new_id(),
-        created_at=environment.clock.now(),
+        created_at=checkpoint_time(environment.clock.now(), savepoint.checkpoint),
         outputs=tuple(_new_output(output, targets) for output in moved.outputs if output.open),
         properties=moved.properties | {"savepoint.url": savepoint.url, EARLIER_CHECKPOINTS: str(earlier)},
     )

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from stateline.blob import BlobStore
 from stateline.checkpoint import CheckpointStore
@@ -122,7 +123,9 @@ class FilesDecision:
 
         def join(batch: Batch[Sequence[TaskFiles]], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
             (task,) = tasks
-            staged = [file for made in batch.data for file in made.open]
+            # Whatever the clock of a task's host said: the ages of files are told by one clock.
+            times = {"opened_at": task.now, "written_at": task.now}
+            staged = [replace(file, **times) for made in batch.data for file in made.open]
             result = self._writer(task.open_files, task.now, staged).finish()
             finished = (*(file for made in batch.data for file in made.finished), *result.finished)
             return [SubtaskResult(operator=_OPERATOR, subtask=0, states={}, finished=finished, open=result.open)]
