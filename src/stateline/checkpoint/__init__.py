@@ -15,6 +15,7 @@ from stateline.checkpoint.api import (
     checkpoint_time,
 )
 from stateline.checkpoint.pointer import Located, Snapshot, locate, resolve_pointer
+from stateline.checkpoint.relocation import Relocation, relocate_outputs
 from stateline.checkpoint.savepoint import (
     Savepoint,
     create_savepoint,
@@ -51,6 +52,7 @@ __all__ = [
     "OperatorState",
     "OutputState",
     "Problem",
+    "Relocation",
     "RootSweep",
     "Savepoint",
     "Snapshot",
@@ -63,6 +65,7 @@ __all__ = [
     "locate",
     "open_savepoint",
     "open_state",
+    "relocate_outputs",
     "resolve_pointer",
     "start_from_savepoint",
     "sweep_root",

@@ -146,7 +146,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         operators: State.
         outputs: Files.
         watermark_us: Event-time watermark after the batch, microseconds since the epoch; ``None`` without one.
-        properties: Free text for people and tools, such as the program's name.
+        properties: Free text for people and tools, such as the program's name. What is told of an output has a key that
+            ends with a space and its URL.
         states: Whatever else a restart needs, by name, written through a ``CheckpointStreamFactory``.
     """
 
@@ -172,9 +173,12 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def publishes(self) -> bool:
         """Whether something is left to do once the record exists: files to make visible, rows to hand over."""
-        return any(output.finished for output in self.outputs) or any(
-            name.startswith(DELIVERY_PREFIX) for name in self.states
-        )
+        return any(output.finished for output in self.outputs) or self.delivers
+
+    @property
+    def delivers(self) -> bool:
+        """Whether it has rows that are handed over."""
+        return any(name.startswith(DELIVERY_PREFIX) for name in self.states)
 
     @property
     def earlier_checkpoints(self) -> int:

@@ -17,7 +17,7 @@ Facts:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -45,7 +45,7 @@ from stateline.checkpoint.store import CheckpointStore
 from stateline.errors import CorruptDataError, DataLossError, NotFoundError
 from stateline.handles import CommitPoint, Part
 
-__all__ = ["Finding", "Problem", "VerifyReport", "verify_root", "verify_savepoint"]
+__all__ = ["Finding", "Problem", "VerifyReport", "verify_outputs", "verify_root", "verify_savepoint"]
 
 Progress = Callable[[int, int], None]
 """``progress(objects_done, objects_in_all)``, called after each object."""
@@ -158,6 +158,18 @@ def verify_savepoint(savepoint: Savepoint, *, progress: Progress | None = None) 
     return report
 
 
+def verify_outputs(checkpoint: Checkpoint, outputs: Mapping[str, BlobStore]) -> VerifyReport:
+    """Verifies what a checkpoint needs of its outputs alone, so that a driver can go on from it.
+
+    Args:
+        checkpoint: The checkpoint; the files that it finishes need not be visible yet.
+        outputs: Stores of outputs by ``OutputState.url``; others are left out.
+    """
+    report = VerifyReport(checkpoint_ids=[checkpoint.checkpoint_id])
+    _look_at_outputs(checkpoint, outputs, lambda _: True, report)
+    return report
+
+
 def _live(root: CheckpointStore, report: VerifyReport) -> list[Checkpoint]:
     """The live checkpoints that can be read; records that are corrupt or gone become findings."""
     slots = Slots(root.store, allow_older=False)
@@ -187,7 +199,7 @@ def _live(root: CheckpointStore, report: VerifyReport) -> list[Checkpoint]:
 
 def _verify(
     store: BlobStore,
-    checkpoints: Iterable[Checkpoint],
+    checkpoints: Sequence[Checkpoint],
     outputs: Mapping[str, BlobStore],
     is_published: Callable[[Checkpoint], bool],
     progress: Progress | None,
@@ -195,23 +207,39 @@ def _verify(
 ) -> None:
     needed: dict[str, set[Extent]] = {}
     needed_by: dict[str, list[int]] = {}
+    # A file that a younger checkpoint finishes once more, below another URL, is looked for there.
+    finishes = {
+        file.commit.nonce: checkpoint.checkpoint_id
+        for checkpoint in checkpoints
+        for output in checkpoint.outputs
+        for file in output.finished
+    }
     for checkpoint in checkpoints:
         report.checkpoint_ids.append(checkpoint.checkpoint_id)
         for name, extents in extents_of(checkpoint).items():
             needed.setdefault(name, set()).update(extents)
             needed_by.setdefault(name, []).append(checkpoint.checkpoint_id)
-        for output in checkpoint.outputs:
-            if output.url in outputs:
-                parts = [part for file in output.open for part in (file.resume.parts if file.resume else ())]
-                _look_at_parts(outputs[output.url], parts, checkpoint.checkpoint_id, report)
-                if not is_published(checkpoint):
-                    for finished in output.finished:
-                        _look_at_file(outputs[output.url], finished.commit, checkpoint.checkpoint_id, report)
+        mine = checkpoint.checkpoint_id
+        due = set() if is_published(checkpoint) else {nonce for nonce, last in finishes.items() if last == mine}
+        _look_at_outputs(checkpoint, outputs, due.__contains__, report)
     report.reachable = sorted(needed)
     for done, name in enumerate(report.reachable, start=1):
         _look_at_object(store, name, needed[name], tuple(needed_by[name]), report)
         if progress is not None:
             progress(done, len(needed))
+
+
+def _look_at_outputs(
+    checkpoint: Checkpoint, outputs: Mapping[str, BlobStore], is_due: Callable[[str], bool], report: VerifyReport
+) -> None:
+    """The pieces of files that go on, and the files, known by their nonces, that are due to become visible."""
+    for output in checkpoint.outputs:
+        if output.url in outputs:
+            parts = [part for file in output.open for part in (file.resume.parts if file.resume else ())]
+            _look_at_parts(outputs[output.url], parts, checkpoint.checkpoint_id, report)
+            for finished in output.finished:
+                if is_due(finished.commit.nonce):
+                    _look_at_file(outputs[output.url], finished.commit, checkpoint.checkpoint_id, report)
 
 
 def _look_at_object(
