@@ -25,22 +25,25 @@ from stateline.blob.api import BlobStore, ObjectInfo
 from stateline.checkpoint.api import Checkpoint
 from stateline.checkpoint.layout import (
     CLAIMED,
+    FLOOR_BLOCK,
     FLOOR_PREFIX,
     METADATA,
     PUBLISHED,
     RECORD_PREFIX,
     SHARED_PREFIX,
     TASKOWNED_PREFIX,
+    block_of,
     block_of_floor,
     floor_name,
     id_of_published,
+    ids_of_block,
     published_name,
     record_name,
 )
 from stateline.checkpoint.metadata import check_mark, encode_floor, encode_published
 from stateline.checkpoint.objects import Extent, check_extents, extents_of, read_piece
 from stateline.checkpoint.savepoint import Savepoint
-from stateline.checkpoint.slots import Slots
+from stateline.checkpoint.slots import Empty, Slots
 from stateline.checkpoint.store import CheckpointStore
 from stateline.errors import CorruptDataError, DataLossError, NotFoundError
 from stateline.handles import CommitPoint, Part
@@ -127,6 +130,7 @@ def verify_root(
     marked = [id_of_published(info.name) for info in listed] if checkpoint_id is None else [checkpoint_id]
     _look_at_marks(root.store, marked, report)
     if checkpoint_id is None:
+        _look_beside_marks(root.store, listed, report)
         _look_at_floor(root.store, report)
     _verify(root.store, checkpoints, outputs or {}, root.is_published, progress, report)
     report.findings = [finding for finding in report.findings if _still_counts(root, finding)]
@@ -188,6 +192,7 @@ def _live(root: CheckpointStore, report: VerifyReport) -> list[Checkpoint]:
             taken.append(checkpoint_id)
     for missing in sorted(set(range(min(taken, default=0), max(taken, default=-1))) - set(taken)):
         _add(report, Problem.MISSING, record_name(missing), (missing,), "its neighbours are live")
+    _look_below(slots, min(taken, default=0), set(listed_ids), report)
     try:
         slots.newest(listed_ids)
     except DataLossError as error:
@@ -195,6 +200,26 @@ def _live(root: CheckpointStore, report: VerifyReport) -> list[Checkpoint]:
     except CorruptDataError:
         return checkpoints  # It is among the findings.
     return checkpoints
+
+
+def _look_below(slots: Slots, oldest_live: int, listed_ids: set[int], report: VerifyReport) -> None:
+    """The slots below the oldest live checkpoint: each of them was taken, and is closed, or has a tombstone.
+
+    Records were listed before the floor is read here, and a slot is freed only below a marker. So what is neither is
+    gone; it is asked once more by exact name, as a listing may lag.
+    """
+    for block in range(block_of(oldest_live) + (oldest_live % FLOOR_BLOCK > 0)):
+        ids = [slot for slot in ids_of_block(block) if slot < oldest_live]
+        unlisted = [slot for slot in ids if slot not in listed_ids]
+        if not unlisted or slots.is_closed(ids[0]):
+            continue
+        if len(unlisted) == FLOOR_BLOCK and slots.read(ids[0]) is Empty.ABSENT:
+            what = f"no marker says that checkpoints {ids[0]} to {ids[-1]} were retired: a late driver may decide one"
+            _add(report, Problem.MISSING, floor_name(block), (), what)
+            continue
+        for slot in unlisted:
+            if slots.read(slot) is Empty.ABSENT:
+                _add(report, Problem.MISSING, record_name(slot), (), "neither the record nor a tombstone is there")
 
 
 def _verify(
@@ -258,6 +283,15 @@ def _look_at_marks(store: BlobStore, checkpoint_ids: Iterable[int | None], repor
     for marked in checkpoint_ids:
         if marked is not None:
             _look_at_mark(store, published_name(marked), encode_published(marked), (marked,), report)
+
+
+def _look_beside_marks(store: BlobStore, listed: Iterable[ObjectInfo], report: VerifyReport) -> None:
+    """A mark is made after its record, and freed before it: one without a record tells that the record is gone."""
+    names = {info.name for info in listed} | {finding.name for finding in report.findings}
+    slots = Slots(store, allow_older=False)
+    for marked in sorted(mark for mark in map(id_of_published, names) if mark is not None):
+        if record_name(marked) not in names and slots.read(marked) is Empty.ABSENT:
+            _add(report, Problem.MISSING, record_name(marked), (marked,), "its mark is there")
 
 
 def _look_at_floor(store: BlobStore, report: VerifyReport) -> None:

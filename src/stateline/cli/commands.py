@@ -16,6 +16,7 @@ from stateline.cli.changelog import changelog
 from stateline.cli.checkpoint import checkpoint
 from stateline.cli.output import CommandGroup
 from stateline.cli.relocation import relocate
+from stateline.cli.retirement import retire
 from stateline.cli.savepoint import savepoint
 from stateline.cli.state import state
 from stateline.cli.sweep import sweep
@@ -72,5 +73,6 @@ def doctor(context: click.Context, *, as_json: bool) -> None:
 
 
 checkpoint.add_command(relocate)
+checkpoint.add_command(retire)
 for _command in (changelog, checkpoint, state, savepoint, sweep):
     stateline.add_command(_command)

@@ -28,7 +28,8 @@ from stateline.checkpoint import (
     verify_savepoint,
 )
 from stateline.checkpoint import objects as objects_module
-from stateline.checkpoint.metadata import encode_floor, encode_published
+from stateline.checkpoint.layout import record_name
+from stateline.checkpoint.metadata import Retired, encode_floor, encode_published, encode_retired
 from stateline.environment import SystemIds
 from stateline.errors import (
     AlreadyExistsError,
@@ -76,6 +77,8 @@ class Query:
     def __init__(self, stores, checkpoint_id=3):
         self.store, self.out = stores("root"), stores("out")
         self.root = CheckpointStore(self.store)
+        for retired in range(checkpoint_id):
+            self.store.put(record_name(retired), encode_retired(Retired(checkpoint_id=retired)))
         for name, data in RUNS.items():
             self.store.put(name, data)
         self.store.put("shared/rows", ROWS)
