@@ -41,7 +41,7 @@ from stateline.checkpoint.layout import (
     record_name,
 )
 from stateline.checkpoint.metadata import check_mark, encode_floor, encode_published
-from stateline.checkpoint.objects import Extent, check_extents, extents_of, read_piece
+from stateline.checkpoint.objects import Extent, check_extents, extents_of, pieces_of, read_piece
 from stateline.checkpoint.savepoint import Savepoint
 from stateline.checkpoint.slots import Empty, Slots
 from stateline.checkpoint.store import CheckpointStore
@@ -145,10 +145,9 @@ def verify_savepoint(savepoint: Savepoint, *, progress: Progress | None = None) 
     report = VerifyReport()
     needed = {savepoint.name_in_store(name): found for name, found in extents_of(savepoint.checkpoint).items()}
     for output in savepoint.checkpoint.outputs:
-        for file in output.open:
-            for part in file.resume.parts if file.resume else ():
-                extent = Extent(0, part.length, part.crc32c, is_whole=True)
-                needed[savepoint.name_in_store(part.name)] = {extent}
+        for part in pieces_of(output):
+            extent = Extent(0, part.length, part.crc32c, is_whole=True)
+            needed[savepoint.name_in_store(part.name)] = {extent}
     report.checkpoint_ids = [savepoint.checkpoint.checkpoint_id]
     try:
         savepoint.owner()
@@ -260,8 +259,7 @@ def _look_at_outputs(
     """The pieces of files that go on, and the files, known by their nonces, that are due to become visible."""
     for output in checkpoint.outputs:
         if output.url in outputs:
-            parts = [part for file in output.open for part in (file.resume.parts if file.resume else ())]
-            _look_at_parts(outputs[output.url], parts, checkpoint.checkpoint_id, report)
+            _look_at_parts(outputs[output.url], pieces_of(output), checkpoint.checkpoint_id, report)
             for finished in output.finished:
                 if is_due(finished.commit.nonce):
                     _look_at_file(outputs[output.url], finished.commit, checkpoint.checkpoint_id, report)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stateline.blob import BlobStore, open_store
-from stateline.blob.urls import relative_name
 from stateline.checkpoint import Checkpoint, CheckpointStore, Savepoint, open_savepoint, start_from_savepoint
 from stateline.checkpoint.layout import METADATA
+from stateline.checkpoint.savepoint import folder_of_claim
 from stateline.environment import Environment
 from stateline.errors import InternalError
 from stateline.spark.continuity import check_plan
@@ -86,5 +86,5 @@ def first_checkpoint(
 def _open(start: SavepointStart, root: BlobStore, environment: Environment) -> Savepoint:
     url = start.url.rstrip("/").removesuffix(f"/{METADATA}")
     if start.mode == "claim":
-        return open_savepoint(root, relative_name(root.url, url))
+        return open_savepoint(root, folder_of_claim(root, url))
     return open_savepoint(open_store(url, start.options, environment))
