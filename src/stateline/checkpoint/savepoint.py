@@ -104,6 +104,16 @@ class Savepoint:
         """Who claimed it: a query id, or ``"dropped"``; ``None`` for nobody. One GET."""
         return owner_of(self.store, self.name_in_store(CLAIMED))
 
+    def check_free(self, operation: str) -> None:
+        """Checks that nobody has claimed it. One GET.
+
+        Raises:
+            ConflictError: Somebody has.
+        """
+        owner = self.owner()
+        if owner is not None:
+            raise owned(self.url, owner, operation)
+
 
 def create_savepoint(
     source: CheckpointStore,
@@ -384,9 +394,7 @@ def start_from_savepoint(
 
 
 def _copied_names(savepoint: Savepoint, root: BlobStore) -> dict[str, str]:
-    owner = savepoint.owner()
-    if owner is not None:
-        raise owned(savepoint.url, owner, "start_from_savepoint")
+    savepoint.check_free("start_from_savepoint")
     extents = extents_of(savepoint.checkpoint)
     names = flat_names(extents)
     for name in sorted(extents):

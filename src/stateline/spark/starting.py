@@ -31,13 +31,17 @@ def check_start(
 
     Raises:
         NotFoundError: There is none, or it is incomplete.
+        ConflictError: It is to be copied, and somebody owns it.
         CorruptDataError: Its record is not what was written.
         InvalidInputError: It holds something else than the plan goes on with; it is to be claimed and does not lie
             below the root.
     """
     if plan.start is None:
         return
-    record = _open(plan.start, root, environment).checkpoint
+    savepoint = _open(plan.start, root, environment)
+    if plan.start.mode == "copy":
+        savepoint.check_free("start")  # Who may claim it again, only the first batch knows: its query.
+    record = savepoint.checkpoint
     # Its files may go on in another output than the one they were begun in, but in the same folders of it.
     check_plan(plan, record, {output.operator: output.url for output in record.outputs if output.operator in outputs})
     check_folders(plan, record, {name: store.url for name, store in outputs.items()})
