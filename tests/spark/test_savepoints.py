@@ -19,7 +19,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore, create_savepoint, open_savepoint, verify_root
-from stateline.errors import InvalidInputError, NotFoundError, UnavailableError
+from stateline.errors import ConflictError, InvalidInputError, NotFoundError, UnavailableError
 from stateline.spark import KeyedStream, count, max, sum
 from stateline.state.stored import StoredState
 
@@ -145,7 +145,7 @@ def test_a_claimed_savepoint_becomes_the_query_s_own(spark, source, old, tmp_pat
     assert output(tmp_path, "new") == source.output(0, 5)
     assert made.owner() is not None
     other = keyed(events, tmp_path, "third", start_from=made.url)
-    with pytest.raises(StreamingQueryException, match="owns it"):
+    with pytest.raises(ConflictError, match="owns it"):
         run(plain(other), tmp_path, "third")
 
 
@@ -184,7 +184,7 @@ def test_what_cannot_start_is_refused_before_anything_runs(spark, source, old, t
         start(keyed(events, tmp_path, "new", start_from=url).aggregate(n=count("value")))
     with pytest.raises(InvalidInputError, match="not a savepoint"):
         start(plain(keyed(events, tmp_path, "new", start_from=f"{old.store.url}/chk-2")))
-    with pytest.raises(InvalidInputError, match="does not lie below"):
+    with pytest.raises(InvalidInputError, match="only where the new root is"):
         start(plain(keyed(events, tmp_path, "new", start_from=made.url, options={"start_mode": "claim"})))
     with pytest.raises(InvalidInputError, match="max_parallelism"):
         start(plain(keyed(events, tmp_path, "new", start_from=made.url, max_parallelism=64)))

@@ -12,8 +12,10 @@ from stateline.checkpoint.api import (
     OperatorState,
     OutputState,
     SubtaskState,
+    checkpoint_time,
 )
 from stateline.checkpoint.pointer import Located, Snapshot, locate, resolve_pointer
+from stateline.checkpoint.relocation import Relocation, relocate_outputs
 from stateline.checkpoint.savepoint import (
     Savepoint,
     create_savepoint,
@@ -50,17 +52,20 @@ __all__ = [
     "OperatorState",
     "OutputState",
     "Problem",
+    "Relocation",
     "RootSweep",
     "Savepoint",
     "Snapshot",
     "SubtaskState",
     "VerifyReport",
+    "checkpoint_time",
     "create_savepoint",
     "drop_savepoint",
     "list_savepoints",
     "locate",
     "open_savepoint",
     "open_state",
+    "relocate_outputs",
     "resolve_pointer",
     "start_from_savepoint",
     "sweep_root",

@@ -32,6 +32,7 @@ __all__ = [
     "OperatorState",
     "OutputState",
     "SubtaskState",
+    "checkpoint_time",
 ]
 
 MAX_FILE_STATE_THRESHOLD: Final = 1_048_576
@@ -141,11 +142,12 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         max_parallelism: Number of key groups; fixed for the life of the root.
         parallelism: Subtasks of this batch.
         nonce: Unique to the attempt that wrote the record: tells one's own record from another driver's.
-        created_at: Wall-clock seconds since the epoch. For people.
+        created_at: The time of the checkpoint, seconds since the epoch; see :func:`checkpoint_time`.
         operators: State.
         outputs: Files.
         watermark_us: Event-time watermark after the batch, microseconds since the epoch; ``None`` without one.
-        properties: Free text for people and tools, such as the program's name.
+        properties: Free text for people and tools, such as the program's name. What is told of an output has a key that
+            ends with a space and its URL.
         states: Whatever else a restart needs, by name, written through a ``CheckpointStreamFactory``.
     """
 
@@ -171,9 +173,12 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def publishes(self) -> bool:
         """Whether something is left to do once the record exists: files to make visible, rows to hand over."""
-        return any(output.finished for output in self.outputs) or any(
-            name.startswith(DELIVERY_PREFIX) for name in self.states
-        )
+        return any(output.finished for output in self.outputs) or self.delivers
+
+    @property
+    def delivers(self) -> bool:
+        """Whether it has rows that are handed over."""
+        return any(name.startswith(DELIVERY_PREFIX) for name in self.states)
 
     @property
     def earlier_checkpoints(self) -> int:
@@ -205,3 +210,16 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for state in self.states.values():
             if isinstance(state, FileState):
                 yield state.object_name(self.folder)
+
+
+def checkpoint_time(now: float, newest: Checkpoint | None) -> float:
+    """The time of the checkpoint that follows ``newest``: what a clock says, but never a time before that one's.
+
+    Clocks are set back, and the next driver may be on a host whose clock is behind. What has passed must not come back:
+    a time to live, a timer, the age of a file. So time stands still until the clock has caught up.
+
+    Args:
+        now: What the clock says, seconds since the epoch.
+        newest: The checkpoint before; ``None`` for the first one.
+    """
+    return now if newest is None else max(now, newest.created_at)

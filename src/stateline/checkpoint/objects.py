@@ -20,10 +20,21 @@ from msgspec.structs import replace
 from stateline.blob.api import BlobStore
 from stateline.blob.checksum import crc32c
 from stateline.checkpoint.api import Checkpoint, FileState, OperatorState, OutputState, SubtaskState
+from stateline.checkpoint.layout import SHARED_PREFIX
 from stateline.errors import CorruptDataError
 from stateline.handles import OpenFile, Part, RunHandle
 
-__all__ = ["Extent", "check_extents", "check_piece", "copy_object", "extents_of", "read_piece", "renamed"]
+__all__ = [
+    "Extent",
+    "check_extents",
+    "check_piece",
+    "copy_object",
+    "extents_of",
+    "flat_names",
+    "pieces_of",
+    "read_piece",
+    "renamed",
+]
 
 PIECE_BYTES: Final = 16 * 1024 * 1024
 
@@ -61,6 +72,11 @@ def extents_of(checkpoint: Checkpoint) -> dict[str, set[Extent]]:
             name = state.object_name(checkpoint.folder)
             found.setdefault(name, set()).add(Extent(0, state.size, state.crc32c, is_whole=True))
     return found
+
+
+def pieces_of(output: OutputState) -> list[Part]:
+    """The pieces of the files of an output that grow byte by byte and go on."""
+    return [part for file in output.open if file.resume is not None for part in file.resume.parts]
 
 
 def check_extents(store: BlobStore, name: str, extents: Iterable[Extent]) -> int:
@@ -200,6 +216,21 @@ def renamed(
             for key, state in checkpoint.states.items()
         },
     )
+
+
+def flat_names(names: Iterable[str]) -> dict[str, str]:
+    """A new name below ``shared/`` for each name: the last segment, which a number tells apart where two are equal."""
+    flat: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in sorted(names):
+        leaf = name.rpartition("/")[2]
+        candidate, number = SHARED_PREFIX + leaf, 1
+        while candidate in taken:
+            number += 1
+            candidate = f"{SHARED_PREFIX}{number}-{leaf}"
+        taken.add(candidate)
+        flat[name] = candidate
+    return flat
 
 
 def _pieces(store: BlobStore, name: str, start: int, end: int) -> Iterator[bytes]:

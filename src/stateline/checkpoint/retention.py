@@ -33,7 +33,14 @@ from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
 from stateline.checkpoint.api import Checkpoint
-from stateline.checkpoint.layout import block_of, floor_name, ids_of_block, published_name, record_name
+from stateline.checkpoint.layout import (
+    block_of,
+    first_id_of_block,
+    floor_name,
+    ids_of_block,
+    published_name,
+    record_name,
+)
 from stateline.checkpoint.metadata import Retired, encode_floor, encode_retired
 from stateline.checkpoint.slots import Empty, Slots
 from stateline.errors import CorruptDataError, UnsupportedVersionError
@@ -135,7 +142,8 @@ class Retention:
     Args:
         store: The root.
         slots: Reads it; must not let an older checkpoint stand in for a corrupt newest one.
-        retire_unreadable: Whether a corrupt record may be retired; what only it reached stays, as garbage.
+        retire_unreadable: Whether a record that is corrupt or gone may be retired; what only it reached stays, as
+            garbage.
     """
 
     def __init__(self, store: BlobStore, slots: Slots, *, retire_unreadable: bool) -> None:
@@ -171,6 +179,11 @@ class Retention:
         if live:
             self._free_slots_below(min(live))
 
+    def retirable(self, num_retained: int) -> list[int]:
+        """The ids that :meth:`retain` would retire, ascending."""
+        live = self._recover() if self._live is None else self._live
+        return sorted(live)[:-num_retained]
+
     def _finish(self, outputs: Mapping[str, BlobStore]) -> None:
         """Deletes what the newest tombstone lists."""
         if self._unfinished is None:
@@ -198,7 +211,9 @@ class Retention:
         """Reads back what a predecessor left: once per process, the only LIST and the only GETs of retention.
 
         The live checkpoints are found by walking down from the newest by exact name; the first tombstone on the way is
-        the newest one. The listing only tells in which blocks there is anything left to free.
+        the newest one. The listing only tells in which blocks there is anything left to free. Where what is gone may be
+        retired, the walk goes on to the first slot: each one below the newest was taken, so one that is absent and not
+        closed has lost its record, its tombstone or its marker.
         """
         listed_ids = self._slots.listed_ids()
         newest = self._slots.newest(listed_ids)
@@ -206,12 +221,17 @@ class Retention:
         self._unfinished = None
         if newest is not None:
             live[newest.checkpoint_id] = reach_of(newest)
-            for checkpoint_id in range(newest.checkpoint_id - 1, -1, -1):
+            checkpoint_id = newest.checkpoint_id - 1
+            while checkpoint_id >= 0:
                 slot = self._read(checkpoint_id)
-                if not isinstance(slot, Reach):
-                    self._unfinished = _harmless(slot, live.values()) if isinstance(slot, Retired) else None
+                if isinstance(slot, Reach):
+                    live[checkpoint_id] = slot
+                elif isinstance(slot, Retired) and self._unfinished is None:
+                    self._unfinished = _harmless(slot, live.values())
+                if not isinstance(slot, Reach) and not self._retire_unreadable:
                     break
-                live[checkpoint_id] = slot
+                closed = slot is Empty.CLOSED
+                checkpoint_id = (first_id_of_block(block_of(checkpoint_id)) if closed else checkpoint_id) - 1
         self._open_blocks = {block_of(checkpoint_id) for checkpoint_id in (*listed_ids, *live)}
         self._live = live
         return live
@@ -224,5 +244,7 @@ class Retention:
         except CorruptDataError:
             if not self._retire_unreadable:
                 raise
+            return Reach(checkpoint_id=checkpoint_id)
+        if slot is Empty.ABSENT and self._retire_unreadable:
             return Reach(checkpoint_id=checkpoint_id)
         return reach_of(slot) if isinstance(slot, Checkpoint) else slot

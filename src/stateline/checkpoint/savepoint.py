@@ -26,7 +26,7 @@ Starting a query::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -34,15 +34,22 @@ from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
 from stateline.blob.urls import relative_name, store_of
-from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint, OutputState
+from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint, FileState, OutputState, checkpoint_time
+from stateline.checkpoint.claims import DROPPED, claim, hint_of_drop, owned, owner_of
 from stateline.checkpoint.layout import CLAIMED, METADATA, SAVEPOINT_PREFIX, SHARED_PREFIX
-from stateline.checkpoint.metadata import decode_claim, decode_record, decode_savepoint, encode_claim, encode_savepoint
-from stateline.checkpoint.objects import check_piece, copy_object, extents_of, read_piece, renamed
+from stateline.checkpoint.metadata import decode_record, decode_savepoint, encode_savepoint
+from stateline.checkpoint.objects import (
+    check_piece,
+    copy_object,
+    extents_of,
+    flat_names,
+    pieces_of,
+    read_piece,
+    renamed,
+)
 from stateline.checkpoint.store import CheckpointStore
 from stateline.environment import Environment, system_environment
 from stateline.errors import (
-    AlreadyExistsError,
-    ConflictError,
     CorruptDataError,
     DataLossError,
     ErrorKind,
@@ -56,13 +63,16 @@ __all__ = [
     "Savepoint",
     "create_savepoint",
     "drop_savepoint",
+    "folder_of_claim",
     "list_savepoints",
     "open_savepoint",
     "start_from_savepoint",
 ]
 
 _PIECES: Final = "pieces/"
-_DROPPED: Final = "dropped"
+_PIECES_STATE: Final = "savepoint.pieces/"
+"""Names in ``Checkpoint.states`` of the first checkpoint after a claim."""
+
 _ATTEMPTS: Final = 3
 """How often the newest checkpoint is tried again when retention takes it away while it is copied."""
 
@@ -92,7 +102,17 @@ class Savepoint:
 
     def owner(self) -> str | None:
         """Who claimed it: a query id, or ``"dropped"``; ``None`` for nobody. One GET."""
-        return _owner(self.store, self.name_in_store(CLAIMED))
+        return owner_of(self.store, self.name_in_store(CLAIMED))
+
+    def check_free(self, operation: str) -> None:
+        """Checks that nobody has claimed it. One GET.
+
+        Raises:
+            ConflictError: Somebody has.
+        """
+        owner = self.owner()
+        if owner is not None:
+            raise owned(self.url, owner, operation)
 
 
 def create_savepoint(
@@ -177,7 +197,7 @@ class _Creation:
 
     def run(self, label: str, progress: Callable[[int, int], None] | None) -> Savepoint:
         extents = extents_of(self._checkpoint)
-        names = _flat_names(extents)
+        names = flat_names(extents)
         for done, name in enumerate(sorted(extents), start=1):
             target_name = f"{self._folder}/{names[name]}"
             copy_object(self._source.store, name, extents[name], self._target, target_name)
@@ -188,7 +208,7 @@ class _Creation:
         record = replace(
             moved,
             nonce=self._environment.ids.new_id(),
-            created_at=self._environment.clock.now(),
+            created_at=checkpoint_time(self._environment.clock.now(), self._checkpoint),
             properties=self._checkpoint.properties | provenance,
         )
         self._target.put_if_absent(f"{self._folder}/{METADATA}", encode_savepoint(record))
@@ -286,12 +306,12 @@ def drop_savepoint(
     own = f"{folder}/{SHARED_PREFIX}", f"{folder}/{_PIECES}"  # Nothing else of what is in the folder was made here.
     listed = (info.name for info in store.list(f"{folder}/"))
     names = sorted(name for name in listed if name in (claimed, metadata) or name.startswith(own))
-    owner = _owner(store, claimed)
-    if owner is not None and owner not in (_DROPPED, owned_by):
-        raise _owned(f"{store.url}/{claimed}", owner, "drop_savepoint", hint=_hint_of_drop(owner))
+    owner = owner_of(store, claimed)
+    if owner is not None and owner not in (DROPPED, owned_by):
+        raise owned(f"{store.url}/{claimed}", owner, "drop_savepoint", hint=hint_of_drop(owner))
     if names and not dry_run:
-        if owner in (None, _DROPPED):
-            _claim(store, claimed, _DROPPED, "drop_savepoint")
+        if owner in (None, DROPPED):
+            claim(store, claimed, DROPPED, "drop_savepoint")
         store.delete([metadata])
         store.delete([name for name in names if name not in (claimed, metadata)])
         store.delete([claimed])
@@ -342,9 +362,14 @@ def start_from_savepoint(
     targets = outputs or {}
     for output in savepoint.checkpoint.outputs:
         # Asked before anything is claimed or copied: what is refused leaves the savepoint free.
-        if any(file.resume is not None and file.resume.parts for file in output.open):
+        if pieces_of(output):
             _output(targets, output.url, "start_from_savepoint")
-    names = _claimed_names(savepoint, root.store, query_id) if mode == "claim" else _copied_names(savepoint, root.store)
+    claimed: dict[str, FileState] = {}
+    if mode == "claim":
+        names = _claimed_names(savepoint, root.store, query_id)
+        claimed = _claimed_pieces(savepoint, folder_of_claim(root.store, savepoint.url))
+    else:
+        names = _copied_names(savepoint, root.store)
 
     def stage_again(url: str, target: str, part: Part) -> Part:
         try:
@@ -363,18 +388,17 @@ def start_from_savepoint(
         query_id=query_id,
         offsets_digest="",
         nonce=environment.ids.new_id(),
-        created_at=environment.clock.now(),
+        created_at=checkpoint_time(environment.clock.now(), savepoint.checkpoint),
         outputs=tuple(_new_output(output, targets) for output in moved.outputs if output.open),
+        states=moved.states | claimed,
         properties=moved.properties | {"savepoint.url": savepoint.url, EARLIER_CHECKPOINTS: str(earlier)},
     )
 
 
 def _copied_names(savepoint: Savepoint, root: BlobStore) -> dict[str, str]:
-    owner = savepoint.owner()
-    if owner is not None:
-        raise _owned(savepoint.url, owner, "start_from_savepoint")
+    savepoint.check_free("start_from_savepoint")
     extents = extents_of(savepoint.checkpoint)
-    names = _flat_names(extents)
+    names = flat_names(extents)
     for name in sorted(extents):
         kept = savepoint.name_in_store(name)
         try:
@@ -384,54 +408,47 @@ def _copied_names(savepoint: Savepoint, root: BlobStore) -> dict[str, str]:
     return names
 
 
-def _claimed_names(savepoint: Savepoint, root: BlobStore, query_id: str) -> dict[str, str]:
+def folder_of_claim(root: BlobStore, url: str) -> str:
+    """The name in a root of the folder of a savepoint that is to be claimed there.
+
+    Raises:
+        InvalidInputError: It lies elsewhere.
+    """
     try:
-        folder = relative_name(root.url, savepoint.url)
+        return relative_name(root.url, url)
     except InvalidInputError as error:
         raise InvalidInputError(
             "a savepoint can be claimed only where the new root is",
             operation="start_from_savepoint",
-            subject=savepoint.url,
-            hint=f"Copy its folder below {root.url} and open it there, or use mode='copy'",
+            subject=url,
+            hint=f"Copy its folder below {root.url} and start from that copy, or let the start copy what it needs: "
+            "mode copy, start_mode of a KeyedStream",
         ) from error
-    _claim(root, f"{folder}/{CLAIMED}", query_id, "start_from_savepoint")
+
+
+def _claimed_names(savepoint: Savepoint, root: BlobStore, query_id: str) -> dict[str, str]:
+    folder = folder_of_claim(root, savepoint.url)
+    claim(root, f"{folder}/{CLAIMED}", query_id, "start_from_savepoint")
     open_savepoint(root, folder)  # It may have been dropped before it was claimed.
     return {name: f"{folder}/{name}" for name in extents_of(savepoint.checkpoint)}
 
 
-def _owner(store: BlobStore, name: str) -> str | None:
-    try:
-        data = store.get(name)
-    except NotFoundError:
-        return None
-    return decode_claim(data, f"{store.url}/{name}")
+def _claimed_pieces(savepoint: Savepoint, folder: str) -> dict[str, FileState]:
+    """The bytes of growing files, which the first checkpoint alone reaches: they go when it is retired.
 
-
-def _claim(store: BlobStore, name: str, owner: str, operation: str) -> None:
-    try:
-        store.put_if_absent(name, encode_claim(owner))
-    except AlreadyExistsError as error:
-        subject = f"{store.url}/{name}"
-        raise _owned(subject, decode_claim(store.get(name), subject), operation) from error
+    They are staged again before it is decided, and until then a start that was interrupted needs them.
+    """
+    pieces = [part for output in savepoint.checkpoint.outputs for part in pieces_of(output)]
+    return {
+        f"{_PIECES_STATE}{number}": FileState(
+            name=f"{folder}/{part.name}", relative=False, size=part.length, crc32c=part.crc32c
+        )
+        for number, part in enumerate(pieces)
+    }
 
 
 def _new_output(output: OutputState, targets: Mapping[str, BlobStore]) -> OutputState:
     return replace(output, url=targets[output.url].url) if output.url in targets else output
-
-
-def _flat_names(names: Iterable[str]) -> dict[str, str]:
-    """A new name below ``shared/`` for each name: the last segment, which a number tells apart where two are equal."""
-    flat: dict[str, str] = {}
-    taken: set[str] = set()
-    for name in sorted(names):
-        leaf = name.rpartition("/")[2]
-        candidate, number = SHARED_PREFIX + leaf, 1
-        while candidate in taken:
-            number += 1
-            candidate = f"{SHARED_PREFIX}{number}-{leaf}"
-        taken.add(candidate)
-        flat[name] = candidate
-    return flat
 
 
 def _output(outputs: Mapping[str, BlobStore], url: str, operation: str) -> BlobStore:
@@ -451,24 +468,6 @@ def _is_retained(source: CheckpointStore, checkpoint_id: int) -> bool:
     except NotFoundError:
         return False
     return True
-
-
-def _owned(
-    subject: str, owner: str, operation: str, hint: str = "Make a savepoint of that query, or use another one"
-) -> ConflictError:
-    return ConflictError(
-        "it was dropped" if owner == _DROPPED else f"query {owner} owns it",
-        operation=operation,
-        subject=subject,
-        hint=hint,
-    )
-
-
-def _hint_of_drop(owner: str) -> str:
-    return (
-        "That query needs its objects. If this is a copy of the folder, or the query is gone for good, add "
-        f"--owned-by {owner}"
-    )
 
 
 def _gone(subject: str, error: NotFoundError) -> DataLossError:

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
@@ -49,8 +49,8 @@ class CheckpointStoreSettings:
     Attributes:
         allow_older: Whether an older checkpoint may stand in for a newest one that is corrupt. For reading state and
             making savepoints: a query cannot go on from it in the same root, because the newer slot stays taken.
-        retire_unreadable: Whether retention may retire a record that it cannot read. What only that record reached
-            stays as garbage.
+        retire_unreadable: Whether retention may retire a record that it cannot read, or that is gone. What only that
+            record reached stays as garbage.
     """
 
     allow_older: bool = setting(False, parse_bool, help="fall back to an older checkpoint if the newest is corrupt")
@@ -153,7 +153,7 @@ class CheckpointStore:
                 found.append(slot)
             elif slot is Empty.ABSENT and self._slots.is_live_below(checkpoint_id, listed_ids):
                 if not self.settings.allow_older:
-                    raise self._gone(checkpoint_id)
+                    raise self._gone(checkpoint_id, newest)
             else:
                 break
         return found[::-1]
@@ -234,6 +234,10 @@ class CheckpointStore:
         # At least 1, because the newest checkpoint is what a restart needs.
         self._retention.retain(parse_int(n, "num_retained", minimum=1), outputs or {})
 
+    def retirable(self, n: int) -> Sequence[int]:
+        """The ids that ``retain(n)`` would retire, ascending; errors as there."""
+        return self._retention.retirable(parse_int(n, "num_retained", minimum=1))
+
     def close(self) -> None:
         """Closes the store, if this opened it from a URL. Idempotent."""
         if self._opened:
@@ -241,12 +245,14 @@ class CheckpointStore:
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
-    def _gone(self, checkpoint_id: int) -> DataLossError:
+    def _gone(self, checkpoint_id: int, newest: Checkpoint) -> DataLossError:
+        keep = newest.checkpoint_id - checkpoint_id
         return DataLossError(
             f"the record of checkpoint {checkpoint_id} is gone, though older checkpoints are retained",
             operation="list",
             subject=f"{self.store.url}/{record_name(checkpoint_id)}",
-            hint="Somebody deleted it. Restore it from a backup; `stateline checkpoint verify` names what is needed",
+            hint="Somebody deleted it. Restore it from a backup, or let go of it and of those before it: "
+            f"`stateline checkpoint retire {self.store.url} --keep {keep} --delete`",
         )
 
     def _check_no_gap(self, checkpoint: Checkpoint) -> None:

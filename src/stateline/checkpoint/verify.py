@@ -17,7 +17,7 @@ Facts:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -25,27 +25,30 @@ from stateline.blob.api import BlobStore, ObjectInfo
 from stateline.checkpoint.api import Checkpoint
 from stateline.checkpoint.layout import (
     CLAIMED,
+    FLOOR_BLOCK,
     FLOOR_PREFIX,
     METADATA,
     PUBLISHED,
     RECORD_PREFIX,
     SHARED_PREFIX,
     TASKOWNED_PREFIX,
+    block_of,
     block_of_floor,
     floor_name,
     id_of_published,
+    ids_of_block,
     published_name,
     record_name,
 )
 from stateline.checkpoint.metadata import check_mark, encode_floor, encode_published
-from stateline.checkpoint.objects import Extent, check_extents, extents_of, read_piece
+from stateline.checkpoint.objects import Extent, check_extents, extents_of, pieces_of, read_piece
 from stateline.checkpoint.savepoint import Savepoint
-from stateline.checkpoint.slots import Slots
+from stateline.checkpoint.slots import Empty, Slots
 from stateline.checkpoint.store import CheckpointStore
 from stateline.errors import CorruptDataError, DataLossError, NotFoundError
 from stateline.handles import CommitPoint, Part
 
-__all__ = ["Finding", "Problem", "VerifyReport", "verify_root", "verify_savepoint"]
+__all__ = ["Finding", "Problem", "VerifyReport", "verify_outputs", "verify_root", "verify_savepoint"]
 
 Progress = Callable[[int, int], None]
 """``progress(objects_done, objects_in_all)``, called after each object."""
@@ -127,6 +130,7 @@ def verify_root(
     marked = [id_of_published(info.name) for info in listed] if checkpoint_id is None else [checkpoint_id]
     _look_at_marks(root.store, marked, report)
     if checkpoint_id is None:
+        _look_beside_marks(root.store, listed, report)
         _look_at_floor(root.store, report)
     _verify(root.store, checkpoints, outputs or {}, root.is_published, progress, report)
     report.findings = [finding for finding in report.findings if _still_counts(root, finding)]
@@ -141,10 +145,9 @@ def verify_savepoint(savepoint: Savepoint, *, progress: Progress | None = None) 
     report = VerifyReport()
     needed = {savepoint.name_in_store(name): found for name, found in extents_of(savepoint.checkpoint).items()}
     for output in savepoint.checkpoint.outputs:
-        for file in output.open:
-            for part in file.resume.parts if file.resume else ():
-                extent = Extent(0, part.length, part.crc32c, is_whole=True)
-                needed[savepoint.name_in_store(part.name)] = {extent}
+        for part in pieces_of(output):
+            extent = Extent(0, part.length, part.crc32c, is_whole=True)
+            needed[savepoint.name_in_store(part.name)] = {extent}
     report.checkpoint_ids = [savepoint.checkpoint.checkpoint_id]
     try:
         savepoint.owner()
@@ -155,6 +158,18 @@ def verify_savepoint(savepoint: Savepoint, *, progress: Progress | None = None) 
         _look_at_object(savepoint.store, name, needed[name], tuple(report.checkpoint_ids), report)
         if progress is not None:
             progress(done, len(needed))
+    return report
+
+
+def verify_outputs(checkpoint: Checkpoint, outputs: Mapping[str, BlobStore]) -> VerifyReport:
+    """Verifies what a checkpoint needs of its outputs alone, so that a driver can go on from it.
+
+    Args:
+        checkpoint: The checkpoint; the files that it finishes need not be visible yet.
+        outputs: Stores of outputs by ``OutputState.url``; others are left out.
+    """
+    report = VerifyReport(checkpoint_ids=[checkpoint.checkpoint_id])
+    _look_at_outputs(checkpoint, outputs, lambda _: True, report)
     return report
 
 
@@ -176,6 +191,7 @@ def _live(root: CheckpointStore, report: VerifyReport) -> list[Checkpoint]:
             taken.append(checkpoint_id)
     for missing in sorted(set(range(min(taken, default=0), max(taken, default=-1))) - set(taken)):
         _add(report, Problem.MISSING, record_name(missing), (missing,), "its neighbours are live")
+    _look_below(slots, min(taken, default=0), set(listed_ids), report)
     try:
         slots.newest(listed_ids)
     except DataLossError as error:
@@ -185,9 +201,29 @@ def _live(root: CheckpointStore, report: VerifyReport) -> list[Checkpoint]:
     return checkpoints
 
 
+def _look_below(slots: Slots, oldest_live: int, listed_ids: set[int], report: VerifyReport) -> None:
+    """The slots below the oldest live checkpoint: each of them was taken, and is closed, or has a tombstone.
+
+    Records were listed before the floor is read here, and a slot is freed only below a marker. So what is neither is
+    gone; it is asked once more by exact name, as a listing may lag.
+    """
+    for block in range(block_of(oldest_live) + (oldest_live % FLOOR_BLOCK > 0)):
+        ids = [slot for slot in ids_of_block(block) if slot < oldest_live]
+        unlisted = [slot for slot in ids if slot not in listed_ids]
+        if not unlisted or slots.is_closed(ids[0]):
+            continue
+        if len(unlisted) == FLOOR_BLOCK and slots.read(ids[0]) is Empty.ABSENT:
+            what = f"no marker says that checkpoints {ids[0]} to {ids[-1]} were retired: a late driver may decide one"
+            _add(report, Problem.MISSING, floor_name(block), (), what)
+            continue
+        for slot in unlisted:
+            if slots.read(slot) is Empty.ABSENT:
+                _add(report, Problem.MISSING, record_name(slot), (), "neither the record nor a tombstone is there")
+
+
 def _verify(
     store: BlobStore,
-    checkpoints: Iterable[Checkpoint],
+    checkpoints: Sequence[Checkpoint],
     outputs: Mapping[str, BlobStore],
     is_published: Callable[[Checkpoint], bool],
     progress: Progress | None,
@@ -195,23 +231,38 @@ def _verify(
 ) -> None:
     needed: dict[str, set[Extent]] = {}
     needed_by: dict[str, list[int]] = {}
+    # A file that a younger checkpoint finishes once more, below another URL, is looked for there.
+    finishes = {
+        file.commit.nonce: checkpoint.checkpoint_id
+        for checkpoint in checkpoints
+        for output in checkpoint.outputs
+        for file in output.finished
+    }
     for checkpoint in checkpoints:
         report.checkpoint_ids.append(checkpoint.checkpoint_id)
         for name, extents in extents_of(checkpoint).items():
             needed.setdefault(name, set()).update(extents)
             needed_by.setdefault(name, []).append(checkpoint.checkpoint_id)
-        for output in checkpoint.outputs:
-            if output.url in outputs:
-                parts = [part for file in output.open for part in (file.resume.parts if file.resume else ())]
-                _look_at_parts(outputs[output.url], parts, checkpoint.checkpoint_id, report)
-                if not is_published(checkpoint):
-                    for finished in output.finished:
-                        _look_at_file(outputs[output.url], finished.commit, checkpoint.checkpoint_id, report)
+        mine = checkpoint.checkpoint_id
+        due = set() if is_published(checkpoint) else {nonce for nonce, last in finishes.items() if last == mine}
+        _look_at_outputs(checkpoint, outputs, due.__contains__, report)
     report.reachable = sorted(needed)
     for done, name in enumerate(report.reachable, start=1):
         _look_at_object(store, name, needed[name], tuple(needed_by[name]), report)
         if progress is not None:
             progress(done, len(needed))
+
+
+def _look_at_outputs(
+    checkpoint: Checkpoint, outputs: Mapping[str, BlobStore], is_due: Callable[[str], bool], report: VerifyReport
+) -> None:
+    """The pieces of files that go on, and the files, known by their nonces, that are due to become visible."""
+    for output in checkpoint.outputs:
+        if output.url in outputs:
+            _look_at_parts(outputs[output.url], pieces_of(output), checkpoint.checkpoint_id, report)
+            for finished in output.finished:
+                if is_due(finished.commit.nonce):
+                    _look_at_file(outputs[output.url], finished.commit, checkpoint.checkpoint_id, report)
 
 
 def _look_at_object(
@@ -230,6 +281,15 @@ def _look_at_marks(store: BlobStore, checkpoint_ids: Iterable[int | None], repor
     for marked in checkpoint_ids:
         if marked is not None:
             _look_at_mark(store, published_name(marked), encode_published(marked), (marked,), report)
+
+
+def _look_beside_marks(store: BlobStore, listed: Iterable[ObjectInfo], report: VerifyReport) -> None:
+    """A mark is made after its record, and freed before it: one without a record tells that the record is gone."""
+    names = {info.name for info in listed} | {finding.name for finding in report.findings}
+    slots = Slots(store, allow_older=False)
+    for marked in sorted(mark for mark in map(id_of_published, names) if mark is not None):
+        if record_name(marked) not in names and slots.read(marked) is Empty.ABSENT:
+            _add(report, Problem.MISSING, record_name(marked), (marked,), "its mark is there")
 
 
 def _look_at_floor(store: BlobStore, report: VerifyReport) -> None:

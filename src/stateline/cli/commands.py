@@ -15,6 +15,8 @@ from stateline import __version__
 from stateline.cli.changelog import changelog
 from stateline.cli.checkpoint import checkpoint
 from stateline.cli.output import CommandGroup
+from stateline.cli.relocation import relocate
+from stateline.cli.retirement import retire
 from stateline.cli.savepoint import savepoint
 from stateline.cli.state import state
 from stateline.cli.sweep import sweep
@@ -70,5 +72,7 @@ def doctor(context: click.Context, *, as_json: bool) -> None:
     context.exit(0 if healthy else 1)
 
 
+checkpoint.add_command(relocate)
+checkpoint.add_command(retire)
 for _command in (changelog, checkpoint, state, savepoint, sweep):
     stateline.add_command(_command)

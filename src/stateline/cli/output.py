@@ -107,7 +107,7 @@ def store_option(command: F) -> F:
     )(command)
 
 
-def map_options(options: Iterable[str]) -> dict[str, str]:
+def map_options(options: Iterable[str], name_of_option: str = "--option") -> dict[str, str]:
     """``NAME=VALUE`` texts as a mapping.
 
     Raises:
@@ -116,7 +116,7 @@ def map_options(options: Iterable[str]) -> dict[str, str]:
     pairs = [option.partition("=") for option in options]
     for name, separator, _ in pairs:
         if not separator:
-            raise click.BadParameter(f"{name!r} is not NAME=VALUE", param_hint="--option")
+            raise click.BadParameter(f"{name!r} is not NAME=VALUE", param_hint=name_of_option)
     return {name: value for name, _, value in pairs}
 
 

@@ -12,6 +12,7 @@ import click
 from stateline.blob import BlobStore, open_store
 from stateline.checkpoint import CheckpointStore, create_savepoint, drop_savepoint, list_savepoints, open_savepoint
 from stateline.checkpoint.layout import METADATA, SAVEPOINT_PREFIX
+from stateline.checkpoint.objects import pieces_of
 from stateline.cli.output import (
     CommandGroup,
     json_option,
@@ -24,7 +25,6 @@ from stateline.cli.output import (
     time_text,
 )
 from stateline.errors import CorruptDataError, InvalidInputError, NotFoundError
-from stateline.handles import OpenFile
 
 __all__ = ["create", "drop", "ls", "savepoint"]
 
@@ -63,7 +63,7 @@ def create(
     source = CheckpointStore(open_store(root, map_options(options)))
     record = source.latest() if checkpoint_id is None else source.get(checkpoint_id)
     # Only where files grow byte by byte: whoever makes savepoints may have no rights on the other outputs.
-    urls = {output.url for output in record.outputs if any(map(_has_pieces, output.open))} if record else set()
+    urls = {output.url for output in record.outputs if pieces_of(output)} if record else set()
     outputs = _Outputs(map_options(output_options))
     for url in sorted(urls):
         outputs[url]  # What cannot be opened is told before the work.
@@ -93,10 +93,6 @@ class _Outputs(Mapping[str, BlobStore]):
 
     def __len__(self) -> int:
         return len(self._opened)
-
-
-def _has_pieces(file: OpenFile) -> bool:
-    return file.resume is not None and bool(file.resume.parts)
 
 
 @savepoint.command("ls")

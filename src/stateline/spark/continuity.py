@@ -34,8 +34,8 @@ __all__ = [
 
 _OTHER_PROGRAM: Final = "Start the program that made the checkpoint, or use a new root"
 _MOVED: Final = (
-    "If the folder was moved, bring it back or mount it there: a link is not enough. Else start the program that made "
-    "the checkpoint, or use a new root"
+    "If the folder was moved, record its new place: `stateline checkpoint relocate {root} --output {operator}={url}`. "
+    "Else start the program that made the checkpoint, or use a new root"
 )
 
 
@@ -164,7 +164,9 @@ def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str,
     for output in newest.outputs:
         url = output_urls.get(output.operator)
         if url != output.url and (output.open or output.finished):
-            raise _mismatch(f"output of operator {output.operator}", output.url, url, _MOVED)
+            moved = _MOVED.format(root=plan.root_url, operator=output.operator, url=url)
+            hint = _OTHER_PROGRAM if url is None else moved
+            raise _mismatch(f"output of operator {output.operator}", output.url, url, hint)
     check_columns(plan, newest, output_urls)
 
 

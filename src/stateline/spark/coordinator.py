@@ -36,7 +36,15 @@ import msgspec
 from msgspec.structs import replace
 
 from stateline.blob import BlobStore
-from stateline.checkpoint import Checkpoint, CheckpointStore, FileState, OperatorState, OutputState, SubtaskState
+from stateline.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    FileState,
+    OperatorState,
+    OutputState,
+    SubtaskState,
+    checkpoint_time,
+)
 from stateline.environment import Environment
 from stateline.errors import InternalError
 from stateline.handles import FinishedFile, OpenFile
@@ -265,7 +273,8 @@ class MicroBatchCoordinator(Generic[D]):
         if self._is_passed(self._newest):
             return _AT_ONCE
         acts = any(operator.acts_on_time for operator in self._plan.operators)
-        return None if not acts or self._next_timer_ms is None else self._next_timer_ms / 1000
+        due = None if not acts or self._next_timer_ms is None else self._next_timer_ms / 1000
+        return _AT_ONCE if due is not None and due <= self._newest.created_at else due  # Whatever the clock says.
 
     def act_on_time(self, no_rows: Callable[[], D]) -> BatchReport | None:
         """Does what is due by now, in one more checkpoint of the newest batch.
@@ -277,7 +286,7 @@ class MicroBatchCoordinator(Generic[D]):
             FencedError: Another driver went on from the record.
         """
         due = self.due_at()
-        if self._newest is None or due is None or due > self._environment.clock.now():
+        if self._newest is None or due is None or due > self._time():
             return None
         return self._run_again(self._newest, no_rows())
 
@@ -316,15 +325,19 @@ class MicroBatchCoordinator(Generic[D]):
             newest.without_deliveries(),
             checkpoint_id=_next_id(newest),
             nonce=self._environment.ids.new_id(),
-            created_at=self._environment.clock.now(),
+            created_at=self._time(),
             outputs=outputs,
         )
         self._commit(record)
         return record
 
+    def _time(self) -> float:
+        """The time of the next checkpoint."""
+        return checkpoint_time(self._environment.clock.now(), self._newest)
+
     def _run(self, newest: Checkpoint | None, batch: Batch[D]) -> BatchReport:
         clock = self._environment.clock
-        began, now = clock.monotonic(), clock.now()
+        began, now = clock.monotonic(), self._time()
         results = self._run_subtasks(batch, self._tasks(newest, now))
         computed = clock.monotonic()
         operators, outputs = self._gathered(results)

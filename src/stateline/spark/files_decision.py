@@ -14,9 +14,10 @@ from typing import Final
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from stateline.blob import BlobStore
-from stateline.checkpoint import CheckpointStore
+from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.environment import Environment
 from stateline.errors import InternalError
 from stateline.files import EncodingAhead, FileOutput, FileWriter
@@ -108,10 +109,23 @@ class FilesDecision:
                 data=made,
             )
         )
+        if not report.replayed:
+            self._remove_unnamed(made, report.checkpoint)
         if self._ahead is not None:
             open_files = (file for output in report.checkpoint.outputs for file in output.open)
             self._ahead.go_on(self._output, self._root, open_files)
         return report
+
+    def _remove_unnamed(self, made: Sequence[TaskFiles], decided: Checkpoint) -> None:
+        """Removes rows that tasks made durable for files which were finished in this very batch.
+
+        No record names them, so retention never would. Only whoever has just decided the batch knows that nobody else
+        does: an attempt that finds it decided may have the names of an older record, and leaves its own to the sweep.
+        """
+        staged = {rows.name for each in made for file in each.open for rows in file.pending}
+        unnamed = staged.difference(decided.object_names())
+        if unnamed:
+            self._root.delete(sorted(unnamed))
 
     def is_decided(self) -> bool:
         """Whether there is any record."""
@@ -122,7 +136,9 @@ class FilesDecision:
 
         def join(batch: Batch[Sequence[TaskFiles]], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
             (task,) = tasks
-            staged = [file for made in batch.data for file in made.open]
+            # Whatever the clock of a task's host said: the ages of files are told by one clock.
+            times = {"opened_at": task.now, "written_at": task.now}
+            staged = [replace(file, **times) for made in batch.data for file in made.open]
             result = self._writer(task.open_files, task.now, staged).finish()
             finished = (*(file for made in batch.data for file in made.finished), *result.finished)
             return [SubtaskResult(operator=_OPERATOR, subtask=0, states={}, finished=finished, open=result.open)]

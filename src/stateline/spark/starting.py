@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stateline.blob import BlobStore, open_store
-from stateline.blob.urls import relative_name
 from stateline.checkpoint import Checkpoint, CheckpointStore, Savepoint, open_savepoint, start_from_savepoint
 from stateline.checkpoint.layout import METADATA
+from stateline.checkpoint.savepoint import folder_of_claim
 from stateline.environment import Environment
 from stateline.errors import InternalError
 from stateline.spark.continuity import check_plan
@@ -31,13 +31,17 @@ def check_start(
 
     Raises:
         NotFoundError: There is none, or it is incomplete.
+        ConflictError: It is to be copied, and somebody owns it.
         CorruptDataError: Its record is not what was written.
         InvalidInputError: It holds something else than the plan goes on with; it is to be claimed and does not lie
             below the root.
     """
     if plan.start is None:
         return
-    record = _open(plan.start, root, environment).checkpoint
+    savepoint = _open(plan.start, root, environment)
+    if plan.start.mode == "copy":
+        savepoint.check_free("start")  # Who may claim it again, only the first batch knows: its query.
+    record = savepoint.checkpoint
     # Its files may go on in another output than the one they were begun in, but in the same folders of it.
     check_plan(plan, record, {output.operator: output.url for output in record.outputs if output.operator in outputs})
     check_folders(plan, record, {name: store.url for name, store in outputs.items()})
@@ -86,5 +90,5 @@ def first_checkpoint(
 def _open(start: SavepointStart, root: BlobStore, environment: Environment) -> Savepoint:
     url = start.url.rstrip("/").removesuffix(f"/{METADATA}")
     if start.mode == "claim":
-        return open_savepoint(root, relative_name(root.url, url))
+        return open_savepoint(root, folder_of_claim(root, url))
     return open_savepoint(open_store(url, start.options, environment))

@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateline.blob import BlobStore
-from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState
+from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, checkpoint_time
 from stateline.environment import Environment, system_environment
 from stateline.errors import ClosedError, ErrorKind, InvalidInputError
 from stateline.key_groups import KeyGroupRange, check_parallelism
@@ -376,7 +376,7 @@ class KeyedStateBackend:
                 max_parallelism=self.max_parallelism,
                 parallelism=1,
                 nonce=self._environment.ids.new_id(),
-                created_at=self._environment.clock.now(),
+                created_at=checkpoint_time(self._environment.clock.now(), before),
                 operators=tuple(operators.values()),
                 properties={
                     **carried_properties(before, {name: operator.schema for name, operator in operators.items()}),

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stateline.blob import InstrumentedStore, open_store
-from stateline.checkpoint import CheckpointStore
+from stateline.checkpoint import CheckpointStore, verify_root
 from stateline.environment import system_environment
 from stateline.errors import DataLossError
 from stateline.files import FileOutput, FileWriter, RollingPolicy
@@ -92,3 +92,21 @@ def test_the_sink_keeps_record_and_objects_small_however_many_batches_it_has_see
     assert [sum(handle.rows for handle in handles) for handles in pending] == [400, 400]
     assert max(map(len, pending)) <= 50
     assert len(list((tmp_path / "root" / "shared").iterdir())) <= 60, "what was folded is removed with its record"
+
+
+def test_a_file_that_is_finished_leaves_no_rows_that_its_batch_staged(tmp_path):
+    """No record ever names them, so retention does not find them."""
+    environment, options = system_environment(), {"fsync": "false"}
+    root, out = (open_store(str(tmp_path / name), options, environment) for name in ("root", "out"))
+    output = FileOutput(url=out.url, partition_by=("p",), rolling=RollingPolicy(roll_bytes=60))
+    plan = files_plan(root.url, output, 2, options, PX)
+    decision = FilesDecision(plan, root, out, PX, environment)
+    finished = 0
+    for batch in range(40):
+        made = [decision.stage(pa.table({"p": [batch % 2], "x": [batch * 2 + task]}).to_batches()) for task in range(2)]
+        for _ in range(2):  # It comes again: what an older record names stays.
+            report = decision.commit(made, batch_id=batch, offsets_digest="", query_id="q")
+        finished += sum(len(files.finished) for files in report.checkpoint.outputs)
+    assert 4 < finished < 30
+    report = verify_root(CheckpointStore(root))
+    assert (report.findings, report.orphaned) == ([], [])

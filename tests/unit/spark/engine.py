@@ -28,6 +28,7 @@ class Engine:
         environment: The real world by default.
         cache: ``cache(subtask)`` gives the copies of runs on the host of that subtask; none by default.
         deliver: Called with ``(rows, key)``; by default the rows are kept in ``output``, by checkpoint.
+        files: A ``FileOutput`` that gets the rows, instead of ``deliver``.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Engine:
         retained=3,
         cache=None,
         environment=None,
+        files=None,
     ):
         self.program, self.schema, self.watermark = program, schema, watermark
         self.environment = environment or system_environment()
@@ -49,11 +51,13 @@ class Engine:
         self.output, self.metrics = {}, {}
         self.cache = cache or (lambda subtask: None)
         self.deliver = deliver or self.keep
+        self.out = None if files is None else open_store(files.url, files.store_options)
         self.operator = OperatorPlan(
             name="op",
             tables={name: state.encode() for name, state in program.tables.items()},
             definition=program.definition,
-            delivers=True,
+            output=files,
+            delivers=files is None,
             window=getattr(program, "window", None),
             acts_on_watermark=getattr(program, "acts_on_watermark", getattr(program, "closes_windows", False)),
             acts_on_time=getattr(program, "acts_on_time", False),
@@ -68,7 +72,12 @@ class Engine:
         )
         self.checkpoints = CheckpointStore(self.root, environment=self.environment)
         self.coordinator = MicroBatchCoordinator(
-            plan, self.checkpoints, {}, self.run_subtasks, self.environment, self.hand_over
+            plan,
+            self.checkpoints,
+            {} if files is None else {"op": self.out},
+            self.run_subtasks,
+            self.environment,
+            self.hand_over,
         )
 
     def keep(self, rows, key):
@@ -110,7 +119,7 @@ class Engine:
             run_subtask(
                 TaskContext(
                     root=self.root,
-                    output=None,
+                    output=self.out,
                     environment=self.environment,
                     cache=self.cache(task.subtask),
                     open_runs=OpenRuns(),

@@ -172,12 +172,14 @@ def test_a_memory_of_folders_that_cannot_be_read_is_told() -> None:
         check_folders(plan(DAYS), record(properties={key: "{"}), HERE)
 
 
-def test_open_files_in_another_folder_are_refused_with_both_and_told_how_to_come_back():
+def test_open_files_in_another_folder_are_refused_with_both_and_told_how_to_go_on_there():
     schema = pa.schema([("a", LONG)])
     file = OpenFile(target="part-1.parquet", subtask=0, layout="l", opened_at=0.0, written_at=0.0, rows=1, bytes=8)
     there = OutputState(operator="files", url="file:///other", open=(file,))
     newest = record(outputs=(there,), properties=columns_properties(plan(schema), None, ELSEWHERE))
     check_plan(plan(schema), newest, ELSEWHERE)
-    with pytest.raises(InvalidInputError, match=r"file:///other.*file:///out.*bring it back or mount it there"):
+    with pytest.raises(
+        InvalidInputError, match=r"file:///other.*file:///out.*relocate \S+ --output files=file:///out`"
+    ):
         check_plan(plan(schema), newest, HERE)
     check_plan(plan(schema), record(outputs=(OutputState(operator="files", url="file:///other"),)), HERE)
