@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument("--parallelism", type=int, default=2)
     parser.add_argument("--kill", help="POINT:before, POINT:after or acknowledge:after")
     parser.add_argument("--hold-from", type=int, help="hold rows from this id on until FOLDER/go exists")
+    parser.add_argument("--distinct", action="store_true", help="Spark drops rows whose id it has seen")
     parser.add_argument("--late", type=int, help="one task of this checkpoint waits until the checkpoint exists")
     parser.add_argument("--conf", action="append", default=[], help="a setting of Spark, NAME=VALUE")
     arguments = parser.parse_args()
@@ -156,6 +157,8 @@ def main() -> None:
     conf |= dict(setting.split("=", 1) for setting in arguments.conf)
     spark = get_or_create_session("keyed-driver", arguments.master, quiet=True, **conf)
     events = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(f"{folder}/source")
+    if arguments.distinct:
+        events = events.dropDuplicates(["id"])
     if arguments.hold_from is not None:
         events = events.mapInArrow(waiting(folder, arguments.hold_from), SCHEMA)
     stream = KeyedStream(events, key="key", checkpoint=f"file://{folder}/state", parallelism=arguments.parallelism)

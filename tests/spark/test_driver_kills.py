@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import signal
 
 import pytest
 
-from tests.spark.killing import newest_id, survive
+from tests.spark.cluster import wait_for_end
+from tests.spark.keyed_model import make_source, model, stored_state
+from tests.spark.killing import newest_id, start, survive, wait_for_death
 
 STEPS = ("record:after", "publish:after", "mark:before", "acknowledge:after", "discard:after", "tombstone:after")
 """Where the driver dies here; ``make soak`` takes every point. The simulator takes every store call."""
@@ -21,3 +26,26 @@ def test_a_driver_that_is_killed_again_and_again_loses_nothing_and_repeats_nothi
     dice.shuffle(steps)
     survive(tmp_path, steps, dice)
     assert newest_id(tmp_path) >= len(steps), "every start decided something"
+
+
+@pytest.mark.timeout(900)
+def test_a_driver_killed_between_our_record_and_sparks_commit_goes_on_where_spark_keeps_state_too(tmp_path):
+    """Rows that come again are dropped by Spark, which must find the state of the batch that came again."""
+    options = ["--distinct"]
+    for setting in (
+        "providerClass=org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        "checkpointFormatVersion=2",
+    ):
+        options += ["--conf", f"spark.sql.streaming.stateStore.{setting}"]
+    make_source(tmp_path, files=2, rows=40)
+    again = shutil.copyfile(tmp_path / "source" / "000.parquet", tmp_path / "source" / "002.parquet")
+    os.utime(again, (2, 2))
+    log = tmp_path / "driver.log"
+    killed = start(tmp_path, log, "--kill", "acknowledge:after", *options)
+    wait_for_death(killed, log)
+    assert killed.returncode == -signal.SIGKILL
+    assert newest_id(tmp_path) == 0
+    assert not (tmp_path / "spark" / "commits" / "0").exists()
+    assert wait_for_end(start(tmp_path, log, *options), 250, log.read_text) == 0, log.read_text()[-3000:]
+    assert newest_id(tmp_path) >= 2
+    assert stored_state(tmp_path) == model([0, 1], rows=40)[0]

@@ -62,8 +62,10 @@ class Place:
         )
         pq.write_table(pa.Table.from_pylist(made, schema), self.folder / "source" / f"{number:03}.parquet")
 
-    def events(self):
+    def events(self, name=None):
         reader = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        if name is not None:
+            reader = reader.name(name)
         return reader.parquet(str(self.folder / "source"))
 
     def keyed(self, events=None, **options):
@@ -383,17 +385,26 @@ def test_a_root_that_is_older_than_sparks_checkpoint_is_refused_also_without_new
     place.check_state()
 
 
-def test_a_rolled_back_spark_checkpoint_is_refused(place):
-    place.add(0, 20)
-    place.run()
-    shutil.copytree(place.folder / "spark", place.folder / "old")
-    place.add(1, 20)
-    place.run()
-    shutil.rmtree(place.folder / "spark")
-    (place.folder / "old").rename(place.folder / "spark")
-    (place.folder / "source" / "001.parquet").rename(place.folder / "source" / "later.parquet")
-    with pytest.raises(StreamingQueryException, match="other source offsets"):
-        place.run()
+@pytest.mark.parametrize(("form", "name"), [("v1", None), ("v2", "numbers")])
+def test_a_rolled_back_spark_checkpoint_is_refused(place, form, name):
+    def run():
+        place.run(events=place.events(name))
+
+    place.spark.conf.set("spark.sql.streaming.queryEvolution.enableSourceEvolution", str(name is not None).lower())
+    try:
+        place.add(0, 20)
+        run()
+        shutil.copytree(place.folder / "spark", place.folder / "old")
+        place.add(1, 20)
+        run()
+        assert (place.folder / "spark" / "offsets" / "1").read_text().startswith(f"{form}\n")
+        shutil.rmtree(place.folder / "spark")
+        (place.folder / "old").rename(place.folder / "spark")
+        (place.folder / "source" / "001.parquet").rename(place.folder / "source" / "later.parquet")
+        with pytest.raises(StreamingQueryException, match="other source offsets"):
+            run()
+    finally:
+        place.spark.conf.unset("spark.sql.streaming.queryEvolution.enableSourceEvolution")
     place.check_state()
 
 

@@ -10,11 +10,13 @@ Facts:
 - Spark may run a task more than once, at once or later. Each attempt makes its own objects; one result per subtask
   comes back, of an attempt that ended.
 - With several operators the job is a union of one shuffle each, and partition ``i`` is subtask ``i mod parallelism``.
+  Each shuffle reads the rows of the batch: see ``upstream_state`` where that is not for free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +31,7 @@ from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN, WINDOW_
 from stateline.spark.initial_state import SUBTASK_COLUMN, with_initial_rows
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.task import HASH_COLUMN, OperatorProgram, TaskContext, run_subtask
+from stateline.spark.upstream_state import computed
 from stateline.spark.worker_process import freeze_imports
 from stateline.state.run_cache import RunCache
 
@@ -75,7 +78,8 @@ class BatchJob:
             function.over(self._shuffled(batch.data, name, self._initial.get(name) if first else None))
             for name, function in functions.items()
         ]
-        rows = reduce(lambda left, right: left.union(right), frames).collect()
+        with nullcontext() if len(frames) == 1 else computed(batch.data):
+            rows = reduce(lambda left, right: left.union(right), frames).collect()
         results = [msgspec.json.decode(bytes(row[0]), type=SubtaskResult) for row in rows]
         return _one_each(tasks, results, functions)
 

@@ -32,6 +32,7 @@ from stateline.spark.quiet import QuietRounds
 from stateline.spark.reporting import BatchReporter
 from stateline.spark.stream_checks import check_hidden
 from stateline.spark.task import OperatorProgram
+from stateline.spark.upstream_state import drain
 from stateline.state.run_cache import RunCache
 
 __all__ = ["Pipeline"]
@@ -131,7 +132,10 @@ class Pipeline:
             digest = offsets_digest(read, spark_checkpoint, batch_id)
             batch = Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows)
             with rounds.batch():
-                reporter(coordinator.run_batch(batch))
+                report = coordinator.run_batch(batch)
+                if report.replayed:
+                    drain(rows)
+                reporter(report)
 
         def finish() -> None:
             settled = coordinator.settle(_no_rows(narrowed))
