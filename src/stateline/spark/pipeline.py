@@ -202,7 +202,7 @@ def _pause_seconds(trigger: Mapping[str, Any]) -> float:
     """How long after a batch a stream counts as quiet."""
     try:
         return parse_duration(trigger.get("processingTime", 0), "processingTime") + _QUIET_SECONDS
-    except InvalidInputError:  # Such as "1 minute 30 seconds", which Spark understands.
+    except InvalidInputError:  # Such as "interval '1:30' hour to minute", which Spark has accepted.
         return _QUIET_SECONDS
 
 
