@@ -16,6 +16,7 @@ from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files.formats import COMPRESSIONS, FORMATS, GZIP_ENDING, LINE_FORMATS, check_partition, check_schema
 from stateline.files.rolling import RollingPolicy
 from stateline.handles import FinishedFile, OpenFile
+from stateline.options import check_kind, parse_int
 
 __all__ = ["FileOutput", "FilesResult"]
 
@@ -54,6 +55,8 @@ class FileOutput:
             raise InvalidInputError(
                 f"{list(self.partition_by)} names a column twice", subject="partition_by", hint="Name each column once"
             )
+        check_kind(self.row_group_rows, int, "row_group_rows")
+        parse_int(self.row_group_rows, "row_group_rows", minimum=1)
 
     def file_schema(self, rows: pa.Schema) -> pa.Schema:
         """The schema of the files for rows of this schema: without the columns that the folders tell.

@@ -192,6 +192,9 @@ def test_bad_settings_are_refused_by_name():
         FileOutput(url="unused", compression="rar")
     with pytest.raises(InvalidInputError, match="twice"):
         FileOutput(url="unused", partition_by=("a", "a"))
+    for rows in (0, -1, 1.5, "1000", None, True):
+        with pytest.raises(InvalidInputError, match="row_group_rows"):
+            FileOutput(url="unused", row_group_rows=rows)
 
 
 def test_rows_of_another_schema_begin_a_new_file_and_finish_the_old_one(tmp_path, stores):
