@@ -31,7 +31,8 @@ class FileOutput:
     Attributes:
         url: Root of the output.
         format: One of :data:`~stateline.files.formats.FORMATS`.
-        partition_by: Columns that become folders, outermost first.
+        partition_by: Columns that become folders, outermost first. As in Spark, upper and lower case are not told
+            apart, and a folder is called as the column is spelled here.
         compression: A codec of the format; ``None`` for its default.
         rolling: When a file is complete.
         row_group_rows: Most rows of a row group (Parquet) or record batch (Arrow); of long rows it has fewer.
@@ -51,7 +52,9 @@ class FileOutput:
             raise _unknown("format", self.format, FORMATS)
         if self.compression is not None and self.compression not in COMPRESSIONS[self.format]:
             raise _unknown(f"compression of {self.format}", self.compression, COMPRESSIONS[self.format])
-        if len(set(self.partition_by)) != len(self.partition_by):
+        for column in self.partition_by:
+            check_kind(column, str, "partition_by", "names of columns")
+        if len({column.lower() for column in self.partition_by}) != len(self.partition_by):
             raise InvalidInputError(
                 f"{list(self.partition_by)} names a column twice", subject="partition_by", hint="Name each column once"
             )
@@ -66,6 +69,7 @@ class FileOutput:
                 files, the format cannot hold one, or two differ only in upper and lower case, also in structures.
         """
         _check_distinct(list(rows))
+        rows = self.named(rows)
         for column in self.partition_by:
             if column not in rows.names:
                 raise InvalidInputError(
@@ -86,6 +90,12 @@ class FileOutput:
             )
         check_schema(self.format, left)
         return left
+
+    def named(self, rows: pa.Schema) -> pa.Schema:
+        """The same columns, named as in files and folders: as ``partition_by`` spells them, if it does."""
+        spelled = {column.lower(): column for column in self.partition_by}
+        fields = [field.with_name(spelled.get(field.name.lower(), field.name)) for field in rows]
+        return pa.schema(fields, metadata=rows.metadata)
 
     def layout(self, rows: pa.Schema) -> str:
         """Digest of what all rows of one file have in common: 16 hexadecimal digits."""

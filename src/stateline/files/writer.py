@@ -108,7 +108,8 @@ class FileWriter:
         self._gathered: list[pa.Table] = []
         self._gathered_rows = 0
         self._gathered_bytes = 0
-        self._schema = with_nulls_inside(schema.remove_metadata())
+        self._names = schema.names
+        self._schema = output.named(with_nulls_inside(schema.remove_metadata()))
         self._layout = output.layout(self._schema)
         self._growing: dict[tuple[str, str], _Growing] = {}
         self._finished: list[FinishedFile] = []
@@ -260,7 +261,8 @@ class FileWriter:
 
     def _checked(self, rows: pa.Table) -> pa.Table:
         try:
-            return filled_variants(rows.select(self._schema.names)).cast(self._schema)
+            filled = filled_variants(rows.select(self._names))
+            return filled.rename_columns(self._schema.names).cast(self._schema)
         except (KeyError, ValueError) as error:
             raise InvalidInputError(
                 f"the rows are {rows.schema.to_string(show_field_metadata=False)!r}, expected "

@@ -120,7 +120,7 @@ class WindowPlan:
         """
         _check_timestamp(schema, column, "window")
         for name in (WINDOW_START, WINDOW_END):
-            if name in schema.names:
+            if name in map(str.lower, schema.names):
                 raise InvalidInputError(
                     "the output of windows has a column of that name",
                     operation="window",

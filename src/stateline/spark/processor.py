@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.spark.arrow_types import arrow_schema
@@ -66,25 +66,27 @@ class ProcessorProgram:
     Attributes:
         processor: Pickled.
         form: ``row`` or ``pandas``.
-        keys: Names of the grouping columns.
+        keys: The grouping columns by the names that the user gave them: their names in the input.
         input: Spark's schema of the rows.
         output: Spark's schema of the output.
         time_mode: In lower case.
         variables: What ``init`` declares, by name.
         time_zone: The session's, for rows and data frames.
         initial: Schema of the initial state, if there is any.
+        initial_keys: The names of the grouping columns there.
         event_time: The column of the watermark, by which late rows are dropped; ``None`` to keep them.
     """
 
     processor: bytes
     form: str
-    keys: tuple[str, ...]
+    keys: Mapping[str, str]
     input: StructType
     output: StructType
     time_mode: str
     variables: Mapping[str, Variable]
     time_zone: str
     initial: StructType | None = None
+    initial_keys: tuple[str, ...] = ()
     event_time: str | None = None
 
     @classmethod
@@ -92,7 +94,7 @@ class ProcessorProgram:
         cls,
         processor: object,
         schema: StructType,
-        keys: Sequence[str],
+        keys: Mapping[str, str],
         *,
         output_schema: StructType | str,
         output_mode: str,
@@ -100,6 +102,7 @@ class ProcessorProgram:
         time_zone: str,
         form: str | None = None,
         initial: StructType | None = None,
+        initial_keys: Sequence[str] = (),
         watermark: WatermarkPlan | None = None,
     ) -> Self:
         """Checks everything that can be checked before a row comes, and learns the state variables from ``init``.
@@ -120,23 +123,24 @@ class ProcessorProgram:
         program = cls(
             processor=pickled,
             form=_form_of(processor) if form is None else _choice(form, _FORMS, "form"),
-            keys=tuple(keys),
+            keys=dict(keys),
             input=schema,
             output=parse_struct(output_schema, "output_schema"),
             time_mode=mode,
             variables=discover(pickled, mode),
             time_zone=time_zone,
             initial=initial,
+            initial_keys=tuple(initial_keys),
             event_time=_late_by(mode, watermark),
         )
         program.tables  # noqa: B018 - refuses types that cannot be stored
-        _check_initial(initial, schema, keys)
+        _check_initial(initial, initial_keys, schema, keys)
         return program
 
     @property
     def key_columns(self) -> tuple[str, ...]:
         """Grouping columns, in the order in which they are hashed."""
-        return self.keys
+        return tuple(self.keys)
 
     @property
     def input_columns(self) -> tuple[str, ...]:
@@ -180,7 +184,13 @@ class ProcessorProgram:
     @property
     def _grouping(self) -> pa.Schema:
         schema = arrow_schema(self.input)
-        return pa.schema([schema.field(name) for name in self.keys])
+        return pa.schema([schema.field(column).with_name(name) for name, column in self.keys.items()])
+
+    @property
+    def _initial_keys(self) -> tuple[str, ...]:
+        return self.initial_keys or tuple(
+            self.keys.values()
+        )  # Without initial rows, none of the input's take their place.
 
     @property
     def _has_timers(self) -> bool:
@@ -213,8 +223,8 @@ class ProcessorProgram:
                 changes={}, metrics=counts, expired=expired, next_timer_ms=self._next_timer(tables, until_ms, None)
             )
         keyed = keyed_input(
-            key_rows(grouping, [rows[name] for name in self.keys], hashes),
-            key_rows(grouping, [initial[name] for name in self.keys], initial_hashes),
+            key_rows(grouping, [rows[column] for column in self.keys.values()], hashes),
+            key_rows(grouping, [initial[column] for column in self._initial_keys], initial_hashes),
             timer_keys,
             timer_times,
         )
@@ -319,7 +329,7 @@ class ProcessorProgram:
 
     def _timer_rows(self, keys: KeyRows) -> list[Any]:
         """Grouping keys as Spark gives them to ``handleExpiredTimer``: rows."""
-        fields = StructType([self.input[name] for name in self.keys])
+        fields = StructType([StructField(name, self.input[column].dataType) for name, column in self.keys.items()])
         make = row_class(fields.names)
         return [tuple.__new__(make, key) for key in StructCodec(fields, "key").decode(keys.columns, len(keys))]
 
@@ -372,13 +382,16 @@ def _late_by(time_mode: str, watermark: WatermarkPlan | None) -> str | None:
     return watermark.column if watermark.drops_late_rows else None
 
 
-def _check_initial(initial: StructType | None, schema: StructType, keys: Sequence[str]) -> None:
-    for name in keys if initial is not None else ():
-        found = initial[name].dataType if initial is not None and name in initial.names else None
-        if found != schema[name].dataType:
-            what = "no such column" if found is None else f"type {found.simpleString()}"
+def _check_initial(
+    initial: StructType | None, initial_keys: Sequence[str], schema: StructType, keys: Mapping[str, str]
+) -> None:
+    if initial is None:
+        return
+    for (name, column), theirs in zip(keys.items(), initial_keys, strict=True):
+        found, expected = initial[theirs].dataType, schema[column].dataType
+        if found != expected:
             raise InvalidInputError(
-                f"the initial state has {what}, the stream has {schema[name].dataType.simpleString()}",
+                f"the initial state has type {found.simpleString()}, the stream has {expected.simpleString()}",
                 operation="process",
                 subject=f"key {name!r} of initial_state",
                 hint="Give both the same key columns",

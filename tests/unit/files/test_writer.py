@@ -117,6 +117,21 @@ def test_partition_values_land_encoded_and_read_back(tmp_path, stores):
     assert not (tmp_path / "x").exists()
 
 
+def test_a_folder_is_called_as_partition_by_spells_its_column_and_so_is_the_column_in_files(tmp_path, stores):
+    output = FileOutput(url="unused", partition_by=("P",), rolling=RollingPolicy(every_checkpoint=True))
+    assert output.file_schema(TEXT_X).names == ["x"]
+    writer = make_writer(output, stores, TEXT_X)
+    writer.write(pa.table({"x": [1, 2], "p": ["a", "long" * 80]}))
+    publish(stores, writer.finish())
+    assert all(path.name.startswith("P=") for path in (tmp_path / "out").glob("[!.]*"))
+    long = next(path for path in (tmp_path / "out").glob("P=long*/*"))
+    assert pq.read_schema(long).names == ["P", "x"]
+    with pytest.raises(InvalidInputError, match="twice"):
+        FileOutput(url="unused", partition_by=("p", "P"))
+    with pytest.raises(InvalidInputError, match="names of columns"):
+        FileOutput(url="unused", partition_by=(1,))
+
+
 def test_an_overlong_partition_value_is_kept_in_the_file(tmp_path, stores):
     output = FileOutput(url="unused", partition_by=("p",), rolling=RollingPolicy(every_checkpoint=True))
     writer = make_writer(output, stores, TEXT_X)
