@@ -11,6 +11,8 @@ Rules:
 - Columns of CSV may only be added or left out at the end, because Spark finds them by position.
 - The columns that become folders stay, in their order, whatever the format. Spark takes folders for the table: where
   some tell a column, it reads no file above them, without a word; where they tell different ones, it reads nothing.
+- Operators of one pipeline that write into one folder, or one below that of the other, write the same columns: whoever
+  reads the folder reads the rows of both.
 
 Each record remembers the columns of its outputs among its properties, by format and folder, and those that became
 folders, by folder.
@@ -19,20 +21,25 @@ folders, by folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Final
 
 import pyarrow as pa
 
+from stateline.blob.urls import is_within
 from stateline.checkpoint import Checkpoint
 from stateline.checkpoint.envelope import decode_value
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.files import FileOutput
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 
-__all__ = ["check_columns", "check_folders", "columns_of", "columns_properties"]
+__all__ = ["check_columns", "check_folders", "check_shared_folders", "columns_of", "columns_properties"]
 
 _PREFIX: Final = "columns of "
 _FOLDERS_PREFIX: Final = "folders of "
+_SERVICE_OPTIONS: Final = ("endpoint", "account")
+"""Options of stores by which the same URL is another place."""
 _WIDER: Final = (("int8", "int16", "int32", "int64"), ("float", "double"))
 """Each type is read as any after it."""
 
@@ -85,6 +92,30 @@ def check_folders(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[s
                 raise _refused(operator, f"partition_by is {stored} there, and {wanted} now")
 
 
+def check_shared_folders(operators: Sequence[OperatorPlan]) -> None:
+    """Checks that operators which share a folder write the same columns into it.
+
+    Raises:
+        InvalidInputError: Two do not; names both and their columns.
+    """
+    for one, other in combinations(operators, 2):
+        if one.output is None or other.output is None or not _meet(one.output, other.output):
+            continue
+        if one.output.partition_by != other.output.partition_by:
+            what = "partition_by", list(one.output.partition_by), list(other.output.partition_by)
+        elif one.output.format == other.output.format and not _same_columns(one, other):
+            what = "columns", _described(one), _described(other)
+        else:
+            continue
+        raise InvalidInputError(
+            f"they write different {what[0]} into one folder, {one.output.url}: {what[1]} and {what[2]}",
+            operation="alongside",
+            subject=f"operators {one.name!r} and {other.name!r}",
+            hint="Readers of the folder could not tell them apart. Give each operator a folder of its own",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        )
+
+
 def columns_properties(plan: PipelinePlan, newest: Checkpoint | None, output_urls: Mapping[str, str]) -> dict[str, str]:
     """What the next record remembers: all columns that any file of its outputs may have, and which became folders."""
     kept = (_PREFIX, _FOLDERS_PREFIX)
@@ -97,6 +128,23 @@ def columns_properties(plan: PipelinePlan, newest: Checkpoint | None, output_url
                 url = output_urls.get(operator.name, "")
                 found[_FOLDERS_PREFIX + url] = json.dumps(list(operator.output.partition_by))
     return found
+
+
+def _meet(one: FileOutput, other: FileOutput) -> bool:
+    """Whether readers of one output find the files of the other."""
+    if any(one.store_options.get(name) != other.store_options.get(name) for name in _SERVICE_OPTIONS):
+        return False
+    return is_within(one.url, other.url) or is_within(other.url, one.url)
+
+
+def _same_columns(one: OperatorPlan, other: OperatorPlan) -> bool:
+    if one.output_columns != other.output_columns:
+        return False
+    return one.output is None or one.output.format != "csv" or list(one.output_columns) == list(other.output_columns)
+
+
+def _described(operator: OperatorPlan) -> list[str]:
+    return [f"{path} {text}" for path, text in operator.output_columns.items()]
 
 
 def _remembered(properties: Mapping[str, str], key: str) -> dict[str, str]:
