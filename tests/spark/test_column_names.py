@@ -15,6 +15,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from stateline.errors import InvalidInputError
+from stateline.files.formats import folder_values
+from stateline.files.partitions import partition_folder
 from stateline.spark import Aggregator, KeyedStream, count, first, sum
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot find this module.
@@ -138,3 +140,20 @@ def test_a_name_that_could_mean_two_columns_is_refused(spark, tmp_path, stream):
             KeyedStream(stream, "key", place)
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
+
+
+def test_folders_of_moments_have_the_names_of_sparks_own_sink_in_the_zone_of_its_session(spark, tmp_path):
+    micros = [-5_000_000_000_000_000, 0, 1_698_537_600_000_000, 1_698_541_200_000_000, 1_700_000_000_123_456]
+    moments = spark.createDataFrame([(each, 1) for each in micros], "at long, x int")
+    rows = pa.table({"at": pa.array(micros, pa.timestamp("us", "UTC"))})
+    for number, zone in enumerate(("Europe/Berlin", "America/New_York", "+05:30")):
+        spark.conf.set("spark.sql.session.timeZone", zone)
+        try:
+            moments.selectExpr("timestamp_micros(at) AS at", "x").write.partitionBy("at").parquet(
+                f"{tmp_path}/{number}"
+            )
+        finally:
+            spark.conf.set("spark.sql.session.timeZone", "UTC")
+        told, _ = folder_values(rows, zone)
+        ours = {partition_folder(["at"], [value]) for value in told["at"].to_pylist()}
+        assert ours == {path.name for path in (tmp_path / str(number)).glob("at=*")}

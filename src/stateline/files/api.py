@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from stateline.errors import ErrorKind, InvalidInputError
-from stateline.files.formats import COMPRESSIONS, FORMATS, GZIP_ENDING, LINE_FORMATS, check_partition, check_schema
+from stateline.files.formats import (
+    COMPRESSIONS,
+    FORMATS,
+    GZIP_ENDING,
+    LINE_FORMATS,
+    check_partition,
+    check_schema,
+    check_zone,
+)
 from stateline.files.rolling import RollingPolicy
 from stateline.handles import FinishedFile, OpenFile
 from stateline.options import check_kind, parse_int
@@ -33,6 +41,7 @@ class FileOutput:
         format: One of :data:`~stateline.files.formats.FORMATS`.
         partition_by: Columns that become folders, outermost first. As in Spark, upper and lower case are not told
             apart, and a folder is called as the column is spelled here.
+        partition_zone: The time zone whose clock names the folders of moments with a zone.
         compression: A codec of the format; ``None`` for its default.
         rolling: When a file is complete.
         row_group_rows: Most rows of a row group (Parquet) or record batch (Arrow); of long rows it has fewer.
@@ -42,6 +51,7 @@ class FileOutput:
     url: str
     format: str = "parquet"
     partition_by: tuple[str, ...] = ()
+    partition_zone: str = "UTC"
     compression: str | None = None
     rolling: RollingPolicy = field(default_factory=RollingPolicy)
     row_group_rows: int = 1_048_576
@@ -58,6 +68,7 @@ class FileOutput:
             raise InvalidInputError(
                 f"{list(self.partition_by)} names a column twice", subject="partition_by", hint="Name each column once"
             )
+        check_zone(self.partition_zone)
         check_kind(self.row_group_rows, int, "row_group_rows")
         parse_int(self.row_group_rows, "row_group_rows", minimum=1)
 

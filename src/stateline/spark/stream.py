@@ -239,7 +239,8 @@ class KeyedStream:
         program = ProcessorProgram.bind(
             processor,
             self._df.schema,
-            dict(zip(self._keys, self._key_columns, strict=True)),
+            self._keys,
+            grouped_by=self._key_columns,
             output_schema=output_schema,
             output_mode=output_mode,
             time_mode=time_mode,
@@ -341,6 +342,7 @@ class PipelineStage:
         roll_seconds: float | str | None = None,
         idle_seconds: float | str | None = None,
         every_checkpoint: bool = False,
+        partition_zone: str = "UTC",
         compression: str | None = None,
         options: Mapping[str, str] | None = None,
     ) -> Pipeline:
@@ -358,6 +360,7 @@ class PipelineStage:
             idle_seconds: Time without rows after which a file is finished.
             every_checkpoint: Finish every file with its checkpoint: rows are visible at once, in more and smaller
                 files.
+            partition_zone: Time zone whose clock names the folders of timestamps.
             compression: A codec of the format.
             options: Options of the output's store.
 
@@ -374,6 +377,7 @@ class PipelineStage:
             url=path,
             format=format,
             partition_by=columns,
+            partition_zone=partition_zone,
             compression=compression,
             rolling=RollingPolicy(
                 roll_bytes=roll_bytes,  # type: ignore[arg-type]

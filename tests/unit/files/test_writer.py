@@ -370,6 +370,72 @@ def test_a_partition_value_that_no_folder_tells_is_refused(stores, value, compla
         writer.finish()
 
 
+MOMENTS = pa.schema([("at", pa.timestamp("us", "UTC")), ("local", pa.timestamp("us")), ("x", pa.int64())])
+SUMMER_TO_WINTER = 1_698_537_600_000_000
+"""2023-10-29 00:00 UTC, 02:00 in Berlin, and an hour later 02:00 again."""
+
+
+def moment_rows(*micros):
+    return pa.table({"at": list(micros), "local": list(micros), "x": range(len(micros))}).cast(MOMENTS)
+
+
+@pytest.mark.parametrize(
+    ("zone", "names"),
+    [
+        ("UTC", ["1811-07-23 15%3A06%3A40", "2023-10-29 00%3A00%3A00", "2023-10-29 02%3A00%3A00.5"]),
+        ("Europe/Berlin", ["1811-07-23 16%3A00%3A08", "2023-10-29 02%3A00%3A00", "2023-10-29 03%3A00%3A00.5"]),
+        ("+05:00", ["1811-07-23 20%3A06%3A40", "2023-10-29 05%3A00%3A00", "2023-10-29 07%3A00%3A00.5"]),
+    ],
+)
+def test_folders_of_moments_are_named_by_the_clock_of_the_zone_that_was_asked_for(tmp_path, stores, zone, names):
+    rolling = RollingPolicy(every_checkpoint=True)
+    output = FileOutput(url="unused", partition_by=("at",), partition_zone=zone, rolling=rolling)
+    writer = make_writer(output, stores, MOMENTS)
+    rows = moment_rows(-5_000_000_000_000_000, SUMMER_TO_WINTER, SUMMER_TO_WINTER + 7_200_500_000)
+    writer.write(
+        rows.set_column(0, MOMENTS.field("at"), rows["at"].cast(pa.timestamp("us", "Asia/Tokyo")).cast(MOMENTS[0].type))
+    )
+    publish(stores, writer.finish())
+    assert sorted(path.name for path in (tmp_path / "out").glob("at=*")) == [f"at={name}" for name in names]
+
+
+def test_in_the_hour_that_a_clock_shows_twice_the_files_tell_which_one(tmp_path, stores):
+    rolling = RollingPolicy(every_checkpoint=True)
+    output = FileOutput(url="unused", partition_by=("at",), partition_zone="Europe/Berlin", rolling=rolling)
+    moments = [
+        SUMMER_TO_WINTER - 1,
+        SUMMER_TO_WINTER,
+        SUMMER_TO_WINTER + 3_600_000_000,
+        SUMMER_TO_WINTER + 7_200_000_000,
+    ]
+    writer = make_writer(output, stores, MOMENTS)
+    writer.write(moment_rows(*moments))
+    publish(stores, writer.finish())
+    files = {path.parent.name: pq.read_table(path, partitioning=None) for path in (tmp_path / "out").glob("at=*/*")}
+    twice = files.pop("at=2023-10-29 02%3A00%3A00")
+    assert twice["at"].cast(pa.int64()).to_pylist() == moments[1:3]
+    assert sorted(files) == ["at=2023-10-29 01%3A59%3A59.999999", "at=2023-10-29 03%3A00%3A00"]
+    assert all(table.column_names == ["local", "x"] for table in files.values())
+
+
+def test_the_zone_of_folders_is_checked_and_leaves_times_without_a_zone_alone(tmp_path, stores):
+    for zone in ("Europe/Nowhere", "GMT+5", "", 5, None):
+        with pytest.raises(InvalidInputError, match="partition_zone"):
+            FileOutput(url="unused", partition_zone=zone)
+    rolling = RollingPolicy(every_checkpoint=True)
+    writer = make_writer(
+        FileOutput(url="unused", partition_by=("local",), partition_zone="Asia/Tokyo", rolling=rolling), stores, MOMENTS
+    )
+    writer.write(moment_rows(SUMMER_TO_WINTER))
+    publish(stores, writer.finish())
+    assert (tmp_path / "out" / "local=2023-10-29 00%3A00%3A00").is_dir()
+    early = FileOutput(url="unused", partition_by=("at",), partition_zone="America/New_York", rolling=rolling)
+    writer = make_writer(early, stores, MOMENTS)
+    writer.write(moment_rows(-62_135_596_800_000_000))
+    with pytest.raises(InvalidInputError, match=r"'at'.*years 1 to 9999"):
+        writer.finish()
+
+
 def test_folders_that_leave_no_room_for_the_name_of_a_file_are_refused_by_their_columns(stores):
     long = pa.table({**{name: ["v" * 250] for name in "abcd"}, "x": [1]})
     writer = make_writer(FileOutput(url="unused", partition_by=("a", "b", "c")), stores, long.schema)

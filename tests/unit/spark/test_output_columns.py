@@ -263,3 +263,29 @@ def test_two_pipelines_are_refused_where_they_are_put_together():
     both = first.alongside(pipeline(writing("by_j", "/data/out", ("k", LONG))))
     with pytest.raises(InvalidInputError, match=r"alongside operators 'by_k' and 'third'"):
         both.alongside(pipeline(writing("third", "/data", ("k", TEXT))))
+
+
+def test_the_zone_of_folders_stays_where_a_folder_is_named_by_a_clock():
+    moment, day = ("at", pa.timestamp("us", "UTC")), ("day", pa.date32())
+
+    def zoned(column: str, zone: str) -> PipelinePlan:
+        operator = writing(
+            "files", "file:///out", moment, day, ("x", LONG), partition_by=(column,), partition_zone=zone
+        )
+        return PipelinePlan(root_url="memory://root", parallelism=1, max_parallelism=1, operators=(operator,))
+
+    for before, after_it in (("UTC", "Europe/Berlin"), ("Europe/Berlin", "UTC"), ("Asia/Tokyo", "Europe/Berlin")):
+        newest = record(properties=columns_properties(zoned("at", before), None, HERE))
+        check_folders(zoned("at", before), newest, HERE)
+        check_folders(zoned("at", after_it), newest, ELSEWHERE)
+        with pytest.raises(InvalidInputError, match=f"partition_zone is {before} there, and {after_it} now"):
+            check_folders(zoned("at", after_it), newest, HERE)
+        later = record(properties=columns_properties(zoned("at", before), newest, ELSEWHERE))
+        with pytest.raises(InvalidInputError, match="partition_zone"):
+            check_folders(zoned("at", after_it), later, HERE)
+        days = record(properties=columns_properties(zoned("day", before), None, HERE))
+        check_folders(zoned("day", after_it), days, HERE)
+    properties = columns_properties(zoned("at", "UTC"), None, HERE)
+    assert not any("zone" in key for key in properties), "a program of before reads the record"
+    with pytest.raises(InvalidInputError, match="partition_zone"):
+        check_shared_folders([*zoned("at", "UTC").operators, *zoned("at", "Asia/Tokyo").operators])

@@ -23,7 +23,7 @@ import pyarrow as pa
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files.formats.arrow import ARROW
 from stateline.files.formats.csv import CSV
-from stateline.files.formats.folders import check_partition, check_partition_values
+from stateline.files.formats.folders import check_partition, check_zone, folder_values
 from stateline.files.formats.format import Encoder, Format, Sink, SinkFile
 from stateline.files.formats.jsonl import JSONL
 from stateline.files.formats.kinds import children, is_interval, is_text
@@ -41,9 +41,10 @@ __all__ = [
     "Sink",
     "SinkFile",
     "check_partition",
-    "check_partition_values",
     "check_rows",
     "check_schema",
+    "check_zone",
+    "folder_values",
     "make_encoder",
 ]
 
