@@ -5,8 +5,9 @@ frozen dataclass, whose fields say with :func:`setting` how a string becomes a v
 
 Facts:
 - Sizes: ``"5MB"`` = 5,000,000 bytes (decimal, as in SI), ``"5MiB"`` = 5,242,880 bytes; a bare number is bytes.
-- Durations: ``"500ms"``, ``"10s"``, ``"2min"``, ``"1h"``, ``"1d"``, or with the words of Spark, from microseconds to
-  weeks: ``"10 minutes"``; a bare number is seconds.
+- Durations: ``"500ms"``, ``"10s"``, ``"2min"``, ``"1h"``, ``"1d"``; a bare number is seconds. Also what Spark takes as
+  an interval, from microseconds to weeks: ``"10 minutes"``, ``"1 hour 30 minutes"``, ``"interval 1 hour"``. Months and
+  years are refused, as by Spark's windows: they have no fixed length.
 - An unknown key is an error that names the nearest known one, never silence.
 """
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import operator
 import re
 import sys
@@ -31,6 +31,7 @@ __all__ = [
     "check_kind",
     "check_known",
     "check_text",
+    "duration_microseconds",
     "normalise_settings",
     "parse_bool",
     "parse_choice",
@@ -52,33 +53,27 @@ _SIZE_UNITS: Final = {
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", start=1)},
     **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtp", start=1)},
 }
-_DURATION_UNITS: Final = {
-    "": 1.0,
-    "us": 1e-6,
-    "microsecond": 1e-6,
-    "microseconds": 1e-6,
-    "ms": 1e-3,
-    "millisecond": 1e-3,
-    "milliseconds": 1e-3,
-    "s": 1.0,
-    "sec": 1.0,
-    "second": 1.0,
-    "seconds": 1.0,
-    "m": 60.0,
-    "min": 60.0,
-    "minute": 60.0,
-    "minutes": 60.0,
-    "h": 3600.0,
-    "hour": 3600.0,
-    "hours": 3600.0,
-    "d": 86400.0,
-    "day": 86400.0,
-    "days": 86400.0,
-    "week": 604800.0,
-    "weeks": 604800.0,
+_INTERVAL: Final = re.compile(r"interval\s+(?:'([^']*)'$)?", re.IGNORECASE | re.ASCII)
+_TERM: Final = re.compile(r"([+-]?)\s*('?)([0-9]+\.?[0-9]*|\.[0-9]+)\2\s*([a-z]*)(?:\s+|$)", re.IGNORECASE | re.ASCII)
+"""Sign, number and unit: ``- 1 hour``, and ``'1' hour`` as in a literal of SQL."""
+_UNITS: Final = {
+    name: microseconds
+    for microseconds, names in (
+        (1, "us microsecond microseconds"),
+        (1_000, "ms millisecond milliseconds"),
+        (1_000_000, "s sec second seconds"),
+        (60_000_000, "m min minute minutes"),
+        (3_600_000_000, "h hour hours"),
+        (86_400_000_000, "d day days"),
+        (604_800_000_000, "week weeks"),
+    )
+    for name in names.split()
 }
+_WITHOUT_LENGTH: Final = frozenset({"month", "months", "year", "years"})
+_DURATION_HINT: Final = 'a duration such as 0.5 (seconds), "500ms", "10s", "5min" or "1 hour 30 minutes"'
+_MICROSECONDS_MAX: Final = 2**63 - 1
 _MAX_TEXT: Final = 100
-"""Characters of a size. Longer ones are no sizes, and take long to parse."""
+"""Characters of a size or a duration. Longer ones are none, and take long to parse."""
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
 
@@ -133,23 +128,58 @@ def parse_size(value: int | str, name: str = "size") -> int:
 
 
 def parse_duration(value: float | str | timedelta, name: str = "duration") -> float:
-    """Seconds from a number, a ``timedelta`` or a string such as ``"500ms"`` or ``"10 min"``.
+    """Seconds from a number, a ``timedelta`` or a string such as ``"500ms"`` or ``"1 hour 30 minutes"``.
 
     Raises:
         InvalidInputError: Not a duration, negative, or not finite.
     """
-    if isinstance(value, timedelta):
-        seconds = value.total_seconds()
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value) if abs(value) <= sys.float_info.max else math.inf
-    else:
-        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-        if match is None or match[2].lower() not in _DURATION_UNITS:
-            raise _bad(name, value, 'a duration such as 0.5 (seconds), "500ms", "10s" or "5min"')
-        seconds = float(match[1]) * _DURATION_UNITS[match[2].lower()]
-    if not math.isfinite(seconds) or seconds < 0:
+    microseconds = _microseconds(value, name)
+    if microseconds < 0:
         raise _bad(name, value, "a finite duration of 0 or more")
-    return seconds
+    return float(microseconds / _UNITS["second"])
+
+
+def duration_microseconds(value: float | str | timedelta, name: str = "duration") -> int:
+    """Whole microseconds of a duration that may be negative. What a text says beyond them is cut off, as by Spark.
+
+    Raises:
+        InvalidInputError: Not a duration, not finite, or longer than Spark can count.
+    """
+    exact = _microseconds(value, name)
+    microseconds = int(exact) if isinstance(value, str) else round(exact)
+    if abs(microseconds) > _MICROSECONDS_MAX:
+        raise _bad(name, value, f"a duration of at most {_MICROSECONDS_MAX} microseconds")
+    return microseconds
+
+
+def _microseconds(value: object, name: str) -> Fraction:
+    if isinstance(value, timedelta):
+        return Fraction(value // timedelta(microseconds=1))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) <= sys.float_info.max:  # So written, it is also true of NaN.
+            raise _bad(name, value, "a finite duration of 0 or more")
+        return Fraction(value) * _UNITS["second"]
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+        raise _bad(name, value, _DURATION_HINT)
+    text = value.strip()
+    interval = _INTERVAL.match(text)
+    if interval is not None:
+        text = text[interval.end() :] if interval[1] is None else interval[1].strip()
+    total, at = Fraction(0), 0
+    while at < len(text) or at == 0:
+        term = _TERM.match(text, at)
+        unit = "" if term is None else term[4].lower()
+        if unit in _WITHOUT_LENGTH:
+            raise InvalidInputError(
+                f"{value!r} has no fixed length", subject=name, hint="Give weeks, days or shorter units, as for windows"
+            )
+        if unit == "" and interval is None and term is not None and term.span() == (0, len(text)):
+            unit = "second"
+        if term is None or unit not in _UNITS:
+            raise _bad(name, value, _DURATION_HINT)
+        total += Fraction(f"{term[1]}{term[3]}") * _UNITS[unit]
+        at = term.end()
+    return total
 
 
 def parse_bool(value: bool | str, name: str = "flag") -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from py4j.java_gateway import get_field
 from pyspark.sql import functions as F
 
 from stateline.errors import InvalidInputError
+from stateline.options import duration_microseconds
 from stateline.spark import count, sum
 from tests.spark.event_files import LATE_AND_EARLY, EventFiles, minutes, same
 
@@ -57,3 +59,28 @@ def test_a_watermark_that_moved_to_another_column_is_refused(events):
     renamed = events.events().withColumn("other", F.col("at"))
     with pytest.raises(InvalidInputError, match=r"column of the watermark.*has at.*asks for other"):
         events.run(events.keyed(renamed, watermark=("other", "1 minute")).aggregate(n=count()))
+
+
+def test_lengths_of_time_are_those_that_spark_reads_in_the_same_text(spark):
+    read = spark._jvm.org.apache.spark.sql.catalyst.util.IntervalUtils.fromIntervalString
+    day_us = 86_400_000_000
+    for text in (
+        "1 hour 30 minutes", "interval 1 hour", "INTERVAL  1 HOUR\t30 Minutes ", "90 minutes", "30 minutes 1 hour",
+        "interval '1' hour", "interval '1 hour 1 second'", "interval 1 hour '30' minutes", "1 week 1 day 24 hours",
+        "-1 hour 30 minutes", "1 hour - 30 minutes", "- 1 hour", ".5 seconds", "5. seconds", "0.0000019 seconds",
+        "1 second 1 millisecond 1 microsecond", "9223372036854775807 microseconds",
+    ):  # fmt: skip
+        months, days, microseconds = (get_field(read(text), name) for name in ("months", "days", "microseconds"))
+        assert (months, days * day_us + microseconds) == (0, duration_microseconds(text)), text
+    for text in (
+        "1 hour30 minutes",
+        "1 hour, 30 minutes",
+        "1e3 seconds",
+        "interval",
+        "-interval 1 hour",
+        "interval1 hour",
+    ):
+        with pytest.raises(Exception, match="CANNOT_PARSE_INTERVAL"):
+            read(text)
+        with pytest.raises(InvalidInputError):
+            duration_microseconds(text)

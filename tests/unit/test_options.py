@@ -13,6 +13,7 @@ from stateline.errors import ErrorKind, InvalidInputError
 from stateline.options import (
     Secret,
     check_known,
+    duration_microseconds,
     normalise_settings,
     parse_bool,
     parse_choice,
@@ -58,6 +59,49 @@ def test_whole_numbers_of_bytes_keep_their_value(size):
 )  # fmt: skip
 def test_durations(text, seconds):
     assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "microseconds"),
+    [
+        ("1 hour 30 minutes", 5_400_000_000), ("30 minutes 1 hour", 5_400_000_000), ("90 minutes", 5_400_000_000),
+        ("interval 1 hour", 3_600_000_000), ("INTERVAL  1 HOUR\t30 Minutes ", 5_400_000_000),
+        ("interval '1' hour", 3_600_000_000), ("interval '1 hour 1 second'", 3_601_000_000),
+        ("1 week 1 day 24 hours", 777_600_000_000), ("1 second 1 millisecond 1 microsecond", 1_001_001),
+        ("-1 hour 30 minutes", -1_800_000_000), ("1 hour - 30 minutes", 1_800_000_000), ("+1 hour", 3_600_000_000),
+        (".5 seconds", 500_000), ("5. seconds", 5_000_000), ("0.0000019 seconds", 1), ("1h 30min", 5_400_000_000),
+        ("9223372036854775807 microseconds", 2**63 - 1), (0.29, 290_000), (-1, -1_000_000),
+        (timedelta(days=400_000, microseconds=1), 34_560_000_000_000_001),
+    ],
+)  # fmt: skip
+def test_durations_are_counted_as_spark_counts_intervals(text, microseconds):
+    assert duration_microseconds(text) == microseconds
+
+
+def test_a_setting_takes_the_same_texts_as_a_window():
+    assert parse_duration("1 hour 30 minutes") == 5400.0
+    with pytest.raises(InvalidInputError, match="0 or more"):
+        parse_duration("1 hour -90 minutes")
+
+
+@pytest.mark.parametrize("text", ["1 month", "2 years", "interval 1 year 2 days", "1 day 1 MONTHS"])
+def test_months_and_years_are_no_durations_and_the_error_says_why(text):
+    for parse in (parse_duration, duration_microseconds):
+        with pytest.raises(InvalidInputError, match=r"size: .* has no fixed length"):
+            parse(text, "size")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "interval", "interval 10", "-interval 1 hour", "interval1 hour", "'1 hour'", "1 hour30 minutes", "1 30 minutes",
+        "1 hour, 30 minutes", "1 hour and 30 minutes", "1e3 s", "\uff11 hour", "1 hour " * 20,
+        "9223372036854775808 microseconds",
+    ],
+)  # fmt: skip
+def test_what_spark_does_not_take_for_an_interval_is_no_duration_either(text):
+    with pytest.raises(InvalidInputError, match="size"):
+        duration_microseconds(text, "size")
 
 
 @pytest.mark.parametrize("text", [-1, "-1s", "", "1 fortnight", float("nan"), float("inf"), True, None, timedelta(-1)])

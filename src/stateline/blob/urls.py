@@ -27,6 +27,7 @@ from stateline.options import plain_options
 
 __all__ = [
     "absolute_url",
+    "is_within",
     "open_store",
     "refuse_credentials",
     "relative_name",
@@ -231,11 +232,7 @@ def relative_name(root_url: str, name_or_url: str) -> str:
         if not path.startswith(_folder(root)):
             path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     else:
-        root, path = _place(root_url), _place(name_or_url)
-        if "@" not in root.partition("/")[0]:
-            path = _without_account(path)
-        elif "@" not in path.partition("/")[0]:
-            root = _without_account(root)
+        root, path = _places(root_url, name_or_url)
     if not path.startswith(_folder(root)):
         raise _outside(root_url, name_or_url)
     return check_name(path.removeprefix(_folder(root)))
@@ -247,6 +244,21 @@ def _written_scheme(url: str) -> str | None:
     return scheme.lower() if separator and "/" not in scheme else None
 
 
+def is_within(url: str, folder: str) -> bool:
+    """Whether a place is a folder or lies below it, however the two are spelled.
+
+    Raises:
+        InvalidInputError: As :func:`split_local_url`.
+    """
+    if not same_service(url, folder):
+        return False
+    if _scheme(folder) == "file":
+        outer, inner = (os.path.realpath(split_local_url(each)) for each in (folder, url))
+    else:
+        outer, inner = _places(folder, url)
+    return _folder(inner).startswith(_folder(outer))
+
+
 def _scheme(url: str) -> str:
     scheme = _written_scheme(url)
     return "file" if scheme is None else _ALIASES.get(scheme, scheme)
@@ -255,6 +267,14 @@ def _scheme(url: str) -> str:
 def _place(url: str) -> str:
     """Everything after the scheme. Object names are not percent-encoded, so nothing is decoded."""
     return url.split("://", 1)[1].replace(".dfs.", ".blob.", 1).strip("/")
+
+
+def _places(root_url: str, url: str) -> tuple[str, str]:
+    """Both places, with the account of neither where only one tells it."""
+    root, path = _place(root_url), _place(url)
+    if "@" not in root.partition("/")[0]:
+        return root, _without_account(path)
+    return root if "@" in path.partition("/")[0] else _without_account(root), path
 
 
 def _without_account(place: str) -> str:

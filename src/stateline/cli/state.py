@@ -224,7 +224,7 @@ def export(
         writer.open(name) as stream,
     ):
         schema = reader.columns_schema(names)
-        check_schema(chosen, schema)
+        check_schema(chosen, schema, for_spark=False)  # Whoever exports state need not read it with Spark.
         encoder = make_encoder(chosen, stream, schema, "snappy" if chosen == "parquet" else None, _ROW_GROUP_ROWS)
         try:
             for done, part in enumerate(slices, start=1):

@@ -13,9 +13,18 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from stateline.errors import ErrorKind, InvalidInputError
-from stateline.files.formats import COMPRESSIONS, FORMATS, GZIP_ENDING, LINE_FORMATS, check_partition, check_schema
+from stateline.files.formats import (
+    COMPRESSIONS,
+    FORMATS,
+    GZIP_ENDING,
+    LINE_FORMATS,
+    check_partition,
+    check_schema,
+    check_zone,
+)
 from stateline.files.rolling import RollingPolicy
 from stateline.handles import FinishedFile, OpenFile
+from stateline.options import check_kind, parse_int
 
 __all__ = ["FileOutput", "FilesResult"]
 
@@ -30,7 +39,9 @@ class FileOutput:
     Attributes:
         url: Root of the output.
         format: One of :data:`~stateline.files.formats.FORMATS`.
-        partition_by: Columns that become folders, outermost first.
+        partition_by: Columns that become folders, outermost first. As in Spark, upper and lower case are not told
+            apart, and a folder is called as the column is spelled here.
+        partition_zone: The time zone whose clock names the folders of moments with a zone.
         compression: A codec of the format; ``None`` for its default.
         rolling: When a file is complete.
         row_group_rows: Most rows of a row group (Parquet) or record batch (Arrow); of long rows it has fewer.
@@ -40,6 +51,7 @@ class FileOutput:
     url: str
     format: str = "parquet"
     partition_by: tuple[str, ...] = ()
+    partition_zone: str = "UTC"
     compression: str | None = None
     rolling: RollingPolicy = field(default_factory=RollingPolicy)
     row_group_rows: int = 1_048_576
@@ -50,10 +62,15 @@ class FileOutput:
             raise _unknown("format", self.format, FORMATS)
         if self.compression is not None and self.compression not in COMPRESSIONS[self.format]:
             raise _unknown(f"compression of {self.format}", self.compression, COMPRESSIONS[self.format])
-        if len(set(self.partition_by)) != len(self.partition_by):
+        for column in self.partition_by:
+            check_kind(column, str, "partition_by", "names of columns")
+        if len({column.lower() for column in self.partition_by}) != len(self.partition_by):
             raise InvalidInputError(
                 f"{list(self.partition_by)} names a column twice", subject="partition_by", hint="Name each column once"
             )
+        check_zone(self.partition_zone)
+        check_kind(self.row_group_rows, int, "row_group_rows")
+        parse_int(self.row_group_rows, "row_group_rows", minimum=1)
 
     def file_schema(self, rows: pa.Schema) -> pa.Schema:
         """The schema of the files for rows of this schema: without the columns that the folders tell.
@@ -63,6 +80,7 @@ class FileOutput:
                 files, the format cannot hold one, or two differ only in upper and lower case, also in structures.
         """
         _check_distinct(list(rows))
+        rows = self.named(rows)
         for column in self.partition_by:
             if column not in rows.names:
                 raise InvalidInputError(
@@ -83,6 +101,12 @@ class FileOutput:
             )
         check_schema(self.format, left)
         return left
+
+    def named(self, rows: pa.Schema) -> pa.Schema:
+        """The same columns, named as in files and folders: as ``partition_by`` spells them, if it does."""
+        spelled = {column.lower(): column for column in self.partition_by}
+        fields = [field.with_name(spelled.get(field.name.lower(), field.name)) for field in rows]
+        return pa.schema(fields, metadata=rows.metadata)
 
     def layout(self, rows: pa.Schema) -> str:
         """Digest of what all rows of one file have in common: 16 hexadecimal digits."""

@@ -28,7 +28,7 @@ from stateline.files.ahead import BegunFile, EncodingAhead
 from stateline.files.api import FileOutput, FilesResult
 from stateline.files.background import BackgroundSink
 from stateline.files.folding import is_short, objects_to_fold
-from stateline.files.formats import check_partition_values, check_rows, make_encoder
+from stateline.files.formats import check_rows, folder_values, make_encoder
 from stateline.files.nulls import filled_variants, with_nulls_inside
 from stateline.files.partitions import is_abbreviated, partition_folder
 from stateline.files.pending import load_rows, load_short_rows, store_rows
@@ -108,7 +108,8 @@ class FileWriter:
         self._gathered: list[pa.Table] = []
         self._gathered_rows = 0
         self._gathered_bytes = 0
-        self._schema = with_nulls_inside(schema.remove_metadata())
+        self._names = schema.names
+        self._schema = output.named(with_nulls_inside(schema.remove_metadata()))
         self._layout = output.layout(self._schema)
         self._growing: dict[tuple[str, str], _Growing] = {}
         self._finished: list[FinishedFile] = []
@@ -260,7 +261,8 @@ class FileWriter:
 
     def _checked(self, rows: pa.Table) -> pa.Table:
         try:
-            return filled_variants(rows.select(self._schema.names)).cast(self._schema)
+            filled = filled_variants(rows.select(self._names))
+            return filled.rename_columns(self._schema.names).cast(self._schema)
         except (KeyError, ValueError) as error:
             raise InvalidInputError(
                 f"the rows are {rows.schema.to_string(show_field_metadata=False)!r}, expected "
@@ -278,14 +280,15 @@ class FileWriter:
         if not columns:
             yield "", rows.combine_chunks()  # Now, while Spark fills the next batches, and not when all wait for it.
             return
-        check_partition_values(rows.select(columns))
-        codes, values = _partition_codes(rows, columns)
+        told, is_shown_twice = folder_values(rows.select(columns), self._output.partition_zone)
+        codes, values = _partition_codes(told, columns)
         order = np.argsort(codes, kind="stable")
         starts = np.searchsorted(codes[order], np.arange(len(values) + 1))
         ordered = rows.take(pa.array(order))
         slim = ordered.drop_columns(list(columns))
         for code, value in enumerate(values):
-            source = ordered if is_abbreviated(columns, value) else slim
+            tells_less = is_abbreviated(columns, value) or is_shown_twice[order[starts[code]]]
+            source = ordered if tells_less else slim
             yield partition_folder(columns, value), source.slice(starts[code], starts[code + 1] - starts[code])
 
 

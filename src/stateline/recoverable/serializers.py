@@ -12,25 +12,29 @@ All integers are little-endian and unsigned. ``text`` is a u16 length and so man
 
 The last u32 is the CRC32C of everything before it. A reader refuses what has another magic, a newer version, another
 length than it says, another checksum, a count that the remaining bytes cannot hold, or anything left over; and a point
-whose pieces do not add up to its length or whose target is not a name. The committed files in ``tests/golden`` hold
-the format.
+whose pieces do not add up to its length or whose target is not a name. A writer refuses fields that the format cannot
+hold. The committed files in ``tests/golden`` hold the format.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from stateline.blob.checksum import crc32c
 from stateline.blob.names import check_name
 from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVersionError
 from stateline.handles import CommitPoint, Part, ResumePoint
+from stateline.options import check_kind, check_text, parse_int
 
 __all__ = ["CommitPointSerializer", "ResumePointSerializer"]
 
 _VERSION: Final = 1
 _COMMIT_MAGIC: Final = b"SLcp"
 _RESUME_MAGIC: Final = b"SLrp"
+_U32_MAX: Final = 0xFFFF_FFFF
+_U64_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF
 _HEADER: Final = struct.Struct("<4sHI")
 _CHECKSUM: Final = struct.Struct("<I")
 _PART_BYTES_MIN: Final = 2 + 8 + 4 + 2 + 2
@@ -68,7 +72,8 @@ class ResumePointSerializer:
     def serialize(self, point: ResumePoint) -> bytes:
         """See :meth:`PointSerializer.serialize`."""
         _check_type(point, ResumePoint)
-        body = _commit_body(point) + struct.pack("<B", point.closed) + _parts(point.superseded)
+        check_kind(point.closed, bool, "closed")
+        body = _commit_body(point) + struct.pack("<B", point.closed) + _parts(point.superseded, "superseded")
         return _framed(_RESUME_MAGIC, body)
 
     def deserialize(self, version: int, data: bytes) -> ResumePoint:
@@ -105,19 +110,34 @@ def _framed(magic: bytes, body: bytes) -> bytes:
 
 
 def _commit_body(point: CommitPoint) -> bytes:
-    head = _text(point.target, "target") + _text(point.nonce, "nonce")
-    return head + struct.pack("<QI", point.length, point.crc32c) + _parts(point.parts)
+    head = _text(point.target, "target") + _text(point.nonce, "nonce") + _extent(point)
+    return head + _parts(point.parts, "parts")
 
 
-def _parts(parts: tuple[Part, ...]) -> bytes:
+def _parts(parts: Sequence[Part], what: str) -> bytes:
+    check_kind(parts, tuple | list, what)
     fields = [struct.pack("<I", len(parts))]
     for part in parts:
-        fields += [_text(part.name, "name"), struct.pack("<QI", part.length, part.crc32c)]
+        check_kind(part, Part, f"one of {what}")
+        fields += [_text(part.name, "name"), _extent(part)]
         fields += [_text(part.version, "version"), _text(part.container, "container")]
     return b"".join(fields)
 
 
+def _extent(bounds: CommitPoint | Part) -> bytes:
+    """Length and CRC32C."""
+    return struct.pack(
+        "<QI", _unsigned(bounds.length, "length", _U64_MAX), _unsigned(bounds.crc32c, "crc32c", _U32_MAX)
+    )
+
+
+def _unsigned(value: int, what: str, maximum: int) -> int:
+    check_kind(value, int, what)  # Not text, which settings may be.
+    return parse_int(value, what, minimum=0, maximum=maximum)
+
+
 def _text(value: str, what: str) -> bytes:
+    check_text(value, what)
     encoded = value.encode("utf-8")
     if len(encoded) > 0xFFFF:
         raise InvalidInputError(

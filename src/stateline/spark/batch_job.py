@@ -30,6 +30,7 @@ from stateline.spark.coordinator import Batch, SubtaskResult, SubtaskTask
 from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN, WINDOW_START, EventTimeWatch, WindowPlan
 from stateline.spark.initial_state import SUBTASK_COLUMN, with_initial_rows
 from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.spark.stream_columns import column_of
 from stateline.spark.task import HASH_COLUMN, OperatorProgram, TaskContext, run_subtask
 from stateline.spark.upstream_state import computed
 from stateline.spark.worker_process import freeze_imports
@@ -95,14 +96,17 @@ class BatchJob:
         needed |= {operator.window.column for operator in self._operators.values() if operator.window is not None}
         if self._plan.watermark is not None:
             needed.add(self._plan.watermark.column)
-        return rows.selectExpr(*(_quoted(column) for column in rows.columns if column in needed))
+        columns = rows.columns
+        own = {column_of(columns, column) for column in needed}
+        return rows.selectExpr(*(_quoted(column) for column in columns if column in own))
 
     def _sent(self, rows: DataFrame, name: str) -> DataFrame:
         """What the tasks of an operator receive."""
         program, window, watermark = self._programs[name], self._operators[name].window, self._plan.watermark
         if window is not None:
             rows = in_windows(rows, window)
-        columns = [_quoted(column) for column in program.input_columns]
+        known = rows.columns
+        columns = [_quoted(own) for own in dict.fromkeys(column_of(known, name) for name in program.input_columns)]
         if program.wants_hash:
             columns.append(f"{_hash(program)} AS {HASH_COLUMN}")
         if watermark is not None and EventTimeWatch(watermark, program.input_columns).needs_column:
@@ -179,13 +183,17 @@ class _TaskFunction:
         self._program = program
         self._tasks = [_ENCODER.encode(task) for task in tasks]
         self._columns: list[str] | None = None
+        self._spellings: dict[str, int] = {}
 
     def over(self, rows: DataFrame) -> DataFrame:
         """One row for each partition: the encoded result of its subtask.
 
-        PySpark takes a dot in a column's name for a field of a struct here, so such columns cross by number.
+        PySpark takes a dot in a column's name for a field of a struct here, so such columns cross by number. What the
+        operator reads under another name than the column's own gets that name when it has crossed.
         """
         columns = rows.columns
+        found = {name: column_of(columns, name) for name in self._program.input_columns}
+        self._spellings = {name: columns.index(own) for name, own in found.items() if name != own}
         if any("." in column or "`" in column for column in columns):
             self._columns = columns
             rows = rows.toDF(*map(str, range(len(columns))))
@@ -210,9 +218,12 @@ class _TaskFunction:
         freeze_imports()
         yield pa.RecordBatch.from_arrays([pa.array([_ENCODER.encode(result)], pa.binary())], schema=_RESULT)
 
-    def _named(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        names = self._columns
-        return batches if names is None else (batch.rename_columns(names) for batch in batches)
+    def _named(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            named = batch if self._columns is None else batch.rename_columns(self._columns)
+            for name, index in self._spellings.items():
+                named = named.append_column(name, named.column(index))
+            yield named
 
 
 def _result_type() -> StructType:

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from stateline.checkpoint import Checkpoint, InlineState
 from stateline.checkpoint.envelope import decode_value
 from stateline.errors import ErrorKind, InvalidInputError
-from stateline.options import check_known, parse_choice, parse_duration
+from stateline.options import check_known, duration_microseconds, parse_choice
 
 __all__ = [
     "EVENT_TIME_COLUMN",
@@ -54,11 +54,10 @@ WINDOW_END: Final = "window_end"
 LATE_DATA: Final = ("drop", "keep")
 
 _STATE: Final = "watermark"
-_MICROSECONDS: Final = 1_000_000
 _MILLISECOND: Final = 1_000
 
 Duration = str | float | timedelta
-"""``"10 minutes"``, seconds, or a ``timedelta``."""
+"""What Spark takes as an interval, such as ``"1 hour 30 minutes"``; seconds; or a ``timedelta``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +84,7 @@ class WatermarkPlan:
         _check_timestamp(schema, column, "watermark")
         return cls(
             column=column,
-            delay_us=_microseconds(delay, "delay of the watermark"),
+            delay_us=_length(delay, "delay of the watermark"),
             late_data=parse_choice(late_data, LATE_DATA, "late_data"),
         )
 
@@ -121,16 +120,16 @@ class WindowPlan:
         """
         _check_timestamp(schema, column, "window")
         for name in (WINDOW_START, WINDOW_END):
-            if name in schema.names:
+            if name in map(str.lower, schema.names):
                 raise InvalidInputError(
                     "the output of windows has a column of that name",
                     operation="window",
                     subject=f"column {name!r}",
                     hint="Rename the column of the stream",
                 )
-        size_us = _microseconds(size, "size of the window")
-        slide_us = size_us if slide is None else _microseconds(slide, "slide of the window")
-        start_us = _offset_microseconds(start, "start of the windows")
+        size_us = _length(size, "size of the window")
+        slide_us = size_us if slide is None else _length(slide, "slide of the window")
+        start_us = duration_microseconds(start, "start of the windows")
         if not 0 < slide_us <= size_us or abs(start_us) >= slide_us:
             raise InvalidInputError(
                 f"windows of {size!r} cannot slide by {slide!r} from {start!r}",
@@ -262,15 +261,8 @@ def _check_timestamp(schema: pa.Schema, column: str, what: str) -> None:
         )
 
 
-def _microseconds(duration: Duration, name: str) -> int:
-    return round(parse_duration(duration, name) * _MICROSECONDS)
-
-
-def _offset_microseconds(offset: Duration, name: str) -> int:
-    """As :func:`_microseconds`, of a duration that may be negative."""
-    if isinstance(offset, str) and offset.startswith("-"):
-        return -_microseconds(offset[1:].lstrip(), name)
-    seconds = offset.total_seconds() if isinstance(offset, timedelta) else offset
-    if isinstance(seconds, int | float) and seconds < 0:
-        return -_microseconds(-seconds, name)
-    return _microseconds(seconds, name)
+def _length(duration: Duration, name: str) -> int:
+    microseconds = duration_microseconds(duration, name)
+    if microseconds < 0:
+        raise InvalidInputError(f"{duration!r} is negative", subject=name, hint="Give a duration of 0 or more")
+    return microseconds

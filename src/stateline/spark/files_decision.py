@@ -175,7 +175,7 @@ def files_plan(
     schema: pa.Schema | None = None,
 ) -> PipelinePlan:
     """The plan of a sink: one operator that has files and no state."""
-    columns = {} if schema is None else columns_of(schema)
+    columns = {} if schema is None else columns_of(output.named(schema))
     return PipelinePlan(
         root_url=root_url,
         parallelism=1,

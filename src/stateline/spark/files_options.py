@@ -44,6 +44,7 @@ class FilesSinkOptions:
         format: ``parquet``, ``arrow``, ``csv``, ``jsonl`` or ``text``. (Spark's ``format()`` is taken by the sink
             itself.)
         partition_by: Columns that become folders, separated by commas.
+        partition_zone: Time zone whose clock names the folders of timestamps.
         compression: A codec of the format.
         roll_bytes: Size at which a file is finished.
         roll_seconds: Age at which a file is finished.
@@ -63,6 +64,7 @@ class FilesSinkOptions:
     path: str = setting("", _text, help="root URL of the output; start(path) and save(path) say it")
     format: str = setting("parquet", _text, help="parquet, arrow, csv, jsonl or text")
     partition_by: tuple[str, ...] = setting("", _names, help="columns that become folders, separated by commas")
+    partition_zone: str = setting("UTC", _text, help="time zone whose clock names the folders of timestamps")
     compression: str | None = setting(None, _text, help="a codec of the format")
     roll_bytes: str = setting("128MB", _text, help="size at which a file is finished")
     roll_seconds: str | None = setting(None, _text, help="age at which a file is finished")
@@ -137,6 +139,7 @@ class FilesSinkOptions:
             url=self.path,
             format=self.format,
             partition_by=self.partition_by,
+            partition_zone=self.partition_zone,
             compression=self.compression,
             rolling=RollingPolicy(
                 roll_bytes=self.roll_bytes,  # type: ignore[arg-type]

@@ -7,14 +7,16 @@ in a struct column of its own. Does not own what a processor does with them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from stateline.errors import InvalidInputError
+from stateline.spark.stream_columns import StreamColumns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["INITIAL_COLUMN", "INPUT_COLUMN", "SUBTASK_COLUMN", "initial_rows", "with_initial_rows"]
+__all__ = ["INITIAL_COLUMN", "INPUT_COLUMN", "SUBTASK_COLUMN", "InitialRows", "initial_rows", "with_initial_rows"]
 
 INPUT_COLUMN: Final = "__input"
 """The input row, as a struct; null in an initial row."""
@@ -24,7 +26,20 @@ SUBTASK_COLUMN: Final = "__subtask"
 """The subtask that owns the row."""
 
 
-def initial_rows(initial: Any, keys: Sequence[str]) -> DataFrame | None:
+@dataclass(frozen=True, slots=True)
+class InitialRows:
+    """What a user gives as initial state.
+
+    Attributes:
+        rows: The rows.
+        keys: Their key columns, as they spell them.
+    """
+
+    rows: DataFrame
+    keys: tuple[str, ...]
+
+
+def initial_rows(initial: Any, keys: Sequence[str]) -> InitialRows | None:
     """The rows of what a user gives as initial state.
 
     Args:
@@ -41,11 +56,12 @@ def initial_rows(initial: Any, keys: Sequence[str]) -> DataFrame | None:
         raise _refused(
             "it is no DataFrame with an end", "Give a DataFrame that was read with spark.read, or its groupBy"
         )
-    missing = [name for name in keys if name not in rows.columns]
+    columns = StreamColumns.of(rows)
+    found = {name: columns.own(name) for name in keys}
+    missing = [name for name, column in found.items() if column not in columns.names]
     if missing:
         raise _refused(f"it has no column {missing}", f"Its key columns must be those of the stream: {list(keys)}")
-    frame: DataFrame = rows
-    return frame
+    return InitialRows(rows, tuple(found.values()))
 
 
 def with_initial_rows(

@@ -11,28 +11,39 @@ Rules:
 - Columns of CSV may only be added or left out at the end, because Spark finds them by position.
 - The columns that become folders stay, in their order, whatever the format. Spark takes folders for the table: where
   some tell a column, it reads no file above them, without a word; where they tell different ones, it reads nothing.
+- The zone whose clock names folders of moments stays: the name tells no zone, so readers could not tell the two apart.
+- Operators of one pipeline that write into one folder, or one below that of the other, write the same columns: whoever
+  reads the folder reads the rows of both.
 
 Each record remembers the columns of its outputs among its properties, by format and folder, and those that became
-folders, by folder.
+folders, and their zone, by folder.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Final
 
 import pyarrow as pa
 
+from stateline.blob.urls import is_within
 from stateline.checkpoint import Checkpoint
 from stateline.checkpoint.envelope import decode_value
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.files import FileOutput
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 
-__all__ = ["check_columns", "check_folders", "columns_of", "columns_properties"]
+__all__ = ["check_columns", "check_folders", "check_shared_folders", "columns_of", "columns_properties"]
 
 _PREFIX: Final = "columns of "
 _FOLDERS_PREFIX: Final = "folders of "
+_ZONE_PREFIX: Final = "zone of folders of "
+_ZONE: Final = "UTC"
+"""Of folders of which no record tells the zone."""
+_SERVICE_OPTIONS: Final = ("endpoint", "account")
+"""Options of stores by which the same URL is another place."""
 _WIDER: Final = (("int8", "int16", "int32", "int64"), ("float", "double"))
 """Each type is read as any after it."""
 
@@ -68,7 +79,7 @@ def check_folders(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[s
     """Checks that the files of a plan lie in the same folders as those that are there, and those that are open.
 
     Raises:
-        InvalidInputError: Other columns become folders now; says which.
+        InvalidInputError: Other columns become folders now, or by the clock of another zone; says which.
         CorruptDataError: What the record remembers of them cannot be read.
     """
     opened = {output.operator: output.url for output in newest.outputs if output.open}
@@ -83,11 +94,40 @@ def check_folders(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[s
             stored = decode_value(text, list[str], "the folders of the output", subject)
             if stored != wanted:
                 raise _refused(operator, f"partition_by is {stored} there, and {wanted} now")
+            zone = newest.properties.get(_ZONE_PREFIX + url, _ZONE)
+            if key in newest.properties and zone != _zone(operator):
+                raise _refused(operator, f"partition_zone is {zone} there, and {_zone(operator)} now")
+
+
+def check_shared_folders(operators: Sequence[OperatorPlan]) -> None:
+    """Checks that operators which share a folder write the same columns into it.
+
+    Raises:
+        InvalidInputError: Two do not; names both and their columns.
+    """
+    for one, other in combinations(operators, 2):
+        if one.output is None or other.output is None or not _meet(one.output, other.output):
+            continue
+        if one.output.partition_by != other.output.partition_by:
+            what: tuple[str, object, object] = "partition_by", [*one.output.partition_by], [*other.output.partition_by]
+        elif _zone(one) != _zone(other):
+            what = "partition_zone", _zone(one), _zone(other)
+        elif one.output.format == other.output.format and not _same_columns(one, other):
+            what = "columns", _described(one), _described(other)
+        else:
+            continue
+        raise InvalidInputError(
+            f"they write different {what[0]} into one folder, {one.output.url}: {what[1]} and {what[2]}",
+            operation="alongside",
+            subject=f"operators {one.name!r} and {other.name!r}",
+            hint="Readers of the folder could not tell them apart. Give each operator a folder of its own",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        )
 
 
 def columns_properties(plan: PipelinePlan, newest: Checkpoint | None, output_urls: Mapping[str, str]) -> dict[str, str]:
     """What the next record remembers: all columns that any file of its outputs may have, and which became folders."""
-    kept = (_PREFIX, _FOLDERS_PREFIX)
+    kept = (_PREFIX, _FOLDERS_PREFIX, _ZONE_PREFIX)
     found = {} if newest is None else {k: v for k, v in newest.properties.items() if k.startswith(kept)}
     for operator in plan.operators:
         if operator.output_columns:
@@ -96,7 +136,34 @@ def columns_properties(plan: PipelinePlan, newest: Checkpoint | None, output_url
             if operator.output is not None:
                 url = output_urls.get(operator.name, "")
                 found[_FOLDERS_PREFIX + url] = json.dumps(list(operator.output.partition_by))
+                if _zone(operator) != _ZONE:
+                    found[_ZONE_PREFIX + url] = _zone(operator)
     return found
+
+
+def _zone(operator: OperatorPlan) -> str:
+    """The zone whose clock names the folders of an output; that of all others where no folder is named by a clock."""
+    if operator.output is None:
+        return _ZONE
+    kinds = (operator.output_columns.get(_escape(column), "") for column in operator.output.partition_by)
+    return operator.output.partition_zone if any("tz=" in kind for kind in kinds) else _ZONE
+
+
+def _meet(one: FileOutput, other: FileOutput) -> bool:
+    """Whether readers of one output find the files of the other."""
+    if any(one.store_options.get(name) != other.store_options.get(name) for name in _SERVICE_OPTIONS):
+        return False
+    return is_within(one.url, other.url) or is_within(other.url, one.url)
+
+
+def _same_columns(one: OperatorPlan, other: OperatorPlan) -> bool:
+    if one.output_columns != other.output_columns:
+        return False
+    return one.output is None or one.output.format != "csv" or list(one.output_columns) == list(other.output_columns)
+
+
+def _described(operator: OperatorPlan) -> list[str]:
+    return [f"{path} {text}" for path, text in operator.output_columns.items()]
 
 
 def _remembered(properties: Mapping[str, str], key: str) -> dict[str, str]:

@@ -26,6 +26,7 @@ from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.ending import finish_open_files
 from stateline.spark.for_each_batch import BatchDelivery, BatchFunction
 from stateline.spark.offsets import list_with_hadoop, next_batch, offsets_digest, read_with_hadoop
+from stateline.spark.output_columns import check_shared_folders
 from stateline.spark.plan import PipelinePlan
 from stateline.spark.query import PipelineQuery
 from stateline.spark.quiet import QuietRounds
@@ -57,7 +58,8 @@ class Pipeline:
         """Both pipelines as one: the same batches, one atomic checkpoint for all state and all files.
 
         Raises:
-            InvalidInputError: They read different DataFrames, have different roots or parallelism, or share a name.
+            InvalidInputError: They read different DataFrames, have different roots or parallelism, share a name, or
+                write different columns into one folder.
         """
         if self._df is not other._df:
             raise InvalidInputError(
@@ -75,6 +77,7 @@ class Pipeline:
                 "their roots, options or parallelism differ", operation="alongside", hint="Use the same for both"
             )
         plan = replace(self._plan, operators=self._plan.operators + other._plan.operators)
+        check_shared_folders(plan.operators)
         programs, functions = {**self._programs, **other._programs}, {**self._functions, **other._functions}
         return Pipeline(self._df, plan, programs, functions, {**self._initial, **other._initial})
 
@@ -210,7 +213,7 @@ def _pause_seconds(trigger: Mapping[str, Any]) -> float:
     """How long after a batch a stream counts as quiet."""
     try:
         return parse_duration(trigger.get("processingTime", 0), "processingTime") + _QUIET_SECONDS
-    except InvalidInputError:  # Such as "1 minute 30 seconds", which Spark understands.
+    except InvalidInputError:  # Such as "interval '1:30' hour to minute", which Spark has accepted.
         return _QUIET_SECONDS
 
 

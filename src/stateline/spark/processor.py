@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.spark.arrow_types import arrow_schema
@@ -66,25 +66,29 @@ class ProcessorProgram:
     Attributes:
         processor: Pickled.
         form: ``row`` or ``pandas``.
-        keys: Names of the grouping columns.
+        keys: Names of the grouping columns, as the user gave them.
+        grouped_by: The names of the same columns in the input.
         input: Spark's schema of the rows.
         output: Spark's schema of the output.
         time_mode: In lower case.
         variables: What ``init`` declares, by name.
         time_zone: The session's, for rows and data frames.
         initial: Schema of the initial state, if there is any.
+        initial_keys: The names of the grouping columns there; without initial rows, those in the input.
         event_time: The column of the watermark, by which late rows are dropped; ``None`` to keep them.
     """
 
     processor: bytes
     form: str
     keys: tuple[str, ...]
+    grouped_by: tuple[str, ...]
     input: StructType
     output: StructType
     time_mode: str
     variables: Mapping[str, Variable]
     time_zone: str
     initial: StructType | None = None
+    initial_keys: tuple[str, ...]
     event_time: str | None = None
 
     @classmethod
@@ -94,12 +98,14 @@ class ProcessorProgram:
         schema: StructType,
         keys: Sequence[str],
         *,
+        grouped_by: Sequence[str] = (),
         output_schema: StructType | str,
         output_mode: str,
         time_mode: str,
         time_zone: str,
         form: str | None = None,
         initial: StructType | None = None,
+        initial_keys: Sequence[str] = (),
         watermark: WatermarkPlan | None = None,
     ) -> Self:
         """Checks everything that can be checked before a row comes, and learns the state variables from ``init``.
@@ -121,16 +127,18 @@ class ProcessorProgram:
             processor=pickled,
             form=_form_of(processor) if form is None else _choice(form, _FORMS, "form"),
             keys=tuple(keys),
+            grouped_by=tuple(grouped_by or keys),
             input=schema,
             output=parse_struct(output_schema, "output_schema"),
             time_mode=mode,
             variables=discover(pickled, mode),
             time_zone=time_zone,
             initial=initial,
+            initial_keys=tuple(initial_keys or grouped_by or keys),
             event_time=_late_by(mode, watermark),
         )
         program.tables  # noqa: B018 - refuses types that cannot be stored
-        _check_initial(initial, schema, keys)
+        program._check_initial()
         return program
 
     @property
@@ -180,7 +188,8 @@ class ProcessorProgram:
     @property
     def _grouping(self) -> pa.Schema:
         schema = arrow_schema(self.input)
-        return pa.schema([schema.field(name) for name in self.keys])
+        columns = zip(self.keys, self.grouped_by, strict=True)
+        return pa.schema([schema.field(column).with_name(name) for name, column in columns])
 
     @property
     def _has_timers(self) -> bool:
@@ -213,8 +222,8 @@ class ProcessorProgram:
                 changes={}, metrics=counts, expired=expired, next_timer_ms=self._next_timer(tables, until_ms, None)
             )
         keyed = keyed_input(
-            key_rows(grouping, [rows[name] for name in self.keys], hashes),
-            key_rows(grouping, [initial[name] for name in self.keys], initial_hashes),
+            key_rows(grouping, [rows[name] for name in self.grouped_by], hashes),
+            key_rows(grouping, [initial[name] for name in self.initial_keys], initial_hashes),
             timer_keys,
             timer_times,
         )
@@ -269,6 +278,21 @@ class ProcessorProgram:
         schema = self.output_schema
         return pa.table([column.cast(field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
 
+    def _check_initial(self) -> None:
+        if self.initial is None:
+            return
+        for name, theirs in zip(self.grouped_by, self.initial_keys, strict=True):
+            found = self.initial[theirs].dataType if theirs in self.initial.names else None
+            if found != self.input[name].dataType:
+                what = "no such column" if found is None else f"type {found.simpleString()}"
+                raise InvalidInputError(
+                    f"the initial state has {what}, the stream has {self.input[name].dataType.simpleString()}",
+                    operation="process",
+                    subject=f"key {name!r} of initial_state",
+                    hint="Give both the same key columns",
+                    kind=ErrorKind.SCHEMA_MISMATCH,
+                )
+
     def _copy(self) -> StatefulProcessor:
         processor: StatefulProcessor = CloudPickleSerializer().loads(self.processor)
         return processor
@@ -319,7 +343,8 @@ class ProcessorProgram:
 
     def _timer_rows(self, keys: KeyRows) -> list[Any]:
         """Grouping keys as Spark gives them to ``handleExpiredTimer``: rows."""
-        fields = StructType([self.input[name] for name in self.keys])
+        columns = zip(self.keys, self.grouped_by, strict=True)
+        fields = StructType([StructField(name, self.input[column].dataType) for name, column in columns])
         make = row_class(fields.names)
         return [tuple.__new__(make, key) for key in StructCodec(fields, "key").decode(keys.columns, len(keys))]
 
@@ -370,20 +395,6 @@ def _late_by(time_mode: str, watermark: WatermarkPlan | None) -> str | None:
             "time_mode", "EventTime needs a watermark", "Say df.withWatermark(...), or give KeyedStream watermark="
         )
     return watermark.column if watermark.drops_late_rows else None
-
-
-def _check_initial(initial: StructType | None, schema: StructType, keys: Sequence[str]) -> None:
-    for name in keys if initial is not None else ():
-        found = initial[name].dataType if initial is not None and name in initial.names else None
-        if found != schema[name].dataType:
-            what = "no such column" if found is None else f"type {found.simpleString()}"
-            raise InvalidInputError(
-                f"the initial state has {what}, the stream has {schema[name].dataType.simpleString()}",
-                operation="process",
-                subject=f"key {name!r} of initial_state",
-                hint="Give both the same key columns",
-                kind=ErrorKind.SCHEMA_MISMATCH,
-            )
 
 
 def _refused(subject: str, reason: str, hint: str) -> InvalidInputError:

@@ -44,6 +44,7 @@ from stateline.spark.stream_checks import (
     key_names,
     shipped,
 )
+from stateline.spark.stream_columns import StreamColumns
 from stateline.spark.stream_time import stream_watermark
 from stateline.spark.task import OperatorProgram
 from stateline.spark.windowed import WindowedStream
@@ -60,7 +61,8 @@ class KeyedStream:
 
     Args:
         df: A streaming DataFrame of replayable sources.
-        key: One column, or several. Null is a key like any other, as in Spark's ``groupBy``.
+        key: One column, or several. Null is a key like any other, as in Spark's ``groupBy``, and names are found as
+            there: unless ``spark.sql.caseSensitive`` is set, ``k`` means column ``K``, and the output calls it ``k``.
         checkpoint: Root URL of the state: ``file:``, ``s3:``, ``gs:``, ``az:`` or a path. One root belongs to one
             query.
         parallelism: Subtasks; may change at every restart. Default: the cores that Spark has.
@@ -110,11 +112,13 @@ class KeyedStream:
         self._df = df
         self._schema = arrow_schema(df.schema)
         check_reserved(self._schema)
+        self._columns = StreamColumns.of(df)
         self._keys = key_names(key)
-        check_columns(self._schema, self._keys, "key")
-        for column in self._keys:
+        self._key_columns = [self._columns.own(column) for column in self._keys]
+        check_columns(self._schema, self._key_columns, "key")
+        for column in self._key_columns:
             check_key_type(self._schema.field(column).type, column)
-        check_collation(df, self._keys, "key")
+        check_collation(df, self._key_columns, "key")
         self._checkpoint = absolute_url(checkpoint)  # Tasks run in other folders.
         check_shared(self._checkpoint, "checkpoint")
         cores = df.sparkSession.sparkContext.defaultParallelism
@@ -129,7 +133,7 @@ class KeyedStream:
         self._savepoint_options = pop_prefixed(given, _SAVEPOINT_PREFIX)
         self._settings = settings_from_options(PipelineSettings, given)
         self._name = name or "by_" + "_".join(self._keys)
-        self._watermark = stream_watermark(df, self._schema, watermark, late_data)
+        self._watermark = stream_watermark(df, self._schema, self._columns, watermark, late_data)
 
     def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> PipelineStage:
         """Keeps aggregations per key, vectorised.
@@ -188,8 +192,11 @@ class KeyedStream:
         Raises:
             InvalidInputError: A function of other parameters, an unknown mode or column, a schema that cannot be kept.
         """
+        if columns is None:
+            as_keys = dict(zip(self._key_columns, self._keys, strict=True))
+            columns = [as_keys.get(self._columns.own(name), name) for name in self._schema.names]
         program = ArrowFunctionProgram.bind(
-            self._schema,
+            self._columns.spelled(self._schema, [*self._keys, *columns]),
             self._keys,
             fn,
             declared_schema(state_schema, "state_schema"),
@@ -226,21 +233,25 @@ class KeyedStream:
             InvalidInputError: A mode, schema or state variable that cannot be.
             UserCodeError: ``init`` raised.
         """
+        for name in self._schema.names:
+            self._columns.own(name)  # A processor gets them all.
         initial = initial_rows(initial_state, self._keys)
         program = ProcessorProgram.bind(
             processor,
             self._df.schema,
             self._keys,
+            grouped_by=self._key_columns,
             output_schema=output_schema,
             output_mode=output_mode,
             time_mode=time_mode,
             time_zone=str(self._df.sparkSession.conf.get("spark.sql.session.timeZone")),
             form=form,
-            initial=None if initial is None else initial.schema,
+            initial=None if initial is None else initial.rows.schema,
+            initial_keys=() if initial is None else initial.keys,
             watermark=self._watermark,
         )
         stage = self._stage(program, acts_on_watermark=program.acts_on_watermark, acts_on_time=program.acts_on_time)
-        return replace(stage, _initial=initial)
+        return replace(stage, _initial=None if initial is None else initial.rows)
 
     def window(
         self, column: str, size: Duration, slide: Duration | None = None, *, start: Duration = "0 seconds"
@@ -260,21 +271,22 @@ class KeyedStream:
         Raises:
             InvalidInputError: No timestamp column, or lengths that make no windows.
         """
-        plan = WindowPlan.of(self._schema, column, size, slide, start)
+        plan = WindowPlan.of(self._schema, self._columns.own(column), size, slide, start)
         return WindowedStream(lambda mode, aggregations: self._aggregated(mode, aggregations, plan))
 
     def _aggregated(
         self, output_mode: str, aggregations: Mapping[str, Aggregation], window: WindowPlan | None
     ) -> PipelineStage:
+        named = [name for one in aggregations.values() for name in getattr(one, "columns", ()) or ()]
         program = AggregateProgram.bind(
-            self._schema,
+            self._columns.spelled(self._schema, [*self._keys, *named]),
             self._keys,
             aggregations,
             output_mode=output_mode,
             window=window,
             watermark=self._watermark,
         )
-        compared = [column for one in aggregations.values() for column in one.compared]
+        compared = [self._columns.own(column) for one in aggregations.values() for column in one.compared]
         check_collation(self._df, compared, "aggregated column")
         return self._stage(program, window=window, acts_on_watermark=program.closes_windows)
 
@@ -330,6 +342,7 @@ class PipelineStage:
         roll_seconds: float | str | None = None,
         idle_seconds: float | str | None = None,
         every_checkpoint: bool = False,
+        partition_zone: str = "UTC",
         compression: str | None = None,
         options: Mapping[str, str] | None = None,
     ) -> Pipeline:
@@ -347,6 +360,7 @@ class PipelineStage:
             idle_seconds: Time without rows after which a file is finished.
             every_checkpoint: Finish every file with its checkpoint: rows are visible at once, in more and smaller
                 files.
+            partition_zone: Time zone whose clock names the folders of timestamps.
             compression: A codec of the format.
             options: Options of the output's store.
 
@@ -363,6 +377,7 @@ class PipelineStage:
             url=path,
             format=format,
             partition_by=columns,
+            partition_zone=partition_zone,
             compression=compression,
             rolling=RollingPolicy(
                 roll_bytes=roll_bytes,  # type: ignore[arg-type]
@@ -374,7 +389,7 @@ class PipelineStage:
         )
         rows = self._program.output_schema
         output.file_schema(rows)
-        return self._pipeline(replace(self._operator, output=output, output_columns=columns_of(rows)))
+        return self._pipeline(replace(self._operator, output=output, output_columns=columns_of(output.named(rows))))
 
     def for_each_batch(self, fn: BatchFunction) -> Pipeline:
         """Hands the output of each checkpoint to a function, for sinks that are not files.

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 from stateline.errors import InvalidInputError
 from stateline.options import parse_choice
 from stateline.spark.event_time import LATE_DATA, Duration, WatermarkPlan
+from stateline.spark.stream_columns import StreamColumns
 
 __all__ = ["stream_watermark"]
 
@@ -22,13 +23,18 @@ _DELAY: Final = "spark.watermarkDelayMs"
 
 
 def stream_watermark(
-    df: DataFrame, schema: pa.Schema, watermark: tuple[str, Duration] | None, late_data: str
+    df: DataFrame,
+    schema: pa.Schema,
+    columns: StreamColumns,
+    watermark: tuple[str, Duration] | None,
+    late_data: str,
 ) -> WatermarkPlan | None:
     """The watermark of a stream; ``None`` without one.
 
     Args:
         df: The stream.
         schema: Its Arrow schema.
+        columns: Its columns by name.
         watermark: What ``KeyedStream`` was told.
         late_data: ``drop`` or ``keep``.
 
@@ -37,7 +43,7 @@ def stream_watermark(
     """
     parse_choice(late_data, LATE_DATA, "late_data")
     plans = [
-        WatermarkPlan.of(schema, field.name, timedelta(milliseconds=field.metadata[_DELAY]), late_data)
+        WatermarkPlan.of(schema, columns.own(field.name), timedelta(milliseconds=field.metadata[_DELAY]), late_data)
         for field in df.schema.fields
         if _DELAY in (field.metadata or {})
     ]
@@ -46,7 +52,7 @@ def stream_watermark(
             raise InvalidInputError(
                 f"{watermark!r} is not valid", subject="watermark", hint='Give a pair, such as ("at", "10 minutes")'
             )
-        plans.append(WatermarkPlan.of(schema, watermark[0], watermark[1], late_data))
+        plans.append(WatermarkPlan.of(schema, columns.own(watermark[0]), watermark[1], late_data))
     distinct = sorted(set(plans), key=lambda plan: plan.column)
     if len(distinct) > 1:
         raise InvalidInputError(

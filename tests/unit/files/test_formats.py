@@ -10,7 +10,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from stateline.errors import InvalidInputError
+from stateline.errors import ErrorKind, InvalidInputError
+from stateline.files import FileOutput
 from stateline.files.formats import check_partition, check_rows, check_schema, make_encoder
 
 
@@ -142,6 +143,47 @@ def test_layouts_that_an_encoder_does_not_know_are_refused(name, kind):
     with pytest.raises(InvalidInputError, match=r"plain values|flat text"):
         check_schema(name, pa.schema([("x", kind)]))
     check_schema("arrow", pa.schema([("x", kind)]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [
+        (pa.float16(), "float"),
+        (pa.timestamp("ns"), r"timestamp\[us\]"),
+        (pa.timestamp("ns", "Europe/Berlin"), r"timestamp\[us, tz=Europe/Berlin\]"),
+        (pa.time32("s"), r"time64\[us\]"),
+        (pa.time32("ms"), r"time64\[us\]"),
+        (pa.decimal256(50, 2), r"decimal128\(38, 2\)"),
+        (pa.decimal256(76, 76), r"decimal128\(38, 38\)"),
+        (pa.uuid(), r"fixed_size_binary\[16\]"),
+    ],
+)
+def test_what_spark_cannot_read_from_parquet_is_refused_with_what_to_cast_it_to(kind, target):
+    inside = [pa.list_(kind), pa.struct([("a", kind)]), pa.map_(pa.string(), kind), pa.list_view(kind)]
+    encoded = [] if pa.types.is_float16(kind) else [pa.dictionary(pa.int8(), kind)]
+    for each in (kind, *inside, *encoded):
+        schema = pa.schema([("k", pa.int64()), ("x", each)])
+        with pytest.raises(InvalidInputError, match=rf"'x'.*cast it to {target}") as caught:
+            FileOutput(url="unused").file_schema(schema)
+        assert caught.value.kind is ErrorKind.SCHEMA_MISMATCH
+        check_schema("arrow", schema)
+
+
+def test_what_spark_reads_from_parquet_is_written():
+    """Each was read by Spark 4.3 from a file of this encoder."""
+    plain = [pa.null(), pa.bool_(), pa.int8(), pa.uint8(), pa.uint64(), pa.float32(), pa.date32(), pa.date64()]
+    plain += [pa.decimal32(5, 2), pa.decimal64(12, 2), pa.decimal128(38, 10), pa.decimal256(38, 2), pa.binary(3)]
+    plain += [pa.timestamp(unit, zone) for unit in ("s", "ms", "us") for zone in (None, "UTC")]
+    plain += [
+        pa.time64("us"),
+        pa.time64("ns"),
+        pa.large_string(),
+        pa.large_binary(),
+        pa.dictionary(pa.int8(), pa.string()),
+    ]
+    for kind in plain:
+        for each in (kind, pa.list_(kind), pa.list_view(kind), pa.list_(kind, 2), pa.struct([("a", kind)])):
+            check_schema("parquet", pa.schema([("x", each)]))
 
 
 def test_whole_microseconds_of_times_are_no_loss_at_any_depth():

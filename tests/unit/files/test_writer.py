@@ -117,6 +117,21 @@ def test_partition_values_land_encoded_and_read_back(tmp_path, stores):
     assert not (tmp_path / "x").exists()
 
 
+def test_a_folder_is_called_as_partition_by_spells_its_column_and_so_is_the_column_in_files(tmp_path, stores):
+    output = FileOutput(url="unused", partition_by=("P",), rolling=RollingPolicy(every_checkpoint=True))
+    assert output.file_schema(TEXT_X).names == ["x"]
+    writer = make_writer(output, stores, TEXT_X)
+    writer.write(pa.table({"x": [1, 2], "p": ["a", "long" * 80]}))
+    publish(stores, writer.finish())
+    assert all(path.name.startswith("P=") for path in (tmp_path / "out").glob("[!.]*"))
+    long = next(path for path in (tmp_path / "out").glob("P=long*/*"))
+    assert pq.read_schema(long).names == ["P", "x"]
+    with pytest.raises(InvalidInputError, match="twice"):
+        FileOutput(url="unused", partition_by=("p", "P"))
+    with pytest.raises(InvalidInputError, match="names of columns"):
+        FileOutput(url="unused", partition_by=(1,))
+
+
 def test_an_overlong_partition_value_is_kept_in_the_file(tmp_path, stores):
     output = FileOutput(url="unused", partition_by=("p",), rolling=RollingPolicy(every_checkpoint=True))
     writer = make_writer(output, stores, TEXT_X)
@@ -192,6 +207,9 @@ def test_bad_settings_are_refused_by_name():
         FileOutput(url="unused", compression="rar")
     with pytest.raises(InvalidInputError, match="twice"):
         FileOutput(url="unused", partition_by=("a", "a"))
+    for rows in (0, -1, 1.5, "1000", None, True):
+        with pytest.raises(InvalidInputError, match="row_group_rows"):
+            FileOutput(url="unused", row_group_rows=rows)
 
 
 def test_rows_of_another_schema_begin_a_new_file_and_finish_the_old_one(tmp_path, stores):
@@ -349,6 +367,72 @@ def test_a_partition_value_that_no_folder_tells_is_refused(stores, value, compla
     writer = make_writer(FileOutput(url="unused", partition_by=("p",)), stores, rows.schema)
     writer.write(rows)
     with pytest.raises(InvalidInputError, match=f"'p'.*{complaint}"):
+        writer.finish()
+
+
+MOMENTS = pa.schema([("at", pa.timestamp("us", "UTC")), ("local", pa.timestamp("us")), ("x", pa.int64())])
+SUMMER_TO_WINTER = 1_698_537_600_000_000
+"""2023-10-29 00:00 UTC, 02:00 in Berlin, and an hour later 02:00 again."""
+
+
+def moment_rows(*micros):
+    return pa.table({"at": list(micros), "local": list(micros), "x": range(len(micros))}).cast(MOMENTS)
+
+
+@pytest.mark.parametrize(
+    ("zone", "names"),
+    [
+        ("UTC", ["1811-07-23 15%3A06%3A40", "2023-10-29 00%3A00%3A00", "2023-10-29 02%3A00%3A00.5"]),
+        ("Europe/Berlin", ["1811-07-23 16%3A00%3A08", "2023-10-29 02%3A00%3A00", "2023-10-29 03%3A00%3A00.5"]),
+        ("+05:00", ["1811-07-23 20%3A06%3A40", "2023-10-29 05%3A00%3A00", "2023-10-29 07%3A00%3A00.5"]),
+    ],
+)
+def test_folders_of_moments_are_named_by_the_clock_of_the_zone_that_was_asked_for(tmp_path, stores, zone, names):
+    rolling = RollingPolicy(every_checkpoint=True)
+    output = FileOutput(url="unused", partition_by=("at",), partition_zone=zone, rolling=rolling)
+    writer = make_writer(output, stores, MOMENTS)
+    rows = moment_rows(-5_000_000_000_000_000, SUMMER_TO_WINTER, SUMMER_TO_WINTER + 7_200_500_000)
+    writer.write(
+        rows.set_column(0, MOMENTS.field("at"), rows["at"].cast(pa.timestamp("us", "Asia/Tokyo")).cast(MOMENTS[0].type))
+    )
+    publish(stores, writer.finish())
+    assert sorted(path.name for path in (tmp_path / "out").glob("at=*")) == [f"at={name}" for name in names]
+
+
+def test_in_the_hour_that_a_clock_shows_twice_the_files_tell_which_one(tmp_path, stores):
+    rolling = RollingPolicy(every_checkpoint=True)
+    output = FileOutput(url="unused", partition_by=("at",), partition_zone="Europe/Berlin", rolling=rolling)
+    moments = [
+        SUMMER_TO_WINTER - 1,
+        SUMMER_TO_WINTER,
+        SUMMER_TO_WINTER + 3_600_000_000,
+        SUMMER_TO_WINTER + 7_200_000_000,
+    ]
+    writer = make_writer(output, stores, MOMENTS)
+    writer.write(moment_rows(*moments))
+    publish(stores, writer.finish())
+    files = {path.parent.name: pq.read_table(path, partitioning=None) for path in (tmp_path / "out").glob("at=*/*")}
+    twice = files.pop("at=2023-10-29 02%3A00%3A00")
+    assert twice["at"].cast(pa.int64()).to_pylist() == moments[1:3]
+    assert sorted(files) == ["at=2023-10-29 01%3A59%3A59.999999", "at=2023-10-29 03%3A00%3A00"]
+    assert all(table.column_names == ["local", "x"] for table in files.values())
+
+
+def test_the_zone_of_folders_is_checked_and_leaves_times_without_a_zone_alone(tmp_path, stores):
+    for zone in ("Europe/Nowhere", "GMT+5", "", 5, None):
+        with pytest.raises(InvalidInputError, match="partition_zone"):
+            FileOutput(url="unused", partition_zone=zone)
+    rolling = RollingPolicy(every_checkpoint=True)
+    writer = make_writer(
+        FileOutput(url="unused", partition_by=("local",), partition_zone="Asia/Tokyo", rolling=rolling), stores, MOMENTS
+    )
+    writer.write(moment_rows(SUMMER_TO_WINTER))
+    publish(stores, writer.finish())
+    assert (tmp_path / "out" / "local=2023-10-29 00%3A00%3A00").is_dir()
+    early = FileOutput(url="unused", partition_by=("at",), partition_zone="America/New_York", rolling=rolling)
+    writer = make_writer(early, stores, MOMENTS)
+    writer.write(moment_rows(-62_135_596_800_000_000))
+    with pytest.raises(InvalidInputError, match=r"'at'.*years 1 to 9999"):
         writer.finish()
 
 

@@ -198,3 +198,40 @@ def test_something_else_than_a_point_is_refused():
         ResumePointSerializer().serialize(COMMIT)
     with pytest.raises(InvalidInputError, match="NoneType is not a CommitPoint"):
         CommitPointSerializer().serialize(None)
+
+
+def changed(point, **fields):
+    return type(point)(**{name: getattr(point, name) for name in point.__struct_fields__} | fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target": None},
+        {"target": b"f"},
+        {"target": "\ud800"},
+        {"nonce": 7},
+        {"length": -1},
+        {"length": 2**64},
+        {"length": "3"},
+        {"length": 3.0},
+        {"length": True},
+        {"crc32c": 2**32},
+        {"crc32c": None},
+        {"parts": None},
+        {"parts": 3},
+        {"parts": ("name",)},
+        {"parts": (changed(PARTS[0], name=None),)},
+        {"parts": (changed(PARTS[0], length=-1),)},
+        {"parts": (changed(PARTS[0], crc32c=-1),)},
+        {"parts": (changed(PARTS[0], version="\udcff"),)},
+        {"parts": (changed(PARTS[0], container=1),)},
+        {"superseded": [None]},
+        {"closed": 2},
+        {"closed": "yes"},
+    ],
+    ids=str,
+)
+def test_a_point_built_by_hand_with_a_field_that_the_format_cannot_hold_is_refused(fields):
+    with pytest.raises(InvalidInputError):
+        ResumePointSerializer().serialize(changed(RESUME, **fields))

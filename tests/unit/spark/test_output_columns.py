@@ -10,7 +10,14 @@ from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
 from stateline.files import FileOutput
 from stateline.handles import OpenFile
 from stateline.spark.continuity import check_plan
-from stateline.spark.output_columns import check_columns, check_folders, columns_of, columns_properties
+from stateline.spark.output_columns import (
+    check_columns,
+    check_folders,
+    check_shared_folders,
+    columns_of,
+    columns_properties,
+)
+from stateline.spark.pipeline import Pipeline
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from tests.unit.spark.records import record
 
@@ -183,3 +190,104 @@ def test_open_files_in_another_folder_are_refused_with_both_and_told_how_to_go_o
     ):
         check_plan(plan(schema), newest, HERE)
     check_plan(plan(schema), record(outputs=(OutputState(operator="files", url="file:///other"),)), HERE)
+
+
+def writing(name: str, url: str, *fields: tuple[str, pa.DataType], **output: object) -> OperatorPlan:
+    columns = columns_of(pa.schema(fields))
+    place = FileOutput(url=url, **output)
+    return OperatorPlan(name=name, tables={}, definition="", output=place, output_columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("/data/out", "/data/out"),
+        ("/data/out", "/data/out/"),
+        ("/data/out", "file:///data/out"),
+        ("file:///data/out", "file:/data//x/../out/"),
+        ("file:///data/my%20out", "/data/my out"),
+        ("/data/out", "/data/out/hourly"),
+        ("s3://bucket/out", "s3a://bucket/out/"),
+        ("s3://bucket", "s3://bucket/out"),
+        ("abfss://c@account.dfs.core.windows.net/out", "az://c/out"),
+    ],
+)
+def test_operators_that_write_different_columns_into_one_folder_are_refused_however_it_is_spelled(one, other):
+    first, second = writing("by_k", one, ("k", LONG), ("n", LONG)), writing("by_j", other, ("j", TEXT), ("n", LONG))
+    message = r"'by_k' and 'by_j'.*\['k int64', 'n int64'\] and \['j string', 'n int64'\].*folder of its own"
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        check_shared_folders([first, writing("elsewhere", "/other", ("x", LONG)), second])
+    assert caught.value.kind is ErrorKind.SCHEMA_MISMATCH
+    with pytest.raises(InvalidInputError, match="'by_j' and 'by_k'"):
+        check_shared_folders([second, first])
+    check_shared_folders([first, writing("same", other, ("n", LONG), ("k", LONG))])
+
+
+def test_a_folder_behind_a_link_is_the_same_folder(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    operators = [
+        writing("a", str(tmp_path / "link"), ("k", LONG)),
+        writing("b", f"file://{tmp_path}/out/x", ("j", LONG)),
+    ]
+    with pytest.raises(InvalidInputError, match="'a' and 'b'"):
+        check_shared_folders(operators)
+
+
+def test_other_folders_other_services_and_other_formats_may_have_other_columns():
+    k, j = ("k", LONG), ("j", LONG)
+    for one, other in (
+        (writing("a", "/out", k), writing("b", "/output", j)),
+        (writing("a", "/out", k), writing("b", "s3://out", j)),
+        (writing("a", "/out", k), writing("b", "/out", j, format="jsonl")),
+        (writing("a", "s3://b/x", k, store_options={"endpoint": "http://one"}), writing("b", "s3://b/x", j)),
+        (writing("a", "/out", k), OperatorPlan(name="b", tables={}, definition="")),
+    ):
+        check_shared_folders([one, other])
+
+
+def test_other_columns_of_folders_and_another_order_in_csv_are_refused_too():
+    k, j = ("k", LONG), ("j", LONG)
+    with pytest.raises(InvalidInputError, match=r"different partition_by.*\['k'\] and \[\]"):
+        check_shared_folders([writing("a", "/out", k, j, partition_by=("k",)), writing("b", "/out", k, j)])
+    with pytest.raises(InvalidInputError, match="different columns"):
+        check_shared_folders([writing("a", "/out", k, j, format="csv"), writing("b", "/out", j, k, format="csv")])
+
+
+def test_two_pipelines_are_refused_where_they_are_put_together():
+    def pipeline(operator: OperatorPlan) -> Pipeline:
+        whole = PipelinePlan(root_url="/state", parallelism=1, max_parallelism=1, operators=(operator,))
+        return Pipeline("the stream", whole, {operator.name: None})
+
+    first = pipeline(writing("by_k", "/data/out", ("k", LONG)))
+    with pytest.raises(InvalidInputError, match=r"alongside operators 'by_k' and 'by_j'"):
+        first.alongside(pipeline(writing("by_j", "file:///data/out/", ("j", LONG))))
+    both = first.alongside(pipeline(writing("by_j", "/data/out", ("k", LONG))))
+    with pytest.raises(InvalidInputError, match=r"alongside operators 'by_k' and 'third'"):
+        both.alongside(pipeline(writing("third", "/data", ("k", TEXT))))
+
+
+def test_the_zone_of_folders_stays_where_a_folder_is_named_by_a_clock():
+    moment, day = ("at", pa.timestamp("us", "UTC")), ("day", pa.date32())
+
+    def zoned(column: str, zone: str) -> PipelinePlan:
+        operator = writing(
+            "files", "file:///out", moment, day, ("x", LONG), partition_by=(column,), partition_zone=zone
+        )
+        return PipelinePlan(root_url="memory://root", parallelism=1, max_parallelism=1, operators=(operator,))
+
+    for before, after_it in (("UTC", "Europe/Berlin"), ("Europe/Berlin", "UTC"), ("Asia/Tokyo", "Europe/Berlin")):
+        newest = record(properties=columns_properties(zoned("at", before), None, HERE))
+        check_folders(zoned("at", before), newest, HERE)
+        check_folders(zoned("at", after_it), newest, ELSEWHERE)
+        with pytest.raises(InvalidInputError, match=f"partition_zone is {before} there, and {after_it} now"):
+            check_folders(zoned("at", after_it), newest, HERE)
+        later = record(properties=columns_properties(zoned("at", before), newest, ELSEWHERE))
+        with pytest.raises(InvalidInputError, match="partition_zone"):
+            check_folders(zoned("at", after_it), later, HERE)
+        days = record(properties=columns_properties(zoned("day", before), None, HERE))
+        check_folders(zoned("day", after_it), days, HERE)
+    properties = columns_properties(zoned("at", "UTC"), None, HERE)
+    assert not any("zone" in key for key in properties), "a program of before reads the record"
+    with pytest.raises(InvalidInputError, match="partition_zone"):
+        check_shared_folders([*zoned("at", "UTC").operators, *zoned("at", "Asia/Tokyo").operators])
