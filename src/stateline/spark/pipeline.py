@@ -119,7 +119,7 @@ class Pipeline:
         following = next_batch(read, list_with_hadoop(self._df.sparkSession, spark_checkpoint))
         newest = coordinator.start()
         if following is not None:
-            check_follows(newest, *following)
+            check_follows(newest, *following, self._plan.root_url)
         reporter = BatchReporter(environment.clock, self._plan.metrics_log or None)
 
         def handle(rows: DataFrame, batch_id: int) -> None:
