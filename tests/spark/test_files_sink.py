@@ -17,7 +17,8 @@ from pyspark.sql import functions as F
 
 from stateline.checkpoint import CheckpointStore
 from stateline.errors import FencedError, InvalidInputError, NotFoundError
-from stateline.spark import files_sink, finish_files, register
+from stateline.spark import finish_files, register
+from stateline.spark.coordinator import MicroBatchCoordinator
 from stateline.spark.files_options import FilesSinkOptions
 
 
@@ -142,14 +143,14 @@ def test_who_is_fenced_while_finishing_is_content_if_the_files_are_finished(
 ):
     add_rows(place, 0, 0, 10)
     run(spark, place, finish="never")
-    finish_open_files = files_sink.finish_open_files
+    finish = MicroBatchCoordinator.finish
 
     def fenced(*arguments):
         if somebody_finished:
-            finish_open_files(*arguments)
+            finish(*arguments)
         raise FencedError("another driver was faster")
 
-    monkeypatch.setattr(files_sink, "finish_open_files", fenced)
+    monkeypatch.setattr(MicroBatchCoordinator, "finish", fenced)
     with contextlib.nullcontext() if somebody_finished else pytest.raises(FencedError):
         finish_files(str(place / "out"))
     assert ids(place) == (list(range(10)) if somebody_finished else [])

@@ -13,13 +13,12 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore, create_savepoint, open_savepoint, verify_root
-from stateline.errors import InvalidInputError, NotFoundError, UnavailableError
+from stateline.errors import ConflictError, InvalidInputError, NotFoundError, UnavailableError
 from stateline.spark import KeyedStream, count, max, sum
 from stateline.state.stored import StoredState
 
@@ -145,7 +144,7 @@ def test_a_claimed_savepoint_becomes_the_query_s_own(spark, source, old, tmp_pat
     assert output(tmp_path, "new") == source.output(0, 5)
     assert made.owner() is not None
     other = keyed(events, tmp_path, "third", start_from=made.url)
-    with pytest.raises(StreamingQueryException, match="owns it"):
+    with pytest.raises(ConflictError, match="owns it"):
         run(plain(other), tmp_path, "third")
 
 
@@ -162,7 +161,7 @@ def test_a_claim_that_was_interrupted_is_repeated_by_the_same_query(spark, sourc
     monkeypatch.setattr(CheckpointStore, "publish", fail_first)
     events = source.events(spark, 3, 5, tmp_path)
     stage = plain(keyed(events, tmp_path, "new", start_from=made.url, options={"start_mode": "claim"}))
-    with pytest.raises(StreamingQueryException, match="network is gone"):
+    with pytest.raises(UnavailableError, match="network is gone"):
         run(stage, tmp_path, "new")
     assert made.owner() is not None
     run(stage, tmp_path, "new")
