@@ -244,14 +244,14 @@ class MicroBatchCoordinator(Generic[D]):
         return self._run(newest, batch)
 
     @fenced_if_overtaken
-    def settle(self, data: D) -> BatchReport | None:
+    def settle(self, no_rows: Callable[[], D]) -> BatchReport | None:
         """Closes what the newest watermark has passed, in one more checkpoint of the newest batch. Idempotent.
 
         A batch works with the watermark of the batches before it, so at the end of a stream something may be left
         that no further batch will close.
 
         Args:
-            data: No rows.
+            no_rows: Makes the rows of a batch without rows.
 
         Returns:
             What became of it; ``None`` if there was nothing to do.
@@ -260,7 +260,7 @@ class MicroBatchCoordinator(Generic[D]):
             FencedError: Another driver went on from the record.
         """
         newest = self.start()
-        return None if newest is None or not self._is_passed(newest) else self._run_again(newest, data)
+        return None if newest is None or not self._is_passed(newest) else self._run_again(newest, no_rows())
 
     def due_at(self) -> float | None:
         """From when on there is something to do without rows: seconds since the epoch, ``None`` for never."""

@@ -48,7 +48,7 @@ class EndOfStreamListener(StreamingQueryListener):
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._lock = threading.Lock()
-        self._ends: dict[str, QueryEnd] = {}
+        self._watched: dict[str, tuple[StreamingQuery, QueryEnd]] = {}
         self._proxy: Any = None
 
     @property
@@ -61,24 +61,29 @@ class EndOfStreamListener(StreamingQueryListener):
 
     def watch(self, query: StreamingQuery, end: QueryEnd) -> None:
         """Has ``end`` done when a query that was just started has ended; does it here if it has ended already."""
-        self._add(query.runId, end)
-        if not query.isActive:  # Its event may have come before this.
-            with contextlib.suppress(StreamingQueryException):
-                query.awaitTermination()
-            self._ended(query.runId, failed=query.exception() is not None)
-
-    def wait(self) -> None:
-        """Waits for what is being done."""
         with self._lock:
-            ends = list(self._ends.values())
-        for end in ends:
-            end.wait()
+            self._watched[query.runId] = query, end
+        if not query.isActive:  # Its event may have come before this.
+            self._end(query.runId)
+
+    def end_all(self) -> None:
+        """Has done what is left to do for all queries that have ended."""
+        with self._lock:
+            watched = list(self._watched.values())
+        for query, end in watched:
+            # The session may be stopped, the JVM gone.
+            with contextlib.suppress(Py4JError, OSError):
+                if not query.isActive:
+                    self._end(query.runId)
+            end.wait()  # What has begun takes as long as it takes.
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
         """Remembers the options of a query that writes ``stateline_files``. Runs before ``start()`` returns."""
         query = self._spark.streams.get(str(event.id))
-        execution = None if query is None else query._jsq.streamingQuery()  # noqa: SLF001 - PySpark does not show the sink
-        if execution is None or not _is_ours(execution.sink()):
+        if query is None:
+            return
+        execution = query._jsq.streamingQuery()  # noqa: SLF001 - PySpark does not show the sink
+        if not _is_ours(execution.sink()):
             return
         try:
             options = FilesSinkOptions.from_spark(_options_of(execution))
@@ -88,7 +93,8 @@ class EndOfStreamListener(StreamingQueryListener):
         ends = any(name in str(execution.trigger().toString()) for name in _TRIGGERS_THAT_END)
         if options.finish == "stop" or (ends and options.finish != "never"):
             end = QueryEnd(system_environment(), options.path, lambda: finish_sink(options))
-            self._add(str(event.runId), end)
+            with self._lock:
+                self._watched[str(event.runId)] = query, end
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         """Nothing."""
@@ -98,19 +104,19 @@ class EndOfStreamListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """Does what is left to do."""
-        self._ended(str(event.runId), failed=event.exception is not None)
+        self._end(str(event.runId))
 
-    def _add(self, run_id: str, end: QueryEnd) -> None:
+    def _end(self, run_id: str) -> None:
+        """Does what is left to do for a query that is not active any more, if it is watched."""
         with self._lock:
-            self._ends[run_id] = end
-
-    def _ended(self, run_id: str, *, failed: bool) -> None:
+            query, end = self._watched.get(run_id, (None, None))
+        if query is None or end is None:
+            return
+        with contextlib.suppress(StreamingQueryException):  # Its last batch may still be on its way out.
+            query.awaitTermination()
+        end.run(failed=query.exception() is not None)
         with self._lock:
-            end = self._ends.get(run_id)
-        if end is not None:
-            end.run(failed=failed)
-            with self._lock:
-                self._ends.pop(run_id, None)
+            self._watched.pop(run_id, None)
 
 
 class _StartsAndEnds(JStreamingQueryListener):
@@ -141,17 +147,15 @@ def listener_of(spark: SparkSession) -> EndOfStreamListener:
 
 
 def _drain() -> None:
-    """Before the interpreter goes: lets the ends of streams be handled, and then asks for no more of them.
+    """Before the interpreter goes: has the ends of queries done, and then asks Spark to tell of no more of them.
 
     Without it, a script that ends right after its stream would leave files open, and Spark would print that nobody
-    answers its listener.
+    answers its listener. Whoever waits for any query goes on before Spark has told of its end, so the queries are asked.
     """
     for spark, listener in list(_LISTENERS.items()):
-        # The session may be stopped, the JVM gone.
+        listener.end_all()
         with contextlib.suppress(Py4JError, OSError, AttributeError):
             spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(_DRAIN_MILLISECONDS)  # noqa: SLF001
-        listener.wait()  # What has begun takes as long as it takes.
-        with contextlib.suppress(Py4JError, OSError, AttributeError):
             spark.streams.removeListener(listener)
 
 

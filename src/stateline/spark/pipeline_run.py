@@ -118,7 +118,7 @@ class PipelineRun:
         """Closes what the last watermark has passed, and finishes the files that are open."""
         if self._rounds.failure is not None:
             return
-        settled = self.coordinator.settle(self._no_rows())
+        settled = self.coordinator.settle(self._no_rows)
         if settled is not None:
             self._reporter(settled)
         finish_open_files(self._plan, self._stores, self._environment, self.coordinator, self._make_coordinator)
