@@ -7,9 +7,8 @@ import threading
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.errors import StreamingQueryException
 
-from stateline.errors import InvalidInputError
+from stateline.errors import InvalidInputError, UserCodeError
 from stateline.spark import Aggregator
 from tests.spark.event_files import EventFiles, minutes
 
@@ -71,7 +70,7 @@ def test_a_function_that_raises_fails_the_query_with_its_traceback_and_nothing_i
         return rows["no such column"], None
 
     events.add([("a", 1)])
-    with pytest.raises(StreamingQueryException, match=r"(?s)UserCodeError.*KeyError.*in broken"):
+    with pytest.raises(UserCodeError, match=r"(?s)KeyError.*in broken"):
         events.run(events.keyed().apply_arrow(broken, "n long", "n long"))
     assert events.newest() is None
     assert events.output() == {}

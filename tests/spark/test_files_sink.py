@@ -17,7 +17,8 @@ from pyspark.sql import functions as F
 
 from stateline.checkpoint import CheckpointStore
 from stateline.errors import FencedError, InvalidInputError, NotFoundError
-from stateline.spark import files_sink, finish_files, register
+from stateline.spark import finish_files, register
+from stateline.spark.coordinator import MicroBatchCoordinator
 from stateline.spark.files_options import FilesSinkOptions
 
 
@@ -77,20 +78,25 @@ def test_the_listener_finishes_files_when_an_available_now_stream_has_ended(spar
 
 SCRIPT = """
 import sys
-from stateline.spark import get_or_create_session
+from stateline.spark import KeyedStream, count, get_or_create_session
 
 spark = get_or_create_session("script", "local[1]", **{"spark.driver.memory": "512m"})
 rows = spark.readStream.schema("id long, part string").parquet(sys.argv[1] + "/source")
 writer = rows.writeStream.format("stateline_files").option("checkpointLocation", sys.argv[1] + "/spark")
 writer.trigger(availableNow=True).start(sys.argv[1] + "/out").awaitTermination()
+spark.streams.resetTerminated()
+keyed = KeyedStream(rows, "part", sys.argv[1] + "/state", parallelism=1).aggregate(n=count())
+keyed.write_files(sys.argv[1] + "/counted").start(trigger={"availableNow": True})
+spark.streams.awaitAnyTermination()
 """
 
 
-def test_a_script_that_ends_with_its_stream_finishes_its_files(place):
+def test_a_script_that_ends_with_its_streams_finishes_their_files(place):
     add_rows(place, 0, 0, 10)
     ended = subprocess.run([sys.executable, "-c", SCRIPT, str(place)], capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stderr
     assert ids(place) == list(range(10)), ended.stderr
+    assert ds.dataset(place / "counted", format="parquet").count_rows() == 3, ended.stderr
 
 
 def test_an_output_that_was_removed_is_begun_anew_in_the_same_session(spark, place):
@@ -142,14 +148,14 @@ def test_who_is_fenced_while_finishing_is_content_if_the_files_are_finished(
 ):
     add_rows(place, 0, 0, 10)
     run(spark, place, finish="never")
-    finish_open_files = files_sink.finish_open_files
+    finish = MicroBatchCoordinator.finish
 
     def fenced(*arguments):
         if somebody_finished:
-            finish_open_files(*arguments)
+            finish(*arguments)
         raise FencedError("another driver was faster")
 
-    monkeypatch.setattr(files_sink, "finish_open_files", fenced)
+    monkeypatch.setattr(MicroBatchCoordinator, "finish", fenced)
     with contextlib.nullcontext() if somebody_finished else pytest.raises(FencedError):
         finish_files(str(place / "out"))
     assert ids(place) == (list(range(10)) if somebody_finished else [])

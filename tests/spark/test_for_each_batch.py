@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 
 import pytest
-from pyspark.errors import StreamingQueryException
 
 from stateline.errors import UserCodeError
 from stateline.spark import count, max
@@ -49,7 +48,7 @@ def test_each_checkpoint_is_delivered_and_a_failed_delivery_comes_again_with_the
     assert database.rows[keys[1]] == {("a", 2, minutes(3)): 1}
     events.add([("b", 4)])
     database.fails = True
-    with pytest.raises(StreamingQueryException, match=r"(?s)UserCodeError.*the database went away"):
+    with pytest.raises(UserCodeError, match=r"(?s)for_each_batch.*the database went away"):
         run(events, database)
     with pytest.raises(UserCodeError, match=r"(?s)for_each_batch.*/by_key/2.*ConnectionError"):
         run(events, database, parallelism=1)
@@ -73,7 +72,7 @@ def returns_a_generator(rows, key):
 @pytest.mark.parametrize("function", [returns_a_coroutine, returns_a_generator])
 def test_a_function_of_which_nothing_has_run_has_delivered_nothing(events, function):
     events.add([("a", 1)])
-    with pytest.raises(StreamingQueryException, match="so nothing of it has run"):
+    with pytest.raises(UserCodeError, match="so nothing of it has run"):
         run(events, function)
     database = Database()
     run(events, database)
@@ -86,5 +85,5 @@ def test_a_function_that_exits_fails_its_query_which_would_wait_for_ever(events,
         raise raised
 
     events.add([("a", 1)])
-    with pytest.raises(StreamingQueryException, match=rf"UserCodeError.*the function raised {named}"):
+    with pytest.raises(UserCodeError, match=rf"for_each_batch.*the function raised {named}"):
         run(events, leave)

@@ -80,7 +80,7 @@ def test_nothing_is_kept_of_a_batch_that_failed_half_way_and_a_mended_processor_
     assert where in {row[1] for row in expected[0]}
     check_state(spark, tmp_path, bench, TIMES[3])
 
-    with pytest.raises(StreamingQueryException, match="half way"):
+    with pytest.raises(UserCodeError, match="half way"):
         _through_pipeline(spark, tmp_path, broken, 2)
     assert _published(tmp_path) == as_plain(first)
     _through_pipeline(spark, tmp_path, mended, 3)

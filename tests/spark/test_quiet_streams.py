@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
-from pyspark.errors import PythonException
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from stateline.environment import Environment
+from stateline.errors import UserCodeError
 from stateline.spark import KeyedStream
 from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.processor import ProcessorProgram
@@ -130,7 +130,7 @@ def test_timers_fire_in_a_stream_without_rows_and_one_that_raises_ends_the_query
         assert fired == [2, 1, 0]
         assert {report["batch_id"] for report in query.recent_reports} == {0}, "Spark had one batch"
         write(tmp_path, ("bad", 1))
-        with pytest.raises(PythonException, match=r"handleExpiredTimer Alarm, key .*'bad'.*no such alarm"):
+        with pytest.raises(UserCodeError, match=r"handleExpiredTimer Alarm, key .*'bad'.*no such alarm"):
             query.awaitTermination(120)
         assert not query.isActive
     finally:

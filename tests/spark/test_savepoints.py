@@ -13,7 +13,6 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
@@ -162,7 +161,7 @@ def test_a_claim_that_was_interrupted_is_repeated_by_the_same_query(spark, sourc
     monkeypatch.setattr(CheckpointStore, "publish", fail_first)
     events = source.events(spark, 3, 5, tmp_path)
     stage = plain(keyed(events, tmp_path, "new", start_from=made.url, options={"start_mode": "claim"}))
-    with pytest.raises(StreamingQueryException, match="network is gone"):
+    with pytest.raises(UnavailableError, match="network is gone"):
         run(stage, tmp_path, "new")
     assert made.owner() is not None
     run(stage, tmp_path, "new")

@@ -9,6 +9,7 @@
     ├── shared/<uuid>           runs and pending rows, shared by many checkpoints
     ├── taskowned/<uuid>        files that their task deletes itself
     ├── floor/<block>           marker: every id of the block is retired and fenced for ever
+    ├── spark/                  Spark's own checkpoint, if its user names no other place: not read, swept or copied
     └── savepoint-<...>/        self-contained copies; see ``savepoint``
 
 Owns the names. Does not own what is in the objects.
@@ -17,7 +18,7 @@ Facts:
 - Ids are grouped in blocks of :data:`FLOOR_BLOCK`; block ``b`` holds ids ``[b * FLOOR_BLOCK, (b + 1) * FLOOR_BLOCK)``.
   The number is part of the format: another one would read the old markers as floors of other ids.
 - A record reaches only data objects. Names that coordinate (``_metadata``, ``_published``, ``_claimed``, ``floor/``,
-  staging) are refused in a record, so that no record, however hostile, makes retention delete a fence.
+  ``spark/``, staging) are refused in a record, so that no record, however hostile, makes retention delete a fence.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ __all__ = [
     "RECORD_PREFIX",
     "SAVEPOINT_PREFIX",
     "SHARED_PREFIX",
+    "SPARK_PREFIX",
     "TASKOWNED_PREFIX",
     "block_of",
     "block_of_floor",
@@ -65,6 +67,7 @@ SAVEPOINT_PREFIX: Final = "savepoint-"
 SHARED_PREFIX: Final = "shared/"
 TASKOWNED_PREFIX: Final = "taskowned/"
 FLOOR_PREFIX: Final = "floor/"
+SPARK_PREFIX: Final = "spark/"
 
 FLOOR_BLOCK: Final = 256
 """Ids per floor marker. So a root keeps fewer than twice as many tombstones."""
@@ -140,7 +143,11 @@ def check_object_name(name: str) -> str:
     if _PLAIN.fullmatch(name):
         return name
     check_name(name)
-    if name.startswith((FLOOR_PREFIX, STAGING_PREFIX)) or name.rpartition("/")[2] in (METADATA, PUBLISHED, CLAIMED):
+    if name.startswith((FLOOR_PREFIX, SPARK_PREFIX, STAGING_PREFIX)) or name.rpartition("/")[2] in (
+        METADATA,
+        PUBLISHED,
+        CLAIMED,
+    ):
         raise InvalidInputError(
             "the name is reserved for coordination",
             subject=f"object name {name!r}",

@@ -194,6 +194,17 @@ class CheckpointStore:
         self._retention.record(checkpoint)
         return checkpoint
 
+    def check_undecided(self, checkpoint_id: int) -> None:
+        """Checks that nobody has decided a checkpoint. Two GETs, by exact name.
+
+        Raises:
+            FencedError: Somebody has, whatever has become of it since.
+            CorruptDataError: Its slot holds something that cannot be read.
+        """
+        slot = self._slots.read(checkpoint_id)
+        if slot is not Empty.ABSENT:
+            raise self._fenced(checkpoint_id, "this one found data gone that it needs", slot)
+
     def mark_published(self, checkpoint_id: int) -> None:
         """Remembers that the files which a checkpoint finishes are visible. Idempotent; one create-if-absent.
 
@@ -276,7 +287,7 @@ class CheckpointStore:
             return slot
         if slot is Empty.ABSENT:
             raise error
-        raise self._fenced(checkpoint, slot) from error
+        raise self._fenced(checkpoint.checkpoint_id, _described(checkpoint), slot) from error
 
     def _check_floor(self, checkpoint: Checkpoint) -> None:
         try:
@@ -284,7 +295,7 @@ class CheckpointStore:
         except (StatelineError, OSError) as error:
             raise self._unknown(checkpoint, "its record is there, but the floor could not be read") from error
         if closed:
-            raise self._fenced(checkpoint, Empty.CLOSED)
+            raise self._fenced(checkpoint.checkpoint_id, _described(checkpoint), Empty.CLOSED)
 
     def _unknown(self, checkpoint: Checkpoint, what: str) -> OutcomeUnknownError:
         return OutcomeUnknownError(
@@ -294,7 +305,7 @@ class CheckpointStore:
             hint="Publish the same checkpoint again, or restart: do not act on it before that succeeds",
         )
 
-    def _fenced(self, checkpoint: Checkpoint, winner: Checkpoint | Retired | Empty) -> FencedError:
+    def _fenced(self, checkpoint_id: int, loser: str, winner: Checkpoint | Retired | Empty) -> FencedError:
         if isinstance(winner, Empty):
             what = "it was decided and retired long ago"
         else:
@@ -302,8 +313,12 @@ class CheckpointStore:
             what = f"query {winner.query_id} decided it at {when} (nonce {winner.nonce})"
             what += ", and retired it since" if isinstance(winner, Retired) else ""
         return FencedError(
-            f"another driver was first: {what}; this one is query {checkpoint.query_id} (nonce {checkpoint.nonce})",
+            f"another driver was first: {what}; {loser}",
             operation="publish",
-            subject=f"{self.store.url}/{record_name(checkpoint.checkpoint_id)}",
+            subject=f"{self.store.url}/{record_name(checkpoint_id)}",
             hint="Stop this driver. Exactly one may run on a root; what it wrote is garbage and will be swept",
         )
+
+
+def _described(checkpoint: Checkpoint) -> str:
+    return f"this one is query {checkpoint.query_id} (nonce {checkpoint.nonce})"

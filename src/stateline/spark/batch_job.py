@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -32,6 +32,7 @@ from stateline.spark.initial_state import SUBTASK_COLUMN, with_initial_rows
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.stream_columns import column_of
 from stateline.spark.task import HASH_COLUMN, OperatorProgram, TaskContext, run_subtask
+from stateline.spark.task_errors import noted, rebuilt
 from stateline.spark.upstream_state import computed
 from stateline.spark.worker_process import freeze_imports
 from stateline.state.run_cache import RunCache
@@ -44,6 +45,8 @@ __all__ = ["BatchJob", "in_windows", "subtask_expression", "task_context"]
 
 _RESULT: Final = pa.schema([pa.field("result", pa.binary(), nullable=False)])
 _ENCODER: Final = msgspec.json.Encoder()
+_STORES_MAX: Final = 32
+"""Stores that a process keeps open for its next tasks. One that is dropped is given back when no task uses it."""
 
 
 class BatchJob:
@@ -79,7 +82,7 @@ class BatchJob:
             function.over(self._shuffled(batch.data, name, self._initial.get(name) if first else None))
             for name, function in functions.items()
         ]
-        with nullcontext() if len(frames) == 1 else computed(batch.data):
+        with rebuilt(), nullcontext() if len(frames) == 1 else computed(batch.data):
             rows = reduce(lambda left, right: left.union(right), frames).collect()
         results = [msgspec.json.decode(bytes(row[0]), type=SubtaskResult) for row in rows]
         return _one_each(tasks, results, functions)
@@ -214,7 +217,8 @@ class _TaskFunction:
         if context is None:
             raise InternalError("not inside a Spark task", operation="run_subtask")
         encoded = self._tasks[context.partitionId() % len(self._tasks)]
-        result = self.run(msgspec.json.decode(encoded, type=SubtaskTask), in_utc(self._named(batches)))
+        with noted():
+            result = self.run(msgspec.json.decode(encoded, type=SubtaskTask), in_utc(self._named(batches)))
         freeze_imports()
         yield pa.RecordBatch.from_arrays([pa.array([_ENCODER.encode(result)], pa.binary())], schema=_RESULT)
 
@@ -264,6 +268,6 @@ def _process_cache(folder: str, bytes_max: int) -> RunCache:
     return RunCache(folder, bytes_max, _process_environment())
 
 
-@cache
+@lru_cache(maxsize=_STORES_MAX)
 def _process_store(url: str, options: tuple[tuple[str, str], ...]) -> BlobStore:
     return open_store(url, dict(options), _process_environment())

@@ -47,23 +47,23 @@ class Step(enum.Enum):
     LOOK_BACK = "compare with an older record"
 
 
-def next_step(newest: Checkpoint | None, batch: Batch[Any]) -> Step:
-    """What to do with ``batch``: a pure rule.
+def next_step(newest: Checkpoint | None, batch: Batch[Any], root_url: str) -> Step:
+    """What to do with ``batch`` in a root: a pure rule.
 
     Raises:
         InvalidInputError: As :func:`check_follows`, or the same batch comes with other offsets. The message says which,
             and what to do.
     """
-    check_follows(newest, batch.query_id, batch.batch_id)
+    check_follows(newest, batch.query_id, batch.batch_id, root_url)
     if newest is None or batch.batch_id > newest.batch_id:
         return Step.RUN
     if batch.batch_id < newest.batch_id:
         return Step.LOOK_BACK
-    check_same_offsets(newest, batch)
+    check_same_offsets(newest, batch, root_url)
     return Step.FINISH_NEWEST
 
 
-def check_follows(newest: Checkpoint | None, query_id: str, batch_id: int) -> None:
+def check_follows(newest: Checkpoint | None, query_id: str, batch_id: int, root_url: str) -> None:
     """Checks that a batch may come after the newest record: that it is decided already, or the next one.
 
     Raises:
@@ -73,9 +73,10 @@ def check_follows(newest: Checkpoint | None, query_id: str, batch_id: int) -> No
         raise InvalidInputError(
             f"the root belongs to query {newest.query_id}, this is query {query_id}",
             operation="run_batch",
-            subject=f"batch {batch_id}",
-            hint="Use a new root (stateline_files has the option checkpoint for it) with a new Spark checkpoint; start "
-            "a new query over old state from a savepoint",
+            subject=_subject(batch_id, root_url),
+            hint="Give the Spark checkpoint of the query that the root belongs to, or use a new root (stateline_files "
+            "has the option checkpoint for it) with a new Spark checkpoint; start a new query over old state from a "
+            "savepoint",
             kind=ErrorKind.FOREIGN_ROOT,
         )
     decided = -1 if newest is None else newest.batch_id
@@ -83,14 +84,14 @@ def check_follows(newest: Checkpoint | None, query_id: str, batch_id: int) -> No
         raise InvalidInputError(
             f"the newest decided batch is {decided if newest else 'none'}, so batch {decided + 1} must come next",
             operation="run_batch",
-            subject=f"batch {batch_id}",
+            subject=_subject(batch_id, root_url),
             hint="The rows in between would be lost. Restore the root that belongs to this Spark checkpoint, or start "
             "anew with a new root and a new Spark checkpoint",
             kind=ErrorKind.CONFLICT,
         )
 
 
-def check_same_offsets(decided: Checkpoint, batch: Batch[Any]) -> None:
+def check_same_offsets(decided: Checkpoint, batch: Batch[Any], root_url: str) -> None:
     """Checks that a batch which comes again covers the same input.
 
     Raises:
@@ -101,20 +102,23 @@ def check_same_offsets(decided: Checkpoint, batch: Batch[Any]) -> None:
             "it was decided with other source offsets "
             f"({decided.offsets_digest[:16]} then, {batch.offsets_digest[:16]} now)",
             operation="run_batch",
-            subject=f"batch {batch.batch_id}",
+            subject=_subject(batch.batch_id, root_url),
             hint="Spark's checkpoint was rolled back, copied or edited. Restore the one that belongs to this root, or "
             "start anew with a new root and a new Spark checkpoint",
             kind=ErrorKind.CONFLICT,
         )
 
 
-def decided_earlier(get: Callable[[int], Checkpoint], newest: Checkpoint, batch: Batch[Any]) -> Checkpoint:
+def decided_earlier(
+    get: Callable[[int], Checkpoint], newest: Checkpoint, batch: Batch[Any], root_url: str
+) -> Checkpoint:
     """The record of a batch before the newest one.
 
     Args:
         get: Reads a checkpoint by its id.
         newest: The newest record.
         batch: The batch, which comes again.
+        root_url: The root, for messages.
 
     Raises:
         InvalidInputError: It was decided with other offsets.
@@ -124,11 +128,11 @@ def decided_earlier(get: Callable[[int], Checkpoint], newest: Checkpoint, batch:
         try:
             decided = get(checkpoint_id)
         except NotFoundError as error:
-            raise _not_retained(newest, batch) from error
+            raise _not_retained(newest, batch, root_url) from error
         if decided.batch_id == batch.batch_id:
-            check_same_offsets(decided, batch)
+            check_same_offsets(decided, batch, root_url)
             return decided
-    raise _not_retained(newest, batch)
+    raise _not_retained(newest, batch, root_url)
 
 
 def check_continuation(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str, str]) -> None:
@@ -166,7 +170,7 @@ def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str,
         if url != output.url and (output.open or output.finished):
             moved = _MOVED.format(root=plan.root_url, operator=output.operator, url=url)
             hint = _OTHER_PROGRAM if url is None else moved
-            raise _mismatch(f"output of operator {output.operator}", output.url, url, hint)
+            raise _mismatch(f"output of operator {output.operator} in {plan.root_url}", output.url, url, hint)
     check_columns(plan, newest, output_urls)
 
 
@@ -185,12 +189,16 @@ def _mismatch(what: str, stored: object, asked: object, hint: str = _OTHER_PROGR
     )
 
 
-def _not_retained(newest: Checkpoint, batch: Batch[Any]) -> NotFoundError:
+def _subject(batch_id: int, root_url: str) -> str:
+    return f"batch {batch_id} of {root_url}"
+
+
+def _not_retained(newest: Checkpoint, batch: Batch[Any], root_url: str) -> NotFoundError:
     return NotFoundError(
         f"the newest decided batch is {newest.batch_id}, and this one's record is not retained any more, so nothing "
         "proves that it comes with the same source offsets",
         operation="run_batch",
-        subject=f"batch {batch.batch_id}",
+        subject=_subject(batch.batch_id, root_url),
         hint="Spark's checkpoint is older than this root: it was rolled back, or restored from an old copy, or another "
         "driver has gone on meanwhile. Restore the one that belongs to this root, or start anew with a new root and a "
         "new Spark checkpoint",

@@ -53,6 +53,7 @@ from stateline.recoverable import RecoverableWriter
 from stateline.spark.continuity import Step, check_continuation, decided_earlier, next_properties, next_step
 from stateline.spark.delivery import Delivery, deliveries_of, delivery_states
 from stateline.spark.event_time import Watermark
+from stateline.spark.fencing import fenced_if_overtaken
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.starting import check_start, first_checkpoint
 from stateline.state.merge import is_merge_due
@@ -227,6 +228,7 @@ class MicroBatchCoordinator(Generic[D]):
             self._publish(self._newest)
         return self._newest
 
+    @fenced_if_overtaken
     def run_batch(self, batch: Batch[D]) -> BatchReport:
         """Processes one batch exactly once, however often it is called and by however many drivers.
 
@@ -241,21 +243,23 @@ class MicroBatchCoordinator(Generic[D]):
         if newest is None and batch.batch_id == 0 and self._plan.start is not None:
             first = first_checkpoint(self._plan, self._checkpoints, self._outputs, batch.query_id, self._environment)
             newest = self._newest = self._checkpoints.publish(first)
-        step = next_step(newest, batch)
+        step = next_step(newest, batch, self._plan.root_url)
         if newest is not None and step is Step.FINISH_NEWEST:
             return BatchReport(checkpoint=newest, replayed=True)
         if newest is not None and step is Step.LOOK_BACK:
-            return BatchReport(checkpoint=decided_earlier(self._checkpoints.get, newest, batch), replayed=True)
+            earlier = decided_earlier(self._checkpoints.get, newest, batch, self._plan.root_url)
+            return BatchReport(checkpoint=earlier, replayed=True)
         return self._run(newest, batch)
 
-    def settle(self, data: D) -> BatchReport | None:
+    @fenced_if_overtaken
+    def settle(self, no_rows: Callable[[], D]) -> BatchReport | None:
         """Closes what the newest watermark has passed, in one more checkpoint of the newest batch. Idempotent.
 
         A batch works with the watermark of the batches before it, so at the end of a stream something may be left
         that no further batch will close.
 
         Args:
-            data: No rows.
+            no_rows: Makes the rows of a batch without rows.
 
         Returns:
             What became of it; ``None`` if there was nothing to do.
@@ -264,7 +268,7 @@ class MicroBatchCoordinator(Generic[D]):
             FencedError: Another driver went on from the record.
         """
         newest = self.start()
-        return None if newest is None or not self._is_passed(newest) else self._run_again(newest, data)
+        return None if newest is None or not self._is_passed(newest) else self._run_again(newest, no_rows())
 
     def due_at(self) -> float | None:
         """From when on there is something to do without rows: seconds since the epoch, ``None`` for never."""
@@ -276,6 +280,7 @@ class MicroBatchCoordinator(Generic[D]):
         due = None if not acts or self._next_timer_ms is None else self._next_timer_ms / 1000
         return _AT_ONCE if due is not None and due <= self._newest.created_at else due  # Whatever the clock says.
 
+    @fenced_if_overtaken
     def act_on_time(self, no_rows: Callable[[], D]) -> BatchReport | None:
         """Does what is due by now, in one more checkpoint of the newest batch.
 
@@ -302,6 +307,7 @@ class MicroBatchCoordinator(Generic[D]):
         )
         return self._run(newest, again)
 
+    @fenced_if_overtaken
     def finish(self, finish_files: Callable[[str, Sequence[OpenFile]], Sequence[FinishedFile]]) -> Checkpoint | None:
         """Finishes the files that the newest record left open, at the end of the stream. Idempotent.
 
@@ -334,6 +340,11 @@ class MicroBatchCoordinator(Generic[D]):
     def _time(self) -> float:
         """The time of the next checkpoint."""
         return checkpoint_time(self._environment.clock.now(), self._newest)
+
+    def check_not_overtaken(self) -> None:
+        """Raises :class:`FencedError` if another driver has decided the checkpoint that comes next."""
+        if self._newest is not None:
+            self._checkpoints.check_undecided(_next_id(self._newest))
 
     def _run(self, newest: Checkpoint | None, batch: Batch[D]) -> BatchReport:
         clock = self._environment.clock

@@ -47,7 +47,7 @@ from stateline.errors import (
 )
 from stateline.files import EncodingAhead, FileOutput, RollingPolicy
 from stateline.spark.arrow_types import arrow_schema
-from stateline.spark.ending import finish_open_files
+from stateline.spark.ending import finish_root
 from stateline.spark.files_decision import FilesDecision, TaskFiles, files_plan
 from stateline.spark.files_options import FilesSinkOptions
 from stateline.spark.offsets import offsets_digest
@@ -86,7 +86,9 @@ class _Known:
 
 
 _KNOWN: Final[dict[str, _Known]] = {}
-"""By root. Only of commits that succeeded: after a failure everything is read again."""
+"""By root, latest last. Only of commits that succeeded: after a failure everything is read again."""
+
+_KNOWN_MAX: Final = 16
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,14 @@ def finish_sink(options: FilesSinkOptions) -> bool:
     Returns:
         Whether there is one: whether a stream has written anything there.
     """
-    return _Sink(options, options.root_url, b"").finish()
+    return finish_root(
+        options.root_url,
+        options.options_of_records,
+        options.output(),
+        _ENVIRONMENT,
+        retained_checkpoints=options.retained_checkpoints,
+        elsewhere=False,
+    )
 
 
 def finish_job(options: FilesSinkOptions, job_id: str) -> bool:
@@ -233,18 +242,8 @@ class _Sink:
         if not self.job:
             known.newest_id = report.checkpoint.checkpoint_id
             _KNOWN[self.root_url] = known
+            _forget_oldest()
         freeze_imports()
-
-    def finish(self) -> bool:
-        """Finishes the files that are open, in one more record; whether there is any record."""
-        try:
-            return finish_open_files(self._plan(), self._decision().coordinator(), _ENVIRONMENT) is not None
-        except FencedError:
-            # The listener and the user may both finish the same stream at once: what one decided suits the other.
-            newest = self._decision().coordinator().start()
-            if newest is None or any(output.open for output in newest.outputs):
-                raise
-            return True
 
     def commit_job(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """The driver's work for a batch job: one record decides all its files.
@@ -362,6 +361,14 @@ class _Sink:
             return open_store(location, options, _ENVIRONMENT).get(name).decode()
         except (InvalidInputError, NotFoundError, NotInstalledError):
             return None  # HDFS and the like: rows are safe all the same, only a rolled-back Spark goes unnoticed.
+
+
+def _forget_oldest() -> None:
+    """Keeps what is known bounded, in a process that lives as long as the driver."""
+    while len(_KNOWN) > _KNOWN_MAX:
+        oldest = _KNOWN.pop(next(iter(_KNOWN)))
+        oldest.ahead.close()
+        oldest.records.store.close()
 
 
 class _StreamWriter(DataSourceStreamArrowWriter):

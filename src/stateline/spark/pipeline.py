@@ -1,39 +1,38 @@
 """A whole pipeline, ready to start: operators over one stream, and one checkpoint for all of them.
 
-Owns the start of the query and the wiring of coordinator, stores, tasks and reports. Does not own the description
-(``stream`` builds it) nor any decision (``coordinator``).
+Owns what is checked before a query starts, and the wiring of coordinator, stores and tasks. Does not own the
+description (``stream`` builds it), any decision (``coordinator``), nor what a query calls while it runs
+(``pipeline_run``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import DataStreamWriter
 
-from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import Environment, system_environment
 from stateline.errors import InvalidInputError
 from stateline.options import check_kind, check_known, parse_duration
-from stateline.spark.arrow_batches import set_arrow_batches
 from stateline.spark.batch_job import BatchJob
 from stateline.spark.continuity import check_follows
-from stateline.spark.coordinator import Batch, MicroBatchCoordinator
-from stateline.spark.ending import finish_open_files
+from stateline.spark.coordinator import MicroBatchCoordinator
+from stateline.spark.driver_stores import DriverStores
 from stateline.spark.for_each_batch import BatchDelivery, BatchFunction
-from stateline.spark.offsets import list_with_hadoop, next_batch, offsets_digest, read_with_hadoop
+from stateline.spark.offsets import ReadFile, list_with_hadoop, next_batch, read_with_hadoop
 from stateline.spark.output_columns import check_shared_folders
+from stateline.spark.pipeline_run import PipelineRun
 from stateline.spark.plan import PipelinePlan
 from stateline.spark.query import PipelineQuery
-from stateline.spark.quiet import QuietRounds
-from stateline.spark.reporting import BatchReporter
+from stateline.spark.spark_folder import make_spark_folder, spark_folder
 from stateline.spark.stream_checks import check_hidden
 from stateline.spark.task import OperatorProgram
-from stateline.spark.upstream_state import drain
 from stateline.state.run_cache import RunCache
 
 __all__ = ["Pipeline"]
@@ -83,7 +82,7 @@ class Pipeline:
 
     def start(
         self,
-        spark_checkpoint: str,
+        spark_checkpoint: str | None = None,
         *,
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
@@ -92,93 +91,78 @@ class Pipeline:
         """Starts the query, or goes on where an earlier run of it ended.
 
         Args:
-            spark_checkpoint: Where Spark keeps its offsets. One per query, as for any streaming query.
+            spark_checkpoint: Where Spark keeps its own checkpoint: one per query, as for any streaming query, and
+                always the same. By default the folder ``spark`` below the pipeline's root.
             trigger: As keyword arguments of Spark's ``trigger``: ``{"processingTime": "10 seconds"}``,
                 ``{"availableNow": True}``, ``{"once": True}``.
             query_name: Spark's name of the query.
-            finish_on_stop: Whether ``stop()`` finishes files that are still open. By default they stay open, and the
-                next start goes on with them. A stream that ends by itself (``availableNow``) always finishes them when
-                ``awaitTermination()`` returns, and closes what the last watermark has passed.
+            finish_on_stop: Whether files that are still open are finished when the query is stopped. By default they
+                stay open, and the next start goes on with them. A stream that ends by itself (``availableNow``) always
+                finishes them, and closes what the last watermark has passed, however its program waits for it.
 
         Returns:
-            Spark's handle, which also tells what each batch cost. A query whose record was overtaken by another driver
-            fails with ``FencedError``.
+            Spark's handle, which also tells what each batch cost. Its ``awaitTermination()`` raises what failed as
+            itself: ``FencedError`` in a query whose record was overtaken by another driver.
 
         Raises:
             InvalidInputError: The root belongs to another pipeline or is older than Spark's checkpoint, the trigger is
-                not a micro-batch trigger, or Spark's checkpoint lies where readers of the output find it.
+                not a micro-batch trigger, Spark's checkpoint lies where readers of the output find it, or Spark cannot
+                write below the root and no other place was given.
             CorruptDataError: The newest checkpoint cannot be read.
         """
         check_kind(trigger, Mapping | None, "trigger", 'a dict: {"processingTime": "10 seconds"}')
         chosen = dict(trigger or {})
         check_known(chosen, _TRIGGERS, "trigger")
-        check_kind(spark_checkpoint, str, "spark_checkpoint")
+        check_kind(spark_checkpoint, str | None, "spark_checkpoint", "a folder, or None for one below the root")
+        is_below = spark_checkpoint is None
+        if spark_checkpoint is None:
+            spark_checkpoint = spark_folder(self._df.sparkSession, self._plan.root_url)
         _check_hidden(self._plan, spark_checkpoint)
         job = BatchJob(self._plan, self._programs, self._initial)
         narrowed = job.narrowed(self._df)
         writer = _writer(narrowed, spark_checkpoint, chosen, query_name)  # Before anything is done in the root.
         environment = system_environment()
-        coordinator = self._coordinator(job, environment)
+        stores = DriverStores.open(self._plan, environment)
+        try:
+            if self._plan.local_copies:
+                copies = RunCache(self._plan.local_copies, self._plan.local_copies_bytes, environment)
+                copies.check_apart([stores.root, *stores.outputs.values()], "local_copies")
+            make_coordinator = partial(self._coordinator, job, stores, environment)
+            run = PipelineRun(self._plan, narrowed, stores, make_coordinator, environment)
+            read = self._check_follows(run.coordinator, spark_checkpoint)
+            if is_below and run.coordinator.newest is None:
+                make_spark_folder(stores.root)
+            ends = any(chosen.get(name) for name in _TRIGGERS_THAT_END)
+            return run.start(
+                writer,
+                spark_checkpoint,
+                read,
+                pause_seconds=_pause_seconds(chosen),
+                ends=ends,
+                finishes=ends or finish_on_stop,
+            )
+        except BaseException:
+            stores.close()
+            raise
+
+    def _check_follows(self, coordinator: MicroBatchCoordinator[DataFrame], spark_checkpoint: str) -> ReadFile:
+        """Checks that Spark's checkpoint goes on where the root is; returns how it is read."""
         read = read_with_hadoop(self._df.sparkSession, spark_checkpoint)
         # Read before the records: another driver, that is to be fenced, may add to both meanwhile.
         following = next_batch(read, list_with_hadoop(self._df.sparkSession, spark_checkpoint))
         newest = coordinator.start()
         if following is not None:
-            check_follows(newest, *following)
-        reporter = BatchReporter(environment.clock, self._plan.metrics_log or None)
+            check_follows(newest, *following, self._plan.root_url)
+        return read
 
-        def handle(rows: DataFrame, batch_id: int) -> None:
-            session = rows.sparkSession
-            session.conf.set("spark.sql.adaptive.enabled", "false")
-            set_arrow_batches(session)
-            query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-            digest = offsets_digest(read, spark_checkpoint, batch_id)
-            batch = Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows)
-            with rounds.batch():
-                report = coordinator.run_batch(batch)
-                if report.replayed:
-                    drain(rows)
-                reporter(report)
-
-        def finish() -> None:
-            settled = coordinator.settle(_no_rows(narrowed))
-            if settled is not None:
-                reporter(settled)
-            finish_open_files(self._plan, coordinator, environment)
-
-        def act() -> bool:
-            if not query.isActive:
-                return False
-            acted = coordinator.act_on_time(lambda: _no_rows(narrowed))
-            if acted is not None:
-                reporter(acted)
-            return True
-
-        def stop() -> None:
-            query.stop()
-
-        ends = any(chosen.get(name) for name in _TRIGGERS_THAT_END)
-        rounds = QuietRounds(environment, _pause_seconds(chosen), coordinator.due_at, act, stop)
-        query = writer.foreachBatch(handle).start()
-        if not ends:
-            rounds.start()
-        return PipelineQuery(query, finish, reporter, rounds, finish_on_stop=finish_on_stop, ends=ends)
-
-    def _coordinator(self, job: BatchJob, environment: Environment) -> MicroBatchCoordinator[DataFrame]:
-        root = open_store(self._plan.root_url, self._plan.root_options, environment)
-        outputs = {
-            operator.name: open_store(operator.output.url, operator.output.store_options, environment)
-            for operator in self._plan.operators
-            if operator.output is not None
-        }
-        if self._plan.local_copies:
-            copies = RunCache(self._plan.local_copies, self._plan.local_copies_bytes, environment)
-            copies.check_apart([root, *outputs.values()], "local_copies")
+    def _coordinator(
+        self, job: BatchJob, stores: DriverStores, environment: Environment
+    ) -> MicroBatchCoordinator[DataFrame]:
         functions = {name: (fn, self._programs[name].output_schema) for name, fn in self._functions.items()}
         return MicroBatchCoordinator(
             self._plan,
-            CheckpointStore(root, environment=environment),
-            outputs,
+            CheckpointStore(stores.root, environment=environment),
+            stores.outputs,
             job,
             environment,
             BatchDelivery(self._df.sparkSession, self._plan, functions),
@@ -221,9 +205,3 @@ def _check_hidden(plan: PipelinePlan, spark_checkpoint: str) -> None:
     for output in (operator.output for operator in plan.operators):
         if output is not None:
             check_hidden(spark_checkpoint, output.url, "spark_checkpoint")
-
-
-def _no_rows(df: DataFrame) -> DataFrame:
-    """Rows of a job that has none. A local relation would be optimised away, and the subtasks would run here."""
-    session = df.sparkSession
-    return session.createDataFrame(session.sparkContext.emptyRDD(), df.schema)

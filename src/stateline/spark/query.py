@@ -1,16 +1,36 @@
-"""The handle of a running pipeline: Spark's own, which also finishes open files at the end and tells of each batch."""
+"""The handle of a running pipeline: Spark's own, which also knows the end of the query and what each batch cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming import StreamingQuery
 
+from stateline.errors import StatelineError
 from stateline.metrics import Metrics
+from stateline.spark.query_end import QueryEnd
 from stateline.spark.quiet import QuietRounds
 from stateline.spark.reporting import BatchReporter
 
-__all__ = ["PipelineQuery"]
+__all__ = ["BatchFailure", "PipelineQuery"]
+
+
+class BatchFailure:
+    """The error that failed a batch. It is kept in this process, because Spark makes text of it."""
+
+    error: StatelineError | None = None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keeps what the block raises."""
+        try:
+            yield
+        except StatelineError as error:
+            self.error = error
+            raise
 
 
 class PipelineQuery(StreamingQuery):
@@ -18,28 +38,25 @@ class PipelineQuery(StreamingQuery):
 
     Args:
         query: The query that Spark started.
-        finish: Finishes the files that the newest checkpoint left open.
+        end: What is done when it has ended.
         reporter: What the batches cost.
         rounds: What the query does while no rows come.
-        finish_on_stop: Whether :meth:`stop` does so too; a stream that ended by itself always does.
+        failure: What failed its last batch.
     """
 
     def __init__(
         self,
         query: StreamingQuery,
-        finish: Callable[[], None],
+        end: QueryEnd,
         reporter: BatchReporter,
         rounds: QuietRounds,
-        *,
-        finish_on_stop: bool,
-        ends: bool,
+        failure: BatchFailure,
     ) -> None:
         super().__init__(query._jsq)  # noqa: SLF001 - the only state of a StreamingQuery
-        self._finish = finish
+        self._end = end
         self._reporter = reporter
         self._rounds = rounds
-        self._finish_on_stop = finish_on_stop
-        self._ends = ends
+        self._failure = failure
 
     @property
     def metrics(self) -> Metrics:
@@ -51,27 +68,51 @@ class PipelineQuery(StreamingQuery):
         """What each of the newest 100 batches did and cost, oldest first, beside Spark's ``recentProgress``."""
         return self._reporter.recent
 
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        """As Spark's, and also while the files of a query that has ended are being finished."""
+        if super().isActive or self._end.is_running:
+            return True
+        with suppress(StreamingQueryException):  # Its last batch may still be on its way out.
+            super().awaitTermination()
+        self._run_end()  # Where nobody has: a listener may miss the end, if the session is stopped, too.
+        return False
+
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
-        """As Spark's; when a stream with an end (``availableNow``, ``once``) has ended, its open files are finished.
+        """As Spark's; when the query has ended, its files are finished if they are to be.
 
         Raises:
-            StreamingQueryException: A batch failed.
-            Exception: What was done while no rows came failed: the error of its Spark job, or a ``StatelineError``.
+            StatelineError: A batch failed, or what was done while no rows came or after the last batch. Of a batch, the
+                cause is the ``StreamingQueryException``.
+            StreamingQueryException: A batch failed for a reason that is none of Stateline's.
+            Exception: What was done while no rows came failed in Spark.
         """
         try:
             ended: bool | None = super().awaitTermination(timeout)
-        finally:
-            if not self.isActive:
-                self._rounds.close()
-        if self._rounds.failure is not None:
-            raise self._rounds.failure
-        if self._ends and not self.isActive and self.exception() is None:
-            self._finish()
+        except StreamingQueryException as stopped:
+            self._end.run(failed=True)
+            if self._failure.error is None:
+                raise
+            stopped.__cause__ = self._failure.error
+            raise copy.copy(self._failure.error) from stopped
+        if ended is not False:
+            self._run_end()
+            failure = self._rounds.failure or self._end.failure
+            if failure is not None:
+                raise failure
         return ended
 
     def stop(self) -> None:
-        """As Spark's; open files stay open for the next start unless the pipeline was told to finish them."""
+        """As Spark's; open files stay open for the next start unless the pipeline was told to finish them.
+
+        Raises:
+            StatelineError: They could not be finished.
+        """
         self._rounds.close()
         super().stop()
-        if self._finish_on_stop:
-            self._finish()
+        self._run_end()
+        if self._end.failure is not None:
+            raise self._end.failure
+
+    def _run_end(self) -> None:
+        self._end.run(failed=self.exception() is not None)

@@ -39,8 +39,8 @@ def _bug(name: str, description: str, owner: Any, attribute: str, wrong: Any, su
     )
 
 
-def _decide_again(newest: Any, batch: Any) -> Step:
-    step = next_step(newest, batch)
+def _decide_again(newest: Any, batch: Any, root_url: str) -> Step:
+    step = next_step(newest, batch, root_url)
     return Step.RUN if step is Step.FINISH_NEWEST else step
 
 

@@ -99,7 +99,7 @@ class Engine:
         return report.checkpoint
 
     def settle(self):
-        self.coordinator.settle([])
+        self.coordinator.settle(list)
         return self.coordinator.newest
 
     def run_subtasks(self, batch, tasks):

@@ -28,7 +28,7 @@ def test_a_batch_whose_record_is_retained_is_found_decided(engine):
 
 
 def test_an_older_one_is_an_error_that_says_whose_copy_is_old(engine):
-    said = r"run_batch batch 2: the newest decided batch is 5.*Spark's checkpoint is older than this root.*Restore"
+    said = r"batch 2 of memory://.*: the newest decided batch is 5.*Spark's checkpoint is older than this root.*Restore"
     with pytest.raises(NotFoundError, match=said):
         engine.run([{"key": "a"}], batch_id=2)
     assert engine.checkpoints.latest().batch_id == 5

@@ -1,0 +1,60 @@
+"""The stores that a driver has open: those of the checkpoint root and of every output.
+
+Owns that whoever opened them for a query, or for its end, closes all of them. Does not own what is done with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from stateline.blob import BlobStore, open_store
+from stateline.environment import Environment
+from stateline.spark.plan import PipelinePlan
+
+__all__ = ["DriverStores"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverStores:
+    """The stores of one plan. A context manager that closes them.
+
+    Attributes:
+        root: The checkpoint root.
+        outputs: The outputs by operator.
+    """
+
+    root: BlobStore
+    outputs: Mapping[str, BlobStore]
+
+    @classmethod
+    def open(cls, plan: PipelinePlan, environment: Environment) -> Self:
+        """Opens them; no I/O happens before the first call on one.
+
+        Raises:
+            InvalidInputError: An option of a store is wrong.
+            NotInstalledError: The SDK of a cloud is missing.
+        """
+        return cls(
+            root=open_store(plan.root_url, plan.root_options, environment),
+            outputs={
+                operator.name: open_store(operator.output.url, operator.output.store_options, environment)
+                for operator in plan.operators
+                if operator.output is not None
+            },
+        )
+
+    def close(self) -> None:
+        """Gives descriptors and connections back. Idempotent."""
+        for store in (self.root, *self.outputs.values()):
+            store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
