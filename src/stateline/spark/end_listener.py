@@ -34,6 +34,7 @@ from stateline.errors import InvalidInputError
 from stateline.spark.files_options import FilesSinkOptions
 from stateline.spark.files_sink import FilesSink, finish_sink
 from stateline.spark.query_end import QueryEnd
+from stateline.threads import new_lock
 
 __all__ = ["EndOfStreamListener", "listener_of"]
 
@@ -47,7 +48,7 @@ class EndOfStreamListener(StreamingQueryListener):
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._watched: dict[str, tuple[StreamingQuery, QueryEnd]] = {}
         self._proxy: Any = None
 
@@ -150,7 +151,7 @@ def _drain() -> None:
     """Before the interpreter goes: has the ends of queries done, and then asks Spark to tell of no more of them.
 
     Without it, a script that ends right after its stream would leave files open, and Spark would print that nobody
-    answers its listener. Whoever waits for any query goes on before Spark has told of its end, so the queries are asked.
+    answers its listener. Whoever waits for any query goes on before Spark has told of its end, so queries are asked.
     """
     for spark, listener in list(_LISTENERS.items()):
         listener.end_all()
