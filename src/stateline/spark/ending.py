@@ -1,8 +1,8 @@
-"""The end of a stream: files that no later batch will roll are finished in one more checkpoint."""
+"""Finishing open files without a batch: at the end of a stream, and when their time has come while no rows come."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stateline.blob import BlobStore, open_store
@@ -13,9 +13,10 @@ from stateline.files import FileOutput, encode_file
 from stateline.files.pending import load_rows
 from stateline.handles import FinishedFile, OpenFile
 from stateline.spark.coordinator import MicroBatchCoordinator
+from stateline.spark.open_files import FinishFiles
 from stateline.spark.plan import PipelinePlan
 
-__all__ = ["finish_open_files"]
+__all__ = ["file_finisher", "finish_open_files", "plan_finisher"]
 
 
 def finish_open_files(
@@ -29,17 +30,37 @@ def finish_open_files(
     Raises:
         FencedError: Another driver went on with the files.
     """
+    return coordinator.finish(plan_finisher(plan, environment))
+
+
+def plan_finisher(plan: PipelinePlan, environment: Environment) -> FinishFiles:
+    """What encodes and stages open files of a plan, over stores of its own."""
     root = open_store(plan.root_url, plan.root_options, environment)
-    outputs = {operator.name: operator.output for operator in plan.operators}
+    outputs = {
+        operator.name: (operator.output, open_store(operator.output.url, operator.output.store_options, environment))
+        for operator in plan.operators
+        if operator.output is not None
+    }
+    return file_finisher(root, outputs, environment)
+
+
+def file_finisher(
+    root: BlobStore, outputs: Mapping[str, tuple[FileOutput, BlobStore]], environment: Environment
+) -> FinishFiles:
+    """What encodes and stages open files.
+
+    Args:
+        root: Store of their rows.
+        outputs: The output of each operator, and its store.
+        environment: Threads, and ids for names.
+    """
 
     def finish(operator: str, files: Sequence[OpenFile]) -> list[FinishedFile]:
-        output = outputs.get(operator)
-        if output is None:
+        if operator not in outputs and files:
             raise InternalError("it has open files but no output", operation="finish", subject=operator)
-        store = open_store(output.url, output.store_options, environment)
-        return [_finished(output, store, root, file, environment) for file in files]
+        return [_finished(*outputs[operator], root, file, environment) for file in files]
 
-    return coordinator.finish(finish)
+    return finish
 
 
 def _finished(

@@ -1,4 +1,4 @@
-"""Finishes the open files of ``stateline_files`` when its stream has ended.
+"""Watches the queries that write ``stateline_files``: rounds while they run, and their open files when they have ended.
 
 Spark tells a Python sink nothing of the end of its query, so a listener in the driver watches for it. What it misses
 (the process dies, or exits before the listener has run) costs nothing but time: the files stay open, and the next
@@ -13,9 +13,11 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.listener import (
     JStreamingQueryListener,
     QueryIdleEvent,
@@ -25,15 +27,18 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from stateline.environment import system_environment
 from stateline.errors import InvalidInputError, NotFoundError, StatelineError
 from stateline.spark.files_options import FilesSinkOptions
-from stateline.spark.files_sink import FilesSink, finish_job, finish_sink
+from stateline.spark.files_rounds import FilesRounds
+from stateline.spark.files_sink import RUN, FilesSink, finish_job, finish_sink, roll_sink
 
 __all__ = ["EndOfStreamListener", "finish_files"]
 
 _LOGGER: Final = logging.getLogger(__name__)
 _JOB: Final = re.compile("[0-9a-f]{32}")
 _TRIGGERS_THAT_END: Final = ("AvailableNowTrigger", "OneTimeTrigger")
+_INTERVAL: Final = "ProcessingTimeTrigger"
 
 
 def finish_files(path: str, *, job: str | None = None, **options: str) -> None:
@@ -92,6 +97,7 @@ class EndOfStreamListener(StreamingQueryListener):
         self._spark = spark
         self._lock = threading.Lock()
         self._ending: dict[str, tuple[FilesSinkOptions, bool]] = {}
+        self._rounds: dict[str, FilesRounds] = {}
         self._proxy: Any = None
 
     @property
@@ -114,8 +120,13 @@ class EndOfStreamListener(StreamingQueryListener):
             _LOGGER.debug("the first batch of the query will fail: %s", error)
             return
         ends = any(name in str(execution.trigger().toString()) for name in _TRIGGERS_THAT_END)
+        rounds = None if ends else _rounds_of(query, options, event, execution)
         with self._lock:
             self._ending[str(event.id)] = options, ends
+            if rounds is not None:
+                self._rounds[str(event.id)] = rounds
+        if rounds is not None:
+            rounds.start()
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         """Nothing."""
@@ -127,6 +138,9 @@ class EndOfStreamListener(StreamingQueryListener):
         """Finishes the files, if the stream ended by itself, or if the user wants it at each stop."""
         with self._lock:
             options, ends = self._ending.pop(str(event.id), (None, False))
+            rounds = self._rounds.pop(str(event.id), None)
+        if rounds is not None:
+            rounds.close()
         if options is None or event.exception is not None or options.finish == "never":
             return
         if ends or options.finish == "stop":
@@ -144,6 +158,21 @@ class _StartsAndEnds(JStreamingQueryListener):
 
     def onQueryIdle(self, jevent: Any) -> None:  # noqa: N802
         """Nothing."""
+
+
+def _rounds_of(
+    query: StreamingQuery, options: FilesSinkOptions, event: QueryStartedEvent, execution: Any
+) -> FilesRounds | None:
+    """The rounds of a query that goes on, of which its tasks are told; ``None`` if time finishes none of its files."""
+    query_id, run_id = str(event.id), str(event.runId)
+    execution.sparkSessionForStream().conf().set(RUN, run_id)
+    trigger = execution.trigger()
+    interval = trigger.intervalMs() / 1000 if _INTERVAL in str(trigger.toString()) else 0.0
+    limit = options.output().rolling.going_on().shortest_seconds
+    if limit is None:
+        return None
+    roll = partial(roll_sink, options, query_id, run_id)
+    return FilesRounds(system_environment(), interval, limit, lambda: query.isActive, roll)
 
 
 def _is_ours(sink: Any) -> bool:

@@ -23,7 +23,7 @@ from stateline.spark.arrow_batches import set_arrow_batches
 from stateline.spark.batch_job import BatchJob
 from stateline.spark.continuity import check_follows
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
-from stateline.spark.ending import finish_open_files
+from stateline.spark.ending import finish_open_files, plan_finisher
 from stateline.spark.for_each_batch import BatchDelivery, BatchFunction
 from stateline.spark.offsets import list_with_hadoop, next_batch, offsets_digest, read_with_hadoop
 from stateline.spark.plan import PipelinePlan
@@ -108,12 +108,14 @@ class Pipeline:
         chosen = dict(trigger or {})
         check_known(chosen, _TRIGGERS, "trigger")
         check_kind(spark_checkpoint, str, "spark_checkpoint")
+        ends = any(chosen.get(name) for name in _TRIGGERS_THAT_END)
+        plan = self._plan if ends else self._plan.going_on()
         _check_hidden(self._plan, spark_checkpoint)
-        job = BatchJob(self._plan, self._programs, self._initial)
+        job = BatchJob(plan, self._programs, self._initial)
         narrowed = job.narrowed(self._df)
         writer = _writer(narrowed, spark_checkpoint, chosen, query_name)  # Before anything is done in the root.
         environment = system_environment()
-        coordinator = self._coordinator(job, environment)
+        coordinator = self._coordinator(plan, job, environment)
         read = read_with_hadoop(self._df.sparkSession, spark_checkpoint)
         # Read before the records: another driver, that is to be fenced, may add to both meanwhile.
         following = next_batch(read, list_with_hadoop(self._df.sparkSession, spark_checkpoint))
@@ -141,7 +143,7 @@ class Pipeline:
         def act() -> bool:
             if not query.isActive:
                 return False
-            acted = coordinator.act_on_time(lambda: _no_rows(narrowed))
+            acted = coordinator.act_on_time(lambda: _no_rows(narrowed), plan_finisher(plan, environment))
             if acted is not None:
                 reporter(acted)
             return True
@@ -149,28 +151,29 @@ class Pipeline:
         def stop() -> None:
             query.stop()
 
-        ends = any(chosen.get(name) for name in _TRIGGERS_THAT_END)
         rounds = QuietRounds(environment, _pause_seconds(chosen), coordinator.due_at, act, stop)
         query = writer.foreachBatch(handle).start()
         if not ends:
             rounds.start()
         return PipelineQuery(query, finish, reporter, rounds, finish_on_stop=finish_on_stop, ends=ends)
 
-    def _coordinator(self, job: BatchJob, environment: Environment) -> MicroBatchCoordinator[DataFrame]:
-        root = open_store(self._plan.root_url, self._plan.root_options, environment)
+    def _coordinator(
+        self, plan: PipelinePlan, job: BatchJob, environment: Environment
+    ) -> MicroBatchCoordinator[DataFrame]:
+        root = open_store(plan.root_url, plan.root_options, environment)
         outputs = {
             operator.name: open_store(operator.output.url, operator.output.store_options, environment)
-            for operator in self._plan.operators
+            for operator in plan.operators
             if operator.output is not None
         }
         functions = {name: (fn, self._programs[name].output_schema) for name, fn in self._functions.items()}
         return MicroBatchCoordinator(
-            self._plan,
+            plan,
             CheckpointStore(root, environment=environment),
             outputs,
             job,
             environment,
-            BatchDelivery(self._df.sparkSession, self._plan, functions),
+            BatchDelivery(self._df.sparkSession, plan, functions),
         )
 
 
