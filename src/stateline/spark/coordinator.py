@@ -339,9 +339,9 @@ class MicroBatchCoordinator(Generic[D]):
     def _finish(
         self, newest: Checkpoint, targets: Collection[str], finish_files: FinishFiles, run_id: str = ""
     ) -> BatchReport:
-        clock, nonce = self._environment.clock, self._environment.ids.new_id()
+        clock = self._environment.clock
         began = clock.monotonic()
-        record = with_files_finished(newest, targets, finish_files, nonce=nonce, now=clock.now(), run_id=run_id)
+        record = with_files_finished(newest, targets, finish_files, self._environment, run_id)
         metrics = {"output_seconds": clock.monotonic() - began} | self._commit(record)
         return BatchReport(checkpoint=record, replayed=False, metrics=metrics)
 

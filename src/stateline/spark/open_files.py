@@ -1,4 +1,4 @@
-"""The open files of a record: when time alone finishes them, and the record that has them finished. Pure.
+"""The open files of a record: when time alone finishes them, and the record that has them finished.
 
 Owns that, and how a driver knows a record that it made itself while no rows came. Does not own when a driver looks
 (``quiet``, ``files_rounds``), nor how files are encoded (``ending``).
@@ -12,6 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from stateline.checkpoint import Checkpoint
+from stateline.environment import Environment
 from stateline.handles import FinishedFile, OpenFile
 from stateline.spark.plan import PipelinePlan
 
@@ -48,9 +49,7 @@ def with_files_finished(
     record: Checkpoint,
     targets: Collection[str],
     finish_files: FinishFiles,
-    *,
-    nonce: str,
-    now: float,
+    environment: Environment,
     run_id: str = "",
 ) -> Checkpoint:
     """The checkpoint after a record: the same batch and the same state, with some open files finished.
@@ -59,8 +58,7 @@ def with_files_finished(
         record: The newest one.
         targets: The files to finish.
         finish_files: Encodes and stages them.
-        nonce: Of the checkpoint.
-        now: Its time.
+        environment: Clock and ids.
         run_id: The run of the query that makes it while no rows come; empty for the end of a stream.
     """
     outputs = tuple(
@@ -74,8 +72,8 @@ def with_files_finished(
     return replace(
         record.without_deliveries(),
         checkpoint_id=record.checkpoint_id + 1,
-        nonce=nonce,
-        created_at=now,
+        nonce=environment.ids.new_id(),
+        created_at=environment.clock.now(),
         outputs=outputs,
         properties=_marked(record, run_id),
     )

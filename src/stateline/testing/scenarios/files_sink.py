@@ -123,7 +123,7 @@ class SinkAdapter(PipelineAdapter):
     def open(self, process: Process, start: Any = None) -> Any:  # noqa: ARG002 - the protocol
         """See :meth:`MicroBatchAdapter.open`."""
         twice = process.world.dice("twice", process.name).chance(0.5)
-        rounds = process.world.dice("rounds", process.name).chance(0.5)
+        rounds = process.world.dice("rounds", process.name).chance(0.25)
         return SinkSystem(process, self._rolling, twice=twice, rounds=rounds)
 
 
