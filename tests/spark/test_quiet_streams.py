@@ -1,4 +1,4 @@
-"""Timers by processing time in a stream without rows: they fire when their time comes, as in Spark."""
+"""A stream without rows: timers by processing time fire, as in Spark, and files are finished when their time comes."""
 
 # ruff: noqa: N802, N803 - methods and arguments are Spark's
 
@@ -6,18 +6,22 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from pyspark import cloudpickle
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql import Row
+from pyspark.sql.functions import udf
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
+from stateline.checkpoint import CheckpointStore
 from stateline.environment import Environment
 from stateline.errors import UserCodeError
-from stateline.spark import KeyedStream
+from stateline.spark import KeyedStream, count, register
 from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.processor import ProcessorProgram
 from stateline.testing import ManualClock
@@ -135,3 +139,56 @@ def test_timers_fire_in_a_stream_without_rows_and_one_that_raises_ends_the_query
         assert not query.isActive
     finally:
         query.stop()
+
+
+def visible(out):
+    return ds.dataset(out, format="parquet").to_table().to_pylist() if list(out.glob("part-*")) else []
+
+
+def await_rows(query, out, wanted):
+    """Waits until so many rows are visible; the deadline is only against hanging."""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and query.isActive:
+        found = visible(out)
+        if len(found) >= wanted:
+            return found
+        time.sleep(0.1)
+    pytest.fail(f"no rows: {query.exception()}")
+
+
+def test_files_of_a_keyed_pipeline_are_finished_when_their_time_comes_and_no_rows(spark, tmp_path):
+    write(tmp_path, ("a", 1), ("b", 1), ("a", 2))
+    events = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "source"))
+    stage = KeyedStream(events, "k", f"file://{tmp_path}/state", parallelism=2).aggregate("complete", n=count())
+    query = stage.write_files(f"file://{tmp_path}/out", idle_seconds=2).start(str(tmp_path / "spark"))
+    try:
+        found = await_rows(query, tmp_path / "out", 2)
+    finally:
+        query.stop()
+    assert sorted((row["k"], row["n"]) for row in found) == [("a", 2), ("b", 1)], "the mode shows its state once"
+    assert {report["batch_id"] for report in query.recent_reports} == {0}, "Spark had one batch"
+
+
+def test_files_of_any_stream_are_finished_when_their_time_comes_and_no_rows(spark, tmp_path):
+    register(spark)
+    run_of_task = udf(lambda: TaskContext.get().getLocalProperty("spark.stateline.run") or "none", "string")
+    write(tmp_path, ("a", 1))
+    events = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "source")).withColumn("run", run_of_task())
+    out = tmp_path / "out"
+    writer = events.writeStream.format("stateline_files").option("checkpointLocation", str(tmp_path / "spark"))
+    query = writer.option("idle_seconds", "2s").start(str(out))
+    try:
+        first = await_rows(query, out, 1)
+        write(tmp_path, ("b", 2))
+        both = await_rows(query, out, 2)
+    finally:
+        query.stop()
+    assert {row["run"] for row in both} == {str(query.runId)}, "tasks are told that the driver makes rounds"
+    assert [row["k"] for row in first] == ["a"]
+    records = CheckpointStore(f"file://{out}/.stateline/stream").list()
+    assert records[-1].batch_id == 1, "Spark had two batches"
+    write(tmp_path, ("c", 3))
+    query = writer.option("roll_seconds", "auto").trigger(availableNow=True).start(str(out))
+    query.awaitTermination()
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    assert {row["run"] for row in visible(out) if row["k"] == "c"} == {"none"}, "it ends by itself: no rounds"

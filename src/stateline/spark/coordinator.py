@@ -23,28 +23,20 @@ End of stream: an input that has ended (``availableNow``) leaves files open that
 makes one more checkpoint of the same batch, with the same state and with the open files finished: the same record, the
 same race, so a driver believed dead cannot go on filling files that its successor has finished. ``settle`` comes before
 it and closes what the last watermark has passed, in the same way. Batch ids and checkpoint ids advance together and
-differ by the number of such ends. ``act_on_time`` does the same between two batches, in a stream that is quiet.
+differ by the number of such ends. ``act_on_time`` and ``roll`` do the same between two batches, in a stream that is
+quiet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from stateline.blob import BlobStore
-from stateline.checkpoint import (
-    Checkpoint,
-    CheckpointStore,
-    FileState,
-    OperatorState,
-    OutputState,
-    SubtaskState,
-    checkpoint_time,
-)
+from stateline.checkpoint import Checkpoint, CheckpointStore, FileState, SubtaskState, checkpoint_time
 from stateline.environment import Environment
 from stateline.errors import InternalError
 from stateline.handles import FinishedFile, OpenFile
@@ -54,8 +46,10 @@ from stateline.spark.continuity import Step, check_continuation, decided_earlier
 from stateline.spark.delivery import Delivery, deliveries_of, delivery_states
 from stateline.spark.event_time import Watermark
 from stateline.spark.fencing import fenced_if_overtaken
-from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.spark.open_files import FinishFiles, due_files, files_by_subtask, files_due_at, with_files_finished
+from stateline.spark.plan import PipelinePlan
 from stateline.spark.starting import check_start, first_checkpoint
+from stateline.spark.subtask_results import gathered, max_event_time, summed_metrics
 from stateline.state.merge import is_merge_due
 from stateline.state.rescale import rescale
 
@@ -66,8 +60,6 @@ __all__ = [
     "SubtaskResult",
     "SubtaskRunner",
     "SubtaskTask",
-    "max_event_time",
-    "summed_metrics",
 ]
 
 D = TypeVar("D")
@@ -272,17 +264,18 @@ class MicroBatchCoordinator(Generic[D]):
 
     def due_at(self) -> float | None:
         """From when on there is something to do without rows: seconds since the epoch, ``None`` for never."""
-        if self._newest is None:
-            return None
-        if self._is_passed(self._newest):
-            return _AT_ONCE
-        acts = any(operator.acts_on_time for operator in self._plan.operators)
-        due = None if not acts or self._next_timer_ms is None else self._next_timer_ms / 1000
-        return _AT_ONCE if due is not None and due <= self._newest.created_at else due  # Whatever the clock says.
+        times = (self._operators_due_at(), files_due_at(self._plan, self._newest))
+        return min((at for at in times if at is not None), default=None)
 
     @fenced_if_overtaken
-    def act_on_time(self, no_rows: Callable[[], D]) -> BatchReport | None:
+    def act_on_time(self, no_rows: Callable[[], D], finish_files: FinishFiles | None = None) -> BatchReport | None:
         """Does what is due by now, in one more checkpoint of the newest batch.
+
+        Args:
+            no_rows: Makes the rows of a batch without rows. Only where operators have something to do; their subtasks
+                finish the files that are due, too.
+            finish_files: Finishes files where nothing else is due: operators are not run for that, since those of the
+                complete mode would show all of their state again.
 
         Returns:
             What became of it; ``None`` if there was nothing to do.
@@ -290,10 +283,37 @@ class MicroBatchCoordinator(Generic[D]):
         Raises:
             FencedError: Another driver went on from the record.
         """
-        due = self.due_at()
-        if self._newest is None or due is None or due > self._time():
+        now, due = self._time(), self._operators_due_at()
+        if self._newest is not None and due is not None and due <= now:
+            return self._run_again(self._newest, no_rows())
+        return None if finish_files is None else self.roll(finish_files)
+
+    @fenced_if_overtaken
+    def roll(self, finish_files: FinishFiles, run_id: str = "") -> BatchReport | None:
+        """Finishes the open files whose time has come, in one more checkpoint of the newest batch.
+
+        Args:
+            finish_files: Encodes and stages them.
+            run_id: The run of the query, where it is to be told from others; see :func:`is_round_of`.
+
+        Returns:
+            What became of it; ``None`` if no file is due.
+
+        Raises:
+            FencedError: Another driver went on from the record.
+        """
+        newest = self.start()
+        due = frozenset[str]() if newest is None else due_files(self._plan, newest, self._time())
+        return None if newest is None or not due else self._finish(newest, due, finish_files, run_id)
+
+    def _operators_due_at(self) -> float | None:
+        if self._newest is None:
             return None
-        return self._run_again(self._newest, no_rows())
+        if self._is_passed(self._newest):
+            return _AT_ONCE
+        acts = any(operator.acts_on_time for operator in self._plan.operators)
+        due = None if not acts or self._next_timer_ms is None else self._next_timer_ms / 1000
+        return _AT_ONCE if due is not None and due <= self._newest.created_at else due  # Whatever the clock says.
 
     def _is_passed(self, newest: Checkpoint) -> bool:
         """Whether the watermark has passed something that no batch has closed yet."""
@@ -308,11 +328,11 @@ class MicroBatchCoordinator(Generic[D]):
         return self._run(newest, again)
 
     @fenced_if_overtaken
-    def finish(self, finish_files: Callable[[str, Sequence[OpenFile]], Sequence[FinishedFile]]) -> Checkpoint | None:
+    def finish(self, finish_files: FinishFiles) -> Checkpoint | None:
         """Finishes the files that the newest record left open, at the end of the stream. Idempotent.
 
         Args:
-            finish_files: ``finish_files(operator, open_files)`` encodes and stages them.
+            finish_files: Encodes and stages them.
 
         Returns:
             The newest record: a new one if files were open.
@@ -321,21 +341,17 @@ class MicroBatchCoordinator(Generic[D]):
             FencedError: Another driver went on from the record, or finished it.
         """
         newest = self.start()
-        if newest is None or not any(output.open for output in newest.outputs):
-            return newest
-        outputs = tuple(
-            replace(output, finished=tuple(finish_files(output.operator, output.open)), open=())
-            for output in newest.outputs
-        )
-        record = replace(
-            newest.without_deliveries(),
-            checkpoint_id=_next_id(newest),
-            nonce=self._environment.ids.new_id(),
-            created_at=self._time(),
-            outputs=outputs,
-        )
-        self._commit(record)
-        return record
+        targets = [file.target for output in newest.outputs for file in output.open] if newest is not None else []
+        return newest if newest is None or not targets else self._finish(newest, targets, finish_files).checkpoint
+
+    def _finish(
+        self, newest: Checkpoint, targets: Collection[str], finish_files: FinishFiles, run_id: str = ""
+    ) -> BatchReport:
+        clock = self._environment.clock
+        began = clock.monotonic()
+        record = with_files_finished(newest, targets, finish_files, self._environment, run_id)
+        metrics = {"output_seconds": clock.monotonic() - began} | self._commit(record)
+        return BatchReport(checkpoint=record, replayed=False, metrics=metrics)
 
     def _time(self) -> float:
         """The time of the next checkpoint."""
@@ -351,7 +367,7 @@ class MicroBatchCoordinator(Generic[D]):
         began, now = clock.monotonic(), self._time()
         results = self._run_subtasks(batch, self._tasks(newest, now))
         computed = clock.monotonic()
-        operators, outputs = self._gathered(results)
+        operators, outputs = gathered(results, self._plan, self._output_urls)
         watermark = Watermark.of(newest).after(self._plan.watermark, max_event_time(results))
         record = Checkpoint(
             checkpoint_id=_next_id(newest),
@@ -395,7 +411,7 @@ class MicroBatchCoordinator(Generic[D]):
         tasks = []
         watermark = Watermark.of(newest)
         for operator in self._plan.operators:
-            files = self._open_files(newest, operator)
+            files = files_by_subtask(newest, operator.name, self._plan.parallelism)
             states = {table: self._states(newest, operator.state_name(table)) for table in operator.tables}
             due = tuple(table for table, stack in states.items() if any(is_merge_due(state.runs) for state in stack))
             tasks += [
@@ -423,50 +439,6 @@ class MicroBatchCoordinator(Generic[D]):
         ranges = [range_for_subtask(index, plan.parallelism, plan.max_parallelism) for index in range(plan.parallelism)]
         return [SubtaskState(first_key_group=owned.start, last_key_group=owned.end) for owned in ranges]
 
-    def _open_files(self, newest: Checkpoint | None, operator: OperatorPlan) -> dict[int, list[OpenFile]]:
-        """Open files by the subtask that goes on with them: the same one, or by index after a rescale."""
-        files: dict[int, list[OpenFile]] = {}
-        for output in () if newest is None else newest.outputs:
-            if output.operator == operator.name:
-                for file in output.open:
-                    files.setdefault(file.subtask % self._plan.parallelism, []).append(file)
-        return files
-
-    # -- step 3: the record ---------------------------------------------------------------------------------------
-
-    def _gathered(self, results: Sequence[SubtaskResult]) -> tuple[tuple[OperatorState, ...], tuple[OutputState, ...]]:
-        """The parts of the record that the subtasks' results make, each result used exactly once."""
-        operators = []
-        outputs = []
-        for operator in self._plan.operators:
-            mine = sorted((item for item in results if item.operator == operator.name), key=lambda item: item.subtask)
-            if [item.subtask for item in mine] != list(range(self._plan.parallelism)):
-                raise InternalError(
-                    f"got results of subtasks {[item.subtask for item in mine]}, expected each of "
-                    f"{self._plan.parallelism} once",
-                    operation="run_batch",
-                    subject=f"operator {operator.name}",
-                )
-            operators += [
-                OperatorState(
-                    name=operator.state_name(table),
-                    schema=schema,
-                    definition=operator.definition,
-                    subtasks=tuple(item.states[table] for item in mine),
-                )
-                for table, schema in operator.tables.items()
-            ]
-            if operator.output is not None:
-                outputs.append(
-                    OutputState(
-                        operator=operator.name,
-                        url=self._outputs[operator.name].url,
-                        finished=tuple(file for item in mine for file in item.finished),
-                        open=tuple(file for item in mine for file in item.open),
-                    )
-                )
-        return tuple(operators), tuple(outputs)
-
     # -- step 4: publishing ---------------------------------------------------------------------------------------
 
     def _publish(self, record: Checkpoint) -> None:
@@ -489,21 +461,6 @@ class MicroBatchCoordinator(Generic[D]):
 
     def _stores_by_url(self, record: Checkpoint) -> dict[str, BlobStore]:
         return {output.url: self._outputs[output.operator] for output in record.outputs}
-
-
-def summed_metrics(results: Sequence[SubtaskResult]) -> dict[str, float]:
-    """Sums of the subtasks' metrics by name."""
-    totals: dict[str, float] = {}
-    for result in results:
-        for name, value in result.metrics.items():
-            totals[name] = totals.get(name, 0) + value
-    return totals
-
-
-def max_event_time(results: Sequence[SubtaskResult]) -> int | None:
-    """The greatest event time that any subtask saw, microseconds since the epoch; ``None`` for none."""
-    times = [result.max_event_time_us for result in results if result.max_event_time_us is not None]
-    return max(times, default=None)
 
 
 def _next_id(newest: Checkpoint | None) -> int:

@@ -14,6 +14,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
@@ -32,7 +33,8 @@ from pyspark.sql.streaming.listener import (
 from stateline.environment import system_environment
 from stateline.errors import InvalidInputError
 from stateline.spark.files_options import FilesSinkOptions
-from stateline.spark.files_sink import FilesSink, finish_sink
+from stateline.spark.files_rounds import FilesRounds
+from stateline.spark.files_sink import RUN, FilesSink, finish_sink, roll_sink
 from stateline.spark.query_end import QueryEnd
 from stateline.threads import new_lock
 
@@ -40,6 +42,7 @@ __all__ = ["EndOfStreamListener", "listener_of"]
 
 _LOGGER: Final = logging.getLogger(__name__)
 _TRIGGERS_THAT_END: Final = ("AvailableNowTrigger", "OneTimeTrigger")
+_INTERVAL: Final = "ProcessingTimeTrigger"
 _DRAIN_MILLISECONDS: Final = 60_000
 
 
@@ -92,10 +95,16 @@ class EndOfStreamListener(StreamingQueryListener):
             _LOGGER.debug("the first batch of the query will fail: %s", error)
             return
         ends = any(name in str(execution.trigger().toString()) for name in _TRIGGERS_THAT_END)
-        if options.finish == "stop" or (ends and options.finish != "never"):
-            end = QueryEnd(system_environment(), options.path, lambda: finish_sink(options))
-            with self._lock:
-                self._watched[str(event.runId)] = query, end
+        rounds = None if ends else _rounds_of(query, options, event, execution)
+        finishes = options.finish == "stop" or (ends and options.finish != "never")
+        if not finishes and rounds is None:
+            return
+        close = rounds.close if rounds is not None else _nothing
+        finish = partial(finish_sink, options) if finishes else None
+        with self._lock:
+            self._watched[str(event.runId)] = query, QueryEnd(system_environment(), options.path, finish, close)
+        if rounds is not None:
+            rounds.start()
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         """Nothing."""
@@ -158,6 +167,25 @@ def _drain() -> None:
         with contextlib.suppress(Py4JError, OSError, AttributeError):
             spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(_DRAIN_MILLISECONDS)  # noqa: SLF001
             spark.streams.removeListener(listener)
+
+
+def _rounds_of(
+    query: StreamingQuery, options: FilesSinkOptions, event: QueryStartedEvent, execution: Any
+) -> FilesRounds | None:
+    """The rounds of a query that goes on, of which its tasks are told; ``None`` if time finishes none of its files."""
+    query_id, run_id = str(event.id), str(event.runId)
+    execution.sparkSessionForStream().conf().set(RUN, run_id)
+    trigger = execution.trigger()
+    interval = trigger.intervalMs() / 1000 if _INTERVAL in str(trigger.toString()) else 0.0
+    limit = options.output().rolling.going_on().shortest_seconds
+    if limit is None:
+        return None
+    roll = partial(roll_sink, options, query_id, run_id)
+    return FilesRounds(system_environment(), interval, limit, lambda: query.isActive, roll)
+
+
+def _nothing() -> None:
+    """Nothing is held."""
 
 
 def _is_ours(sink: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The end of a stream: files that no later batch will roll are finished in one more checkpoint.
+"""Finishing open files without a batch: at the end of a stream, and when their time has come while no rows come.
 
 Owns the finishing of files that a record left open, by the driver that made the record (:func:`finish_open_files`) or
 by anybody later (:func:`finish_root`), who needs nothing but the record. Does not own when (``query_end``).
@@ -6,7 +6,7 @@ by anybody later (:func:`finish_root`), who needs nothing but the record. Does n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +20,10 @@ from stateline.handles import FinishedFile, OpenFile
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator, SubtaskResult, SubtaskTask
 from stateline.spark.delivery import Delivery
 from stateline.spark.driver_stores import DriverStores
+from stateline.spark.open_files import FinishFiles
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 
-__all__ = ["finish_open_files", "finish_root"]
+__all__ = ["file_finisher", "finish_open_files", "finish_root", "plan_finisher"]
 
 
 def finish_open_files(
@@ -47,16 +48,8 @@ def finish_open_files(
     Raises:
         FencedError: Another driver went on with the files.
     """
-    outputs = {operator.name: operator.output for operator in plan.operators}
-
-    def finish(operator: str, files: Sequence[OpenFile]) -> list[FinishedFile]:
-        output = outputs.get(operator)
-        if output is None:
-            raise InternalError("it has open files but no output", operation="finish", subject=operator)
-        return [_finished(output, stores.outputs[operator], stores.root, file, environment) for file in files]
-
     try:
-        return coordinator.finish(finish)
+        return coordinator.finish(plan_finisher(plan, stores, environment))
     except FencedError:
         # The query and its user may both finish the same files at once: what one decided suits the other.
         newest = another().start()
@@ -155,6 +148,35 @@ def _refuse(delivery: Delivery) -> None:
         subject=f"operator {delivery.key.operator}",
         hint="Start the program with .for_each_batch(fn) once more, so that they are delivered",
     )
+
+
+def plan_finisher(plan: PipelinePlan, stores: DriverStores, environment: Environment) -> FinishFiles:
+    """What encodes and stages open files of a plan."""
+    outputs = {
+        operator.name: (operator.output, stores.outputs[operator.name])
+        for operator in plan.operators
+        if operator.output is not None
+    }
+    return file_finisher(stores.root, outputs, environment)
+
+
+def file_finisher(
+    root: BlobStore, outputs: Mapping[str, tuple[FileOutput, BlobStore]], environment: Environment
+) -> FinishFiles:
+    """What encodes and stages open files.
+
+    Args:
+        root: Store of their rows.
+        outputs: The output of each operator, and its store.
+        environment: Threads, and ids for names.
+    """
+
+    def finish(operator: str, files: Sequence[OpenFile]) -> list[FinishedFile]:
+        if operator not in outputs and files:
+            raise InternalError("it has open files but no output", operation="finish", subject=operator)
+        return [_finished(*outputs[operator], root, file, environment) for file in files]
+
+    return finish
 
 
 def _finished(

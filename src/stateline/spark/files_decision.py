@@ -19,10 +19,12 @@ from msgspec.structs import replace
 from stateline.blob import BlobStore
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.environment import Environment
-from stateline.errors import InternalError
+from stateline.errors import DataLossError, FencedError, InternalError, NotFoundError
 from stateline.files import EncodingAhead, FileOutput, FileWriter
 from stateline.handles import FinishedFile, OpenFile
 from stateline.spark.coordinator import Batch, BatchReport, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.spark.ending import file_finisher
+from stateline.spark.open_files import files_due_at, is_round_of
 from stateline.spark.output_columns import columns_of
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 
@@ -85,8 +87,15 @@ class FilesDecision:
         offsets_digest: str,
         query_id: str = "",
         at_least: int | None = None,
+        run_id: str = "",
     ) -> BatchReport:
         """The driver's work: decides a batch, exactly once however often it is called.
+
+        A commit that loses its slot to a round of its own run goes on from that round. Nobody but the driver that also
+        called this commit marks a record with its run, and Spark never runs two commits of one run at once; what the
+        round decided is compared, too: the batch before, with the same offsets and state. So a driver believed dead,
+        and its rounds, fence this one as ever, and this one never goes on from what it did not expect. Each round
+        finishes a file and opens none, so a commit loses only so often.
 
         Args:
             made: What one attempt of each task handed over.
@@ -94,21 +103,28 @@ class FilesDecision:
             offsets_digest: Digest of its source offsets; empty if unknown.
             query_id: The query; empty if no task knew it, which then is the one of the newest record.
             at_least: The id of a checkpoint that is known to exist: saves the listing of the root.
+            run_id: The run of the query; empty if its driver makes no rounds.
 
         Raises:
             FencedError: Another driver has decided this batch or a later one.
             InvalidInputError: The batch does not follow the newest one, or was decided with other offsets.
         """
-        coordinator = self.coordinator()
-        newest = coordinator.start(at_least)
-        report = coordinator.run_batch(
-            Batch(
+        while True:
+            coordinator = self.coordinator()
+            newest = coordinator.start(at_least)
+            batch = Batch(
                 query_id=query_id or (newest.query_id if newest else self._plan.root_url),
                 batch_id=batch_id,
                 offsets_digest=offsets_digest,
                 data=made,
             )
-        )
+            try:
+                report = coordinator.run_batch(batch)
+                break
+            except FencedError:
+                if newest is None or not self._is_followed_by_round(newest, run_id):
+                    raise
+                at_least = newest.checkpoint_id + 1
         if not report.replayed:
             self._remove_unnamed(made, report.checkpoint)
         if self._ahead is not None:
@@ -126,6 +142,46 @@ class FilesDecision:
         unnamed = staged.difference(decided.object_names())
         if unnamed:
             self._root.delete(sorted(unnamed))
+
+    def roll(self, *, query_id: str, run_id: str, quiet_seconds: float) -> float | None:
+        """A round of the driver: finishes the files whose time has come, in one more record of the newest batch.
+
+        Args:
+            query_id: The query; a root of another one is left alone.
+            run_id: The run of the query, by which its commits know the record.
+            quiet_seconds: How old the newest record must be: a stream with rows finishes its files with its batches.
+
+        Returns:
+            When a file is due next, in seconds since the epoch; ``None`` if none is open.
+
+        Raises:
+            StatelineError: What the stores raise. Call it again later.
+        """
+        newest, now = self._records.latest(), self._environment.clock.now()
+        if newest is None or newest.query_id != query_id:
+            return None
+        quiet_at = newest.created_at + quiet_seconds
+        due = files_due_at(self._plan, newest)
+        is_due = due is not None and due <= now
+        if now < quiet_at or (not is_due and self._records.is_published(newest)):
+            return None if due is None else max(due, quiet_at)
+        coordinator = self.coordinator()
+        finish_files = file_finisher(self._root, {_OPERATOR: (self._output, self._out)}, self._environment)
+        try:
+            coordinator.start(newest.checkpoint_id)  # Publishes what an earlier round decided and could not.
+            coordinator.roll(finish_files, run_id)
+        except (FencedError, DataLossError):
+            # A batch came meanwhile: it has decided, or retention has freed what this round was reading.
+            if self._records.latest(newest.checkpoint_id) == coordinator.newest:
+                raise
+            return now + quiet_seconds
+        return files_due_at(self._plan, coordinator.newest)
+
+    def _is_followed_by_round(self, record: Checkpoint, run_id: str) -> bool:
+        try:
+            return is_round_of(run_id, record, self._records.get(record.checkpoint_id + 1))
+        except NotFoundError:
+            return False  # It is retired already: who has slept for so long stops.
 
     def is_decided(self) -> bool:
         """Whether there is any record."""

@@ -47,8 +47,9 @@ class FilesSinkOptions:
         partition_zone: Time zone whose clock names the folders of timestamps.
         compression: A codec of the format.
         roll_bytes: Size at which a file is finished.
-        roll_seconds: Age at which a file is finished.
-        idle_seconds: Time without rows after which a file is finished.
+        roll_seconds: Age at which a file is finished, also while no rows come; ``never`` for no limit. ``auto`` is five
+            minutes, and no limit in a stream that ends by itself and in a batch, which finish their files at the end.
+        idle_seconds: Time without rows after which a file is finished, also while none come at all.
         every_checkpoint: Finish every file with its micro-batch.
         finish: When files that are still open are finished: ``available_now`` (when a stream that ends by itself has
             ended), ``stop`` (also when the query is stopped) or ``never``.
@@ -67,7 +68,9 @@ class FilesSinkOptions:
     partition_zone: str = setting("UTC", _text, help="time zone whose clock names the folders of timestamps")
     compression: str | None = setting(None, _text, help="a codec of the format")
     roll_bytes: str = setting("128MB", _text, help="size at which a file is finished")
-    roll_seconds: str | None = setting(None, _text, help="age at which a file is finished")
+    roll_seconds: str | None = setting(
+        "auto", _text, help="age at which a file is finished; auto: 5 minutes where a stream does not end by itself"
+    )
     idle_seconds: str | None = setting(None, _text, help="time without rows after which a file is finished")
     every_checkpoint: bool = setting(False, parse_bool, help="finish every file with its micro-batch")
     finish: str = setting("available_now", _text, help="when open files are finished: available_now, stop or never")

@@ -11,6 +11,8 @@ Facts (Spark 4, Python data sources):
 - ``abort`` is also called after a commit that took effect, so it does nothing.
 - A task learns its query from ``TaskContext``'s local properties, which also hold the settings of the session;
   ``commit`` learns it from the messages.
+- Every setting of the query's own session whose name begins with ``spark`` reaches the tasks as a local property. So
+  the driver tells them by :data:`RUN` that it makes rounds while no rows come, and for which run.
 - Where ``checkpointLocation`` is a setting of the session, Spark hands the writer no option, and keeps its checkpoint
   below that place under the query's name. Without a name nobody could ever start from it again.
 
@@ -54,11 +56,14 @@ from stateline.spark.offsets import offsets_digest
 from stateline.spark.plan import PipelinePlan
 from stateline.spark.worker_process import freeze_imports
 
-__all__ = ["FilesSink", "finish_job", "finish_sink"]
+__all__ = ["RUN", "FilesSink", "finish_job", "finish_sink", "roll_sink"]
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 _ENVIRONMENT: Final = system_environment()
+RUN: Final = "spark.stateline.run"
+"""Setting of a query's own session: the id of its run, where it has no end of its own."""
+
 _QUERY: Final = "sql.streaming.queryId"
 _CHECKPOINTS: Final = "spark.sql.streaming.checkpointLocation"
 _PAUSES_SECONDS: Final = (1.0, 4.0, 15.0)
@@ -98,11 +103,13 @@ class _Staged(WriterCommitMessage):
     Attributes:
         query_id: The streaming query; empty for a batch write.
         spark_checkpoint: Where Spark keeps the query's checkpoint; empty if it is not known.
+        run_id: The run of a stream that goes on; empty for one that ends by itself, and for a batch.
         files: The task's rows, as JSON of :class:`TaskFiles`.
     """
 
     query_id: str
     spark_checkpoint: str
+    run_id: str
     files: bytes
 
 
@@ -163,6 +170,11 @@ def finish_sink(options: FilesSinkOptions) -> bool:
     )
 
 
+def roll_sink(options: FilesSinkOptions, query_id: str, run_id: str, quiet_seconds: float) -> float | None:
+    """A round of the driver of a stream that goes on; see :meth:`FilesDecision.roll`."""
+    return _Sink(options, options.root_url, b"", run_id=run_id).roll(query_id, quiet_seconds)
+
+
 def finish_job(options: FilesSinkOptions, job_id: str) -> bool:
     """Makes all files of a decided batch job visible; see :func:`stateline.spark.finish_files`.
 
@@ -181,12 +193,14 @@ class _Sink:
         root_url: Root of the records.
         schema: Arrow schema of the rows, serialised; empty where nothing but the end is left to do.
         job: Whether it is a batch job, which has no next batch.
+        run_id: The run of a stream that goes on; empty for what has an end.
     """
 
     options: FilesSinkOptions
     root_url: str
     schema: bytes
     job: bool = False
+    run_id: str = ""
 
     @classmethod
     def make(cls, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> _Sink:
@@ -210,15 +224,21 @@ class _Sink:
         """The sink of one batch job: its record has a root of its own."""
         return replace(self, root_url=f"{self.root_url.removesuffix('stream')}jobs/{job_id}", job=True)
 
+    def for_run(self, messages: Sequence[WriterCommitMessage | None]) -> _Sink:
+        """The sink of one run of a stream, as its tasks know it."""
+        run_id = next((message.run_id for message in messages if isinstance(message, _Staged)), "")
+        return replace(self, run_id=run_id)
+
     def stage(self, batches: Iterable[pa.RecordBatch]) -> _Staged:
         """A task's work: makes its rows durable. What is a whole file by itself is encoded here, in parallel."""
         context, name = TaskContext.get(), self.options.query_name
         query_id = (context.getLocalProperty(_QUERY) if context else None) or ""
+        run_id = (context.getLocalProperty(RUN) if context and query_id else None) or ""
         checkpoints = context.getLocalProperty(_CHECKPOINTS) if context and query_id and name else None
         location = self.options.checkpoint_location or (f"{checkpoints}/{name}" if checkpoints else "")
         files = self._decision().stage(batches)
         freeze_imports()
-        return _Staged(query_id, location, msgspec.json.encode(files))
+        return _Staged(query_id, location, run_id, msgspec.json.encode(files))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """The driver's work: decides a batch, exactly once however often it is called."""
@@ -235,6 +255,7 @@ class _Sink:
                 offsets_digest=self._digest(location, batch_id),
                 query_id=query_id,
                 at_least=known.newest_id,
+                run_id=self.run_id,
             )
         except BaseException:
             known.ahead.close()
@@ -244,6 +265,10 @@ class _Sink:
             _KNOWN[self.root_url] = known
             _forget_oldest()
         freeze_imports()
+
+    def roll(self, query_id: str, quiet_seconds: float) -> float | None:
+        """Finishes the files whose time has come; when the next one is due."""
+        return self._decision().roll(query_id=query_id, run_id=self.run_id, quiet_seconds=quiet_seconds)
 
     def commit_job(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """The driver's work for a batch job: one record decides all its files.
@@ -313,9 +338,11 @@ class _Sink:
 
     @property
     def output(self) -> FileOutput:
-        """The output; the files of a batch job end with it."""
+        """The output; the files of a batch job end with it, and those of a stream without an end by time."""
         output = self.options.output()
-        return replace(output, rolling=RollingPolicy(every_checkpoint=True)) if self.job else output
+        if self.job:
+            return replace(output, rolling=RollingPolicy(every_checkpoint=True))
+        return replace(output, rolling=output.rolling.going_on()) if self.run_id else output
 
     def _known(self, query_id: str) -> _Known:
         known, options = _KNOWN.pop(self.root_url, None), self.options.options_of_records
@@ -383,7 +410,7 @@ class _StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Runs beside the driver."""
-        self._sink.commit(messages, batchId)
+        self._sink.for_run(messages).commit(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Nothing: the commit may have taken effect, and what did not is swept later."""

@@ -117,22 +117,23 @@ class Pipeline:
         is_below = spark_checkpoint is None
         if spark_checkpoint is None:
             spark_checkpoint = spark_folder(self._df.sparkSession, self._plan.root_url)
+        ends = any(chosen.get(name) for name in _TRIGGERS_THAT_END)
+        plan = self._plan if ends else self._plan.going_on()
         _check_hidden(self._plan, spark_checkpoint)
-        job = BatchJob(self._plan, self._programs, self._initial)
+        job = BatchJob(plan, self._programs, self._initial)
         narrowed = job.narrowed(self._df)
         writer = _writer(narrowed, spark_checkpoint, chosen, query_name)  # Before anything is done in the root.
         environment = system_environment()
-        stores = DriverStores.open(self._plan, environment)
+        stores = DriverStores.open(plan, environment)
         try:
             if self._plan.local_copies:
                 copies = RunCache(self._plan.local_copies, self._plan.local_copies_bytes, environment)
                 copies.check_apart([stores.root, *stores.outputs.values()], "local_copies")
-            make_coordinator = partial(self._coordinator, job, stores, environment)
-            run = PipelineRun(self._plan, narrowed, stores, make_coordinator, environment)
+            make_coordinator = partial(self._coordinator, plan, job, stores, environment)
+            run = PipelineRun(plan, narrowed, stores, make_coordinator, environment)
             read = self._check_follows(run.coordinator, spark_checkpoint)
             if is_below and run.coordinator.newest is None:
                 make_spark_folder(stores.root)
-            ends = any(chosen.get(name) for name in _TRIGGERS_THAT_END)
             return run.start(
                 writer,
                 spark_checkpoint,
@@ -156,16 +157,16 @@ class Pipeline:
         return read
 
     def _coordinator(
-        self, job: BatchJob, stores: DriverStores, environment: Environment
+        self, plan: PipelinePlan, job: BatchJob, stores: DriverStores, environment: Environment
     ) -> MicroBatchCoordinator[DataFrame]:
         functions = {name: (fn, self._programs[name].output_schema) for name, fn in self._functions.items()}
         return MicroBatchCoordinator(
-            self._plan,
+            plan,
             CheckpointStore(stores.root, environment=environment),
             stores.outputs,
             job,
             environment,
-            BatchDelivery(self._df.sparkSession, self._plan, functions),
+            BatchDelivery(self._df.sparkSession, plan, functions),
         )
 
 

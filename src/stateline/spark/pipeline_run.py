@@ -17,7 +17,7 @@ from stateline.spark.arrow_batches import set_arrow_batches
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.driver_stores import DriverStores
 from stateline.spark.end_listener import listener_of
-from stateline.spark.ending import finish_open_files
+from stateline.spark.ending import finish_open_files, plan_finisher
 from stateline.spark.offsets import ReadFile, offsets_digest
 from stateline.spark.plan import PipelinePlan
 from stateline.spark.query import BatchFailure, PipelineQuery
@@ -110,7 +110,8 @@ class PipelineRun:
         """Makes one round without rows; whether the query goes on."""
         if not self._query.isActive:
             return False
-        acted = self.coordinator.act_on_time(self._no_rows)
+        finish_files = plan_finisher(self._plan, self._stores, self._environment)
+        acted = self.coordinator.act_on_time(self._no_rows, finish_files)
         if acted is not None:
             self._reporter(acted)
         return True

@@ -7,7 +7,7 @@ closure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stateline.files import FileOutput
@@ -99,6 +99,11 @@ class OperatorPlan:
     acts_on_watermark: bool = False
     acts_on_time: bool = False
 
+    def going_on(self) -> OperatorPlan:
+        """The operator in a stream without an end."""
+        output = self.output
+        return self if output is None else replace(self, output=replace(output, rolling=output.rolling.going_on()))
+
     def state_name(self, table: str) -> str:
         """The name of a table in the checkpoint: the operator's own for its only table."""
         return self.name if list(self.tables) == [table] else f"{self.name}/{table}"
@@ -133,6 +138,10 @@ class PipelinePlan:
     root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     watermark: WatermarkPlan | None = None
     start: SavepointStart | None = None
+
+    def going_on(self) -> PipelinePlan:
+        """The plan in a stream without an end; see :meth:`stateline.files.RollingPolicy.going_on`."""
+        return replace(self, operators=tuple(operator.going_on() for operator in self.operators))
 
     @property
     def state_schemas(self) -> dict[str, str]:

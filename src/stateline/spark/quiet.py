@@ -36,7 +36,7 @@ class QuietRounds:
         due_at: The time, in seconds since the epoch, from which there is something to do; ``None`` for never, as far
             as is known now.
         act: Makes one round; whether the query goes on. One that has failed is told to nobody else here.
-        stop: Called when a round has failed: ends the query.
+        stop: Called when a round has failed: ends a query that cannot go on without it.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class QuietRounds:
             if not self._act():
                 self._begun = False
         except Exception as error:  # noqa: BLE001 - kept for whoever waits for the query
-            _LOGGER.error("A round without rows failed, and the query ends: %s", error)
+            _LOGGER.error("A round without rows failed, and no other is made: %s", error)
             self.failure = error
         finally:
             self._leave()

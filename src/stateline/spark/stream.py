@@ -339,7 +339,7 @@ class PipelineStage:
         partition_by: Sequence[str] | str = (),
         *,
         roll_bytes: int | str = "128MB",
-        roll_seconds: float | str | None = None,
+        roll_seconds: float | str | None = "auto",
         idle_seconds: float | str | None = None,
         every_checkpoint: bool = False,
         partition_zone: str = "UTC",
@@ -356,8 +356,9 @@ class PipelineStage:
             format: ``parquet``, ``arrow``, ``csv``, ``jsonl`` or ``text``.
             partition_by: Columns that become folders, as in Hive and Spark.
             roll_bytes: Size at which a file is finished.
-            roll_seconds: Age at which a file is finished.
-            idle_seconds: Time without rows after which a file is finished.
+            roll_seconds: Age at which a file is finished, also while no rows come; ``None`` for no limit. By default
+                five minutes, unless the stream ends by itself (``availableNow``, ``once``), which finishes its files.
+            idle_seconds: Time without rows after which a file is finished, also while none come at all.
             every_checkpoint: Finish every file with its checkpoint: rows are visible at once, in more and smaller
                 files.
             partition_zone: Time zone whose clock names the folders of timestamps.

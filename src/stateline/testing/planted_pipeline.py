@@ -22,7 +22,9 @@ from stateline.files import writer as files_writer
 from stateline.handles import OpenFile, RunHandle
 from stateline.recoverable.committer import Committer
 from stateline.recoverable.writer import RecoverableWriter
+from stateline.spark import coordinator as coordinator_module
 from stateline.spark.coordinator import MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.spark.subtask_results import gathered
 from stateline.state import merge as merge_module
 from stateline.state import snapshot as snapshot_module
 from stateline.state.run import encode_run
@@ -188,8 +190,8 @@ def _files_of_lost_subtasks(
     ]
 
 
-def _state_of_first(self: MicroBatchCoordinator[Any], results: Sequence[SubtaskResult]) -> Any:
-    operators, outputs = _gathered(self, results)
+def _state_of_first(results: Sequence[SubtaskResult], *more: Any) -> Any:
+    operators, outputs = gathered(results, *more)
     broken = [
         msgspec.structs.replace(
             operator,
@@ -201,9 +203,6 @@ def _state_of_first(self: MicroBatchCoordinator[Any], results: Sequence[SubtaskR
         for operator in operators
     ]
     return tuple(broken), outputs
-
-
-_gathered = MicroBatchCoordinator._gathered
 
 
 def _never_published(self: CheckpointStore, checkpoint: Checkpoint) -> bool:
@@ -355,8 +354,8 @@ _bug(
 _bug(
     "pipeline_state_of_another_subtask",
     "the record names the runs of the first subtask for all",
-    MicroBatchCoordinator,
-    "_gathered",
+    coordinator_module,
+    "gathered",
     _state_of_first,
     "single",
 )

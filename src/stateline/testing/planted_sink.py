@@ -10,13 +10,18 @@ import pyarrow as pa
 
 from stateline.blob.api import BlobStore
 from stateline.blob.checksum import crc32c
+from stateline.checkpoint import Checkpoint
+from stateline.errors import FencedError
 from stateline.files import FileWriter
 from stateline.files import writer as files_writer
 from stateline.files.pending import encoded_rows
 from stateline.handles import OpenFile, RowsHandle
 from stateline.spark import coordinator as coordinator_module
+from stateline.spark import files_decision
 from stateline.spark.continuity import Step, next_step
+from stateline.spark.coordinator import MicroBatchCoordinator
 from stateline.spark.files_decision import FilesDecision, TaskFiles
+from stateline.spark.open_files import with_files_finished
 from stateline.testing.planted import PlantedBug, register_bug, replaced
 from stateline.testing.scenarios.files_sink import SinkSystem
 
@@ -70,6 +75,29 @@ def _only_the_last_file(
     return _writer(self, [*open_files, *staged][-1:], now)
 
 
+def _takes_the_next_number(self: MicroBatchCoordinator[Any], record: Checkpoint) -> dict[str, float]:
+    try:
+        return _commit(self, record)
+    except FencedError:
+        return _commit(self, msgspec.structs.replace(record, checkpoint_id=record.checkpoint_id + 1))
+
+
+_commit = MicroBatchCoordinator._commit
+
+
+def _a_round_of_somebody_else(run_id: str, record: Checkpoint, following: Checkpoint) -> bool:
+    return False
+
+
+def _finished_and_still_open(record: Checkpoint, *arguments: Any, **more: Any) -> Checkpoint:
+    made = with_files_finished(record, *arguments, **more)
+    outputs = tuple(
+        msgspec.structs.replace(after, open=before.open)
+        for before, after in zip(record.outputs, made.outputs, strict=True)
+    )
+    return msgspec.structs.replace(made, outputs=outputs)
+
+
 _bug(
     "sink_decides_again",
     "a batch that is committed again is decided again",
@@ -105,4 +133,31 @@ _bug(
     _only_the_last_file,
     "single",
     "stateline.spark.files_decision.FilesDecision._writer",
+)
+_bug(
+    "sink_takes_the_next_number",
+    "a commit that a round was faster than decides under the next number what it had computed from the record before",
+    MicroBatchCoordinator,
+    "_commit",
+    _takes_the_next_number,
+    "sim",
+    "stateline.spark.files_decision.FilesDecision.commit",
+)
+_bug(
+    "sink_fenced_by_its_own_round",
+    "a commit that a round of its own driver was faster than takes it for another driver's",
+    files_decision,
+    "is_round_of",
+    _a_round_of_somebody_else,
+    "sim",
+    "stateline.spark.open_files.is_round_of",
+)
+_bug(
+    "sink_round_leaves_files_open",
+    "a file that a round finishes also goes on growing",
+    coordinator_module,
+    "with_files_finished",
+    _finished_and_still_open,
+    "single",
+    "stateline.spark.open_files.with_files_finished",
 )

@@ -11,6 +11,7 @@ restart is a rescale too, and merges after another number of checkpoints.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
@@ -20,12 +21,11 @@ import pyarrow as pa
 
 from stateline.blob.api import BlobStore, Buffer
 from stateline.checkpoint import Checkpoint, CheckpointStore
-from stateline.errors import InternalError, NotFoundError
-from stateline.files import FileOutput, RollingPolicy, encode_file
-from stateline.files.pending import load_rows
-from stateline.handles import FinishedFile, OpenFile
+from stateline.errors import NotFoundError
+from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import key_group_of, subtask_for_key_group
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.spark.ending import file_finisher
 from stateline.spark.plan import OperatorPlan, PipelinePlan, SavepointStart
 from stateline.spark.task import BatchMoment, Processed, TaskContext, run_subtask
 from stateline.state.keys import group_rows, key_rows
@@ -171,26 +171,13 @@ class PipelineSystem(MicroBatchSystem):
 
     def finish(self) -> None:
         """Finishes the files that are still open, as the end of a stream does."""
-        self.coordinator.finish(self.finish_files)
+        root, out = self._process.store(self._places.root), self._process.store(self._places.out)
+        self.coordinator.finish(file_finisher(root, {"counts": (self._output, out)}, self._process.environment))
 
     def run_subtasks(self, batch: Batch[list[Row]], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
         """Runs every subtask in a process of its own, on the rows whose keys it owns, in the order of this attempt."""
         program = CountingProgram(self._process.environment.ids.new_id())
         return self._process.run_tasks([self._function(program, task, batch.data) for task in tasks])
-
-    def finish_files(self, operator: str, files: Sequence[OpenFile]) -> list[FinishedFile]:
-        """Encodes open files, in the driver."""
-        if operator != "counts":
-            raise InternalError("an unknown operator", subject=operator)
-        root, out = self._process.store(self._places.root), self._process.store(self._places.out)
-        environment = self._process.environment
-        return [
-            FinishedFile(
-                commit=encode_file(self._output, out, file.target, load_rows(root, file.pending), environment),
-                rows=file.rows,
-            )
-            for file in files
-        ]
 
     def _function(
         self, program: CountingProgram, task: SubtaskTask, rows: Sequence[Row]
@@ -307,13 +294,25 @@ class PipelineAdapter(MicroBatchAdapter):
     def unclean(self, world: World, batch_id: int) -> Iterable[str]:
         """See :meth:`MicroBatchAdapter.unclean`.
 
-        The end of a stream is a record of the same batch with the next id; what it finishes is not the batch's.
+        Rounds and the end of a stream are records of the same batch, after its own; what they finish is not the
+        batch's.
         """
-        newest = self.newest(world)
-        if newest is None or newest.batch_id != batch_id or newest.checkpoint_id != batch_id:
-            return []
         out = world.objects(self.places.out)
-        parts = [part.name for output in newest.outputs for file in output.finished for part in file.commit.parts]
+        records = [None, *CheckpointStore(world.objects(self.places.root)).list()]
+        own = [
+            record
+            for before, record in itertools.pairwise(records)
+            if record is not None
+            and record.batch_id == batch_id
+            and (record.checkpoint_id == 0 or (before is not None and before.batch_id < batch_id))
+        ]
+        parts = [
+            part.name
+            for record in own
+            for output in record.outputs
+            for file in output.finished
+            for part in file.commit.parts
+        ]
         return [name for name in parts if _exists(out, name)]
 
 
