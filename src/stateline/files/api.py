@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files.formats import COMPRESSIONS, FORMATS, GZIP_ENDING, LINE_FORMATS, check_partition, check_schema
+from stateline.files.nulls import check_countable
 from stateline.files.rolling import RollingPolicy
 from stateline.handles import FinishedFile, OpenFile
 
@@ -60,7 +61,8 @@ class FileOutput:
 
         Raises:
             InvalidInputError: A partition column is missing or cannot be a folder, no column would be left for the
-                files, the format cannot hold one, or two differ only in upper and lower case, also in structures.
+                files, the format cannot hold one, elements of lists or maps have no type, or two columns differ only in
+                upper and lower case, also in structures.
         """
         _check_distinct(list(rows))
         for column in self.partition_by:
@@ -81,6 +83,7 @@ class FileOutput:
                 subject=f"partition_by {self.partition_by}",
                 hint="Name fewer columns: those of partition_by become folders",
             )
+        check_countable(rows, "write_files")
         check_schema(self.format, left)
         return left
 

@@ -88,7 +88,8 @@ class Pipeline:
         """Starts the query, or goes on where an earlier run of it ended.
 
         Args:
-            spark_checkpoint: Where Spark keeps its offsets. One per query, as for any streaming query.
+            spark_checkpoint: Where Spark keeps its offsets. One per query, as for any streaming query. A relative path
+                is Spark's: in the folder where the session began.
             trigger: As keyword arguments of Spark's ``trigger``: ``{"processingTime": "10 seconds"}``,
                 ``{"availableNow": True}``, ``{"once": True}``.
             query_name: Spark's name of the query.
