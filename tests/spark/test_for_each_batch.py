@@ -6,8 +6,8 @@ import collections
 
 import pytest
 
-from stateline.errors import UserCodeError
-from stateline.spark import count, max
+from stateline.errors import InvalidInputError, UserCodeError
+from stateline.spark import KeyedStream, count, last, max
 from tests.spark.event_files import EventFiles, minutes
 
 
@@ -87,3 +87,11 @@ def test_a_function_that_exits_fails_its_query_which_would_wait_for_ever(events,
     events.add([("a", 1)])
     with pytest.raises(UserCodeError, match=rf"for_each_batch.*the function raised {named}"):
         run(events, leave)
+
+
+def test_elements_without_a_type_are_refused_before_any_row_would_wait_for_the_function(events):
+    """Their rows were durable and could not be read back: a start after that could not go on."""
+    rows = events.events().selectExpr("key", "at", "map('a', null, 'b', null) AS v")
+    stage = KeyedStream(rows, key="key", checkpoint=f"file://{events.folder}/state").aggregate(v=last("v", by="at"))
+    with pytest.raises(InvalidInputError, match=r"column 'v': .* has elements without a type"):
+        stage.for_each_batch(print)

@@ -22,6 +22,7 @@ from stateline.files.formats import (
     check_schema,
     check_zone,
 )
+from stateline.files.nulls import check_countable
 from stateline.files.rolling import RollingPolicy
 from stateline.handles import FinishedFile, OpenFile
 from stateline.options import check_kind, parse_int
@@ -77,7 +78,8 @@ class FileOutput:
 
         Raises:
             InvalidInputError: A partition column is missing or cannot be a folder, no column would be left for the
-                files, the format cannot hold one, or two differ only in upper and lower case, also in structures.
+                files, the format cannot hold one, elements of lists or maps have no type, or two columns differ only in
+                upper and lower case, also in structures.
         """
         _check_distinct(list(rows))
         rows = self.named(rows)
@@ -99,6 +101,7 @@ class FileOutput:
                 subject=f"partition_by {self.partition_by}",
                 hint="Name fewer columns: those of partition_by become folders",
             )
+        check_countable(rows, "write_files")
         check_schema(self.format, left)
         return left
 

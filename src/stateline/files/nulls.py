@@ -10,6 +10,8 @@ Facts:
   its own type, and to write it as Parquet. So in files everything inside of a column may be null; Spark reads all
   columns so, whatever the files say.
 - But Spark reads a variant only from fields that are never null. So these get empty values where the variant is null.
+- Spark's ``void`` is Arrow's type of nothing but nulls, which pyarrow counts by the rows of a column: where ``cast``
+  and ``view`` meet it inside of lists and maps, what they make is shorter than its offsets say.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["broken_promise", "filled_variants", "with_nulls_inside"]
+from stateline.errors import ErrorKind, InvalidInputError
+
+__all__ = ["broken_promise", "check_countable", "filled_variants", "with_nulls_inside"]
 
 _MARK: Final = b"variant"
 """Key of the metadata by which Spark tells a variant from a structure."""
@@ -27,6 +31,30 @@ _MARK: Final = b"variant"
 def with_nulls_inside(schema: pa.Schema) -> pa.Schema:
     """The schema, with everything inside of columns allowed to be null."""
     return pa.schema([field.with_type(_relaxed(field.type)) for field in schema], metadata=schema.metadata)
+
+
+def check_countable(schema: pa.Schema, operation: str) -> None:
+    """Checks that nothing inside of lists and maps has the type of nothing but nulls.
+
+    Raises:
+        InvalidInputError: Something has; names the column.
+    """
+    for field in schema:
+        if _has_void(field.type, repeated=False):
+            raise InvalidInputError(
+                f"{field.type} has elements without a type, such as those of array(null)",
+                operation=operation,
+                subject=f"column {field.name!r}",
+                hint='Give them one, such as F.col(...).cast("array<string>")',
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
+
+
+def _has_void(kind: pa.DataType, *, repeated: bool) -> bool:
+    if pa.types.is_null(kind):
+        return repeated
+    repeated = repeated or (pa.types.is_nested(kind) and not pa.types.is_struct(kind))
+    return any(_has_void(kind.field(index).type, repeated=repeated) for index in range(kind.num_fields))
 
 
 def filled_variants(rows: pa.Table) -> pa.Table:

@@ -92,7 +92,8 @@ class Pipeline:
 
         Args:
             spark_checkpoint: Where Spark keeps its own checkpoint: one per query, as for any streaming query, and
-                always the same. By default the folder ``spark`` below the pipeline's root.
+                always the same. By default the folder ``spark`` below the pipeline's root. A relative path is Spark's:
+                in the folder where the session began.
             trigger: As keyword arguments of Spark's ``trigger``: ``{"processingTime": "10 seconds"}``,
                 ``{"availableNow": True}``, ``{"once": True}``.
             query_name: Spark's name of the query.

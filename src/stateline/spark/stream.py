@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 from stateline.blob.urls import absolute_url
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
+from stateline.files.nulls import check_countable
 from stateline.key_groups import check_key_type, check_parallelism
 from stateline.options import check_kind, plain_options, pop_prefixed, settings_from_options
 from stateline.spark.aggregation import AggregateProgram
@@ -403,9 +404,13 @@ class PipelineStage:
 
         Args:
             fn: Runs in the driver. When it raises, the query fails, and the next start delivers the rows again.
+
+        Raises:
+            InvalidInputError: ``fn`` is no function, or elements of lists or maps in the output have no type.
         """
         if not callable(fn):
             raise InvalidInputError(f"{fn!r} is no function", operation="for_each_batch", hint="Give fn(rows, key)")
+        check_countable(self._program.output_schema, "for_each_batch")
         return replace(self._pipeline(replace(self._operator, delivers=True)), _functions={self._operator.name: fn})
 
     def state_only(self) -> Pipeline:
