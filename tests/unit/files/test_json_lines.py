@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import io
 import json
+import tracemalloc
 
 import msgspec
 import pyarrow as pa
@@ -164,3 +165,22 @@ def test_a_key_that_comes_twice_in_one_map_at_any_depth_is_refused(key):
     for column in (bad, inside, pa.ListArray.from_arrays([0, 2], bad)):
         with pytest.raises(InvalidInputError, match=r"'x'.*key twice|key twice.*'x'"):
             check_rows("jsonl", pa.table({"x": column}))
+
+
+def test_json_is_made_of_whole_columns_and_not_of_an_object_of_python_for_each_value():
+    count = 10_000
+    rows = pa.table(
+        {
+            "point": pa.array([{"x": n, "name": f"x{n}"} for n in range(count)]),
+            "list": pa.array([[{"n": n}, {"n": None}] for n in range(count)]),
+            "map": pa.array([[("k", 0.5 * n)] for n in range(count)], pa.map_(pa.string(), pa.float64())),
+        }
+    )
+    tracemalloc.start()
+    try:
+        check_rows("jsonl", rows)
+        data = encoded(rows)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 5 * len(data), "objects of Python would take more than fifteen times the bytes of the file"
