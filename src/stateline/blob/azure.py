@@ -29,7 +29,6 @@ empty file: no block has no bytes.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
@@ -42,6 +41,7 @@ from azure.storage.blob import BlobBlock, BlobServiceClient, ContainerClient, Ex
 from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status, scrubbed
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.arguments import checked_names, checked_parts, own_bytes
+from stateline.blob.azure_blocks import check_count, fits_one_put, is_block, recalled, remembered, runs_of
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.cloud import (
     CloudSettings,
@@ -63,11 +63,7 @@ __all__ = ["AzureStore", "AzureStoreSettings"]
 _NONCE: Final = "stateline_nonce"
 _CHECKSUM: Final = "stateline_crc32c"
 _FOLDER_MARK: Final = "hdi_isfolder"
-_BLOCK: Final = re.compile("[0-9a-f]{32}")
-"""Names of pieces that are blocks: their ids."""
-
-_BLOCKS_MAX: Final = 50_000
-_JOINED_BYTES_MAX: Final = 16 * 1024 * 1024
+_DELAY_SECONDS_MAX: Final = 8.0
 _SINGLE_PUT_BYTES_MAX: Final = 5000 * 1024 * 1024
 
 
@@ -202,7 +198,8 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
 
     def read_staged(self, part: Part) -> bytes | None:
         """See :meth:`BlobStore.read_staged`. Blocks cannot be read before they are published."""
-        if _is_block(part):
+        if is_block(part):
+            self._check_open()
             return None
         key = self._staged_key(part)
         return self._reading("read_staged", part.name, lambda: self._download(key))
@@ -210,21 +207,21 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
     def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:  # noqa: ARG002
         """See :meth:`BlobStore.prepare`: puts what is left of short pieces as blocks of the target."""
         key = self._key(target)
-        blobs = [part for part in parts if not _is_block(part)]
-        runs = _runs([part for part in parts if part.length])
+        blobs = [part for part in parts if not is_block(part)]
+        runs = runs_of([part for part in parts if part.length])
         if not blobs or not runs:
             return tuple(parts)
-        _check_count("prepare", target, runs)
+        check_count("prepare", target, runs)
         with self._telling("prepare", target):
             try:
                 blocks = self._each(lambda run: self._block_of(target, key, run), runs)
             except PieceError as error:
                 raise error.meaning from error
-        return (*blocks, *map(_remembered, blobs))
+        return (*blocks, *map(remembered, blobs))
 
     def discard(self, parts: Iterable[Part]) -> None:
         """See :meth:`BlobStore.discard`. Blocks that no blob names vanish by themselves."""
-        keys = [self._staged_key(part) for part in checked_parts(parts, "discard") if not _is_block(part)]
+        keys = [self._staged_key(part) for part in checked_parts(parts, "discard") if not is_block(part)]
         with self._telling("discard", ""):
             self._each(self._delete_one, keys)
 
@@ -235,7 +232,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         try:
             return self._assemble_pieces(target, [part for part in parts if part.length], length, checksum, nonce)
         except PieceError as error:
-            blobs = [_recalled(part) for part in parts if part.version]
+            blobs = [recalled(part) for part in parts if part.version]
             if sum(part.length for part in blobs) != length or crc32c_of_parts(blobs) != checksum:
                 raise
             if self._present(lambda: self.head(target), Refusal(Answer.ABSENT, error)) is not None:
@@ -245,13 +242,13 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
     def _assemble_pieces(
         self, target: str, pieces: Sequence[Part], length: int, checksum: int, nonce: str
     ) -> ObjectInfo:
-        if length <= _JOINED_BYTES_MAX and not any(_is_block(part) for part in pieces):
+        if fits_one_put(pieces):
             data = b"".join(self._each(lambda part: self._piece(target, part), pieces))
             return self._create_over_blocks(target, data, checksum, nonce)
         key = self._key(target)
-        self._check_blocks(target, key, [part for part in pieces if _is_block(part)])
-        runs = _runs(pieces)
-        _check_count("publish", target, runs)
+        self._check_blocks(target, key, [part for part in pieces if is_block(part)])
+        runs = runs_of(pieces)
+        check_count("publish", target, runs)
         blocks = self._each(lambda run: self._block_of(target, key, run), runs)
         return self._commit(target, key, pieces, [block.name for block in blocks], length, checksum, nonce)
 
@@ -288,7 +285,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
                 return self._made(target, length, checksum, made["etag"], nonce)
         except Refusal as refusal:
             if getattr(refusal.error, "error_code", None) == "InvalidBlockList":
-                gone = next((part.name for part in pieces if _is_block(part)), pieces[0].name if pieces else "")
+                gone = next((part.name for part in pieces if is_block(part)), pieces[0].name if pieces else "")
                 raise PieceError(parts_missing(target, gone)) from refusal
             raise
 
@@ -307,7 +304,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
 
     def _block_of(self, target: str, key: str, run: Sequence[Part]) -> Part:
         """The block that holds a run: one already, or one that is made of short pieces."""
-        if _is_block(run[0]):
+        if is_block(run[0]):
             return run[0]
         data = b"".join(self._piece(target, part) for part in run)
         return Part(name=self._put_block(key, data), length=len(data), crc32c=crc32c(data))
@@ -360,9 +357,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
     def _connect(self) -> ContainerClient:
         settings = self._settings
         patience: dict[str, Any] = {
-            "retry_policy": _Retry(
-                initial_backoff=0.2, increment_base=2, random_jitter_range=0.2, retry_total=settings.attempts - 1
-            ),
+            "retry_policy": _Retry(settings.attempts - 1),
             "connection_timeout": settings.connect_timeout,
             "read_timeout": settings.read_timeout,
             "max_single_put_size": _SINGLE_PUT_BYTES_MAX,
@@ -400,8 +395,11 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         given = self._settings.account_key or self._settings.sas_token
         if given is not None:
             return given.reveal()
-        return (
-            os.environ.get("AZURE_STORAGE_KEY") or os.environ.get("AZURE_STORAGE_SAS_TOKEN") or DefaultAzureCredential()
+        known = os.environ.get("AZURE_STORAGE_KEY") or os.environ.get("AZURE_STORAGE_SAS_TOKEN")
+        return known or DefaultAzureCredential(
+            connection_timeout=self._settings.connect_timeout,
+            read_timeout=self._settings.read_timeout,
+            retry_total=self._settings.attempts - 1,
         )
 
     def _disconnect(self, client: ContainerClient) -> None:
@@ -415,65 +413,33 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
                 return Answer.REFUSED
             return answer_of_status(error.status_code)
         if isinstance(error, sdk.IncompleteReadError | sdk.HttpResponseError):
-            return Answer.CUT
+            timed_out = isinstance(error.inner_exception, sdk.ServiceResponseTimeoutError)
+            return Answer.SILENT if timed_out else Answer.CUT
         if isinstance(error, sdk.AzureError):
             return Answer.SILENT
         return None
 
 
 class _Retry(ExponentialRetry):
-    """The SDK's own policy, which also tells of tries that got no answer."""
+    """The SDK's own policy, which also tells of tries that got no answer.
+
+    Args:
+        retries: Tries after the first; by itself the SDK makes no more than 3 for each cause.
+    """
+
+    def __init__(self, retries: int) -> None:
+        causes = dict.fromkeys(("retry_connect", "retry_read", "retry_status"), retries)
+        super().__init__(0.2, 2, retries, random_jitter_range=0.2, **causes)
+
+    def get_backoff_time(self, settings: dict[str, Any]) -> float:
+        """See the SDK."""
+        return min(float(super().get_backoff_time(settings)), _DELAY_SECONDS_MAX)
 
     def increment(self, settings: dict[str, Any], request: Any, response: Any = None, error: Any = None) -> bool:
         """See the SDK."""
         if error is not None:
             try_unanswered()
         return bool(super().increment(settings, request, response, error))
-
-
-def _is_block(part: Part) -> bool:
-    return _BLOCK.fullmatch(part.name) is not None
-
-
-def _runs(pieces: Sequence[Part]) -> list[list[Part]]:
-    """The pieces in order: each block by itself, and short pieces together as long as they stay short."""
-    runs: list[list[Part]] = []
-    size = 0
-    for part in pieces:
-        size += part.length
-        if not runs or _is_block(part) or _is_block(runs[-1][-1]) or size > _JOINED_BYTES_MAX:
-            runs.append([])
-            size = part.length
-        runs[-1].append(part)
-    return runs
-
-
-def _check_count(operation: str, target: str, runs: Sequence[Sequence[Part]]) -> None:
-    if len(runs) > _BLOCKS_MAX:
-        raise InvalidInputError(
-            f"it has {len(runs)} blocks, more than {_BLOCKS_MAX}",
-            operation=operation,
-            subject=target,
-            hint="Write smaller files, or give the writer a larger chunk_size",
-        )
-
-
-def _remembered(part: Part) -> Part:
-    """A short piece whose bytes are in a block: a part without bytes, to be discarded with the others."""
-    return Part(name=part.name, length=0, crc32c=0, version=f"{part.length} {part.crc32c}")
-
-
-def _recalled(part: Part) -> Part:
-    """The short piece that :func:`_remembered` was given."""
-    length, _, checksum = part.version.partition(" ")
-    if not (length.isdecimal() and checksum.isdecimal()):
-        raise InvalidInputError(
-            "it does not name a short piece",
-            operation="staged piece",
-            subject=part.name,
-            hint="The point was damaged or belongs to another store",
-        )
-    return Part(name=part.name, length=int(length), crc32c=int(checksum))
 
 
 def _info(name: str, found: Any) -> ObjectInfo:

@@ -246,10 +246,13 @@ class CloudStore(BlobStore, Generic[C, S]):
     def _client(self) -> C:
         return self._connected()[0]
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise closed_store(self.url)
+
     def _connected(self) -> tuple[C, Executor]:
         with self._lock:
-            if self._closed:
-                raise closed_store(self.url)
+            self._check_open()
             if self._held is None or self._owner != os.getpid():
                 client = self._reading("connect", "", self._connect)
                 executor = self._environment.executors.executor("stateline-blob", self._settings.parallelism)
@@ -334,6 +337,7 @@ class CloudStore(BlobStore, Generic[C, S]):
             name: What it is called on, below the root; empty for the root.
             url: What it is called on, where that has no name below the root.
         """
+        self._check_open()
 
         def typed(error: Exception) -> StatelineError | None:
             if not isinstance(error, Refusal):

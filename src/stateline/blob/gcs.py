@@ -448,6 +448,8 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
             return Answer.SILENT
         if isinstance(error, auth.GoogleAuthError):
             return Answer.DENIED
+        if isinstance(error, urllib3.exceptions.TimeoutError):
+            return Answer.SILENT
         if isinstance(error, requests.exceptions.ChunkedEncodingError | DataCorruption | urllib3.exceptions.HTTPError):
             return Answer.CUT
         if isinstance(error, requests.RequestException | ConnectionError | TimeoutError):

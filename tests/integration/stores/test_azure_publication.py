@@ -127,14 +127,14 @@ def test_an_expired_block_is_data_loss_and_one_of_another_length_is_corrupt(stor
 
 
 def test_more_blocks_than_a_blob_may_have_are_refused(store, monkeypatch):
-    monkeypatch.setattr("stateline.blob.azure._BLOCKS_MAX", 2)
+    monkeypatch.setattr("stateline.blob.azure_blocks._BLOCKS_MAX", 2)
     parts = [store.stage("target", bytes_of(1000, seed)) for seed in range(3)]
     with pytest.raises(InvalidInputError, match="3 blocks"):
         store.publish("target", parts, "nonce")
 
 
 def test_short_pieces_are_joined_into_blocks_of_bounded_length(store, monkeypatch):
-    monkeypatch.setattr("stateline.blob.azure._JOINED_BYTES_MAX", 1200)
+    monkeypatch.setattr("stateline.blob.azure_blocks._JOINED_BYTES_MAX", 1200)
     parts = [store.stage("target", bytes_of(500, seed)) for seed in range(7)]
     store.publish("target", parts, "nonce")
     assert store.get("target") == b"".join(bytes_of(500, seed) for seed in range(7))
