@@ -13,6 +13,7 @@ from typing import Self
 from stateline.blob import BlobStore, open_store
 from stateline.environment import Environment
 from stateline.spark.plan import PipelinePlan
+from stateline.state.run_cache import RunCache
 
 __all__ = ["DriverStores"]
 
@@ -34,10 +35,10 @@ class DriverStores:
         """Opens them; no I/O happens before the first call on one.
 
         Raises:
-            InvalidInputError: An option of a store is wrong.
+            InvalidInputError: An option of a store is wrong, or the folder of local copies is not apart from them.
             NotInstalledError: The SDK of a cloud is missing.
         """
-        return cls(
+        stores = cls(
             root=open_store(plan.root_url, plan.root_options, environment),
             outputs={
                 operator.name: open_store(operator.output.url, operator.output.store_options, environment)
@@ -45,6 +46,10 @@ class DriverStores:
                 if operator.output is not None
             },
         )
+        if plan.local_copies:
+            copies = RunCache(plan.local_copies, plan.local_copies_bytes, environment)
+            copies.check_apart([stores.root, *stores.outputs.values()], "local_copies")
+        return stores
 
     def close(self) -> None:
         """Gives descriptors and connections back. Idempotent."""

@@ -33,7 +33,6 @@ from stateline.spark.query import PipelineQuery
 from stateline.spark.spark_folder import make_spark_folder, spark_folder
 from stateline.spark.stream_checks import check_hidden
 from stateline.spark.task import OperatorProgram
-from stateline.state.run_cache import RunCache
 
 __all__ = ["Pipeline"]
 
@@ -127,9 +126,6 @@ class Pipeline:
         environment = system_environment()
         stores = DriverStores.open(plan, environment)
         try:
-            if self._plan.local_copies:
-                copies = RunCache(self._plan.local_copies, self._plan.local_copies_bytes, environment)
-                copies.check_apart([stores.root, *stores.outputs.values()], "local_copies")
             make_coordinator = partial(self._coordinator, plan, job, stores, environment)
             run = PipelineRun(plan, narrowed, stores, make_coordinator, environment)
             read = self._check_follows(run.coordinator, spark_checkpoint)

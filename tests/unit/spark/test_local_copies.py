@@ -13,7 +13,7 @@ from stateline.environment import system_environment
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput
 from stateline.spark.aggregation import AggregateProgram
-from stateline.spark.pipeline import Pipeline
+from stateline.spark.driver_stores import DriverStores
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.state import aggregate
 from stateline.state.run_cache import RunCache
@@ -201,5 +201,5 @@ def test_a_folder_of_copies_in_the_root_or_in_an_output_is_refused_before_anythi
         local_copies_bytes=ROOMY,
     )
     with pytest.raises(InvalidInputError, match=r"local_copies.* must be apart"):
-        Pipeline(None, plan, {})._coordinator(None, system_environment())
+        DriverStores.open(plan, system_environment())
     assert not list(tmp_path.iterdir())
