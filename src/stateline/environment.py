@@ -17,12 +17,13 @@ import os
 import threading
 import time
 import uuid
+from _thread import RLock
 from collections.abc import Callable
 from concurrent.futures import Executor as PlainPool
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from stateline.errors import InvalidInputError
 
@@ -118,7 +119,7 @@ class Executors(Protocol):
 class Monitor(Protocol):
     """A re-entrant lock with a condition, as ``threading.Condition`` on an ``RLock``."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> object: ...
 
     def __exit__(
         self,
@@ -168,23 +169,15 @@ class SystemIds:
         return self.new_uuid().hex
 
 
-class _ThreadedMonitor:
-    """A ``threading.Condition`` with the names of :class:`Monitor`."""
+class _ThreadedMonitor(RLock):  # type: ignore[misc] # Final for type checkers only.
+    """A re-entrant lock with a condition of its own.
+
+    It is a lock, and does not only have one, so that ``with`` takes it in one step of C. A method of Python that takes
+    a lock may be interrupted by the handler of a signal, and the lock is then held for ever.
+    """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition(threading.RLock())
-
-    def __enter__(self) -> Self:
-        self._condition.acquire()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._condition.release()
+        self._condition = threading.Condition(self)
 
     def wait_for(self, predicate: Callable[[], bool], timeout_seconds: float | None = None) -> bool:
         """See :meth:`Monitor.wait_for`."""
@@ -199,7 +192,7 @@ class _ThreadedMonitor:
 class _Timer:
     """One pending call of a :class:`_ThreadedExecutor`."""
 
-    def __init__(self, due: float, function: Callable[[], None], lock: threading.Condition) -> None:
+    def __init__(self, due: float, function: Callable[[], None], lock: RLock) -> None:
         self.due = due
         self.function: Callable[[], None] | None = function
         self._lock = lock
@@ -218,7 +211,8 @@ class _ThreadedExecutor:
     def __init__(self, name: str, num_threads: int) -> None:
         self._name = name
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
-        self._condition = threading.Condition()
+        self._lock = threading.RLock()  # Taken itself, not through the condition: see _ThreadedMonitor.
+        self._condition = threading.Condition(self._lock)
         self._timers: list[_Timer] = []
         self._timer_thread: threading.Thread | None = None
         self._closed = False
@@ -229,12 +223,12 @@ class _ThreadedExecutor:
 
     def call_later(self, delay_seconds: float, function: Callable[[], None]) -> Cancellable:
         """See :meth:`Executor.call_later`."""
-        timer = _Timer(time.monotonic() + max(delay_seconds, 0.0), function, self._condition)
-        with self._condition:
+        timer = _Timer(time.monotonic() + max(delay_seconds, 0.0), function, self._lock)
+        with self._lock:
             if self._closed:
                 raise RuntimeError(f"the executor {self._name} is closed")
             self._timers.append(timer)
-            if self._timer_thread is None:
+            if self._timer_thread is None or not self._timer_thread.is_alive():  # Its start may be interrupted.
                 self._timer_thread = threading.Thread(target=self._run_timers, name=f"{self._name}-timer", daemon=True)
                 self._timer_thread.start()
             self._condition.notify()
@@ -242,7 +236,7 @@ class _ThreadedExecutor:
 
     def close(self, *, wait: bool = True) -> None:
         """See :meth:`Executor.close`."""
-        with self._condition:
+        with self._lock:
             self._closed = True
             self._timers.clear()
             self._condition.notify()
@@ -253,7 +247,7 @@ class _ThreadedExecutor:
 
     def _run_timers(self) -> None:
         while True:
-            with self._condition:
+            with self._lock:
                 if self._closed:
                     return
                 self._timers = [timer for timer in self._timers if timer.function is not None]

@@ -10,10 +10,13 @@ Invariants:
 - A batch becomes one object. It has at most ``persist_size_threshold`` bytes, unless a single task has more.
 - The delay counts from the first task of a batch; later tasks do not extend it.
 - No callback, no availability future and no upload is started while the monitor is held.
+- A caller may be interrupted between any two steps (Ctrl-C). Its thread only queues, all or nothing, after a timer was
+  started for it; batches are made and started by other threads, which nothing interrupts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -155,10 +158,19 @@ class _DirectScheduler:
 
 @dataclass(eq=False, slots=True)
 class _Queued:
-    """A task in the scheduler. ``task`` wraps the writer's own, so that its end gives the room back first."""
+    """A task in the scheduler.
+
+    Attributes:
+        task: Wraps the writer's own, so that its end gives the room back first.
+        arrived_at: When it was queued.
+        batch_bytes: Of it and those before it that are meant for the same batch.
+        ends_batch: Whether its batch is full with it.
+    """
 
     task: UploadTask
     arrived_at: float
+    batch_bytes: int
+    ends_batch: bool
 
 
 class _BatchingScheduler:
@@ -215,13 +227,12 @@ class _BatchingScheduler:
         """See :meth:`StateChangeUploadScheduler.upload`."""
         try:
             refusal = self._enqueue(task)
-        except BaseException as error:  # The caller was interrupted while it waited for room.
-            task.fail(error)
+        except BaseException as error:  # The caller was interrupted, as a rule while it waited for room.
+            if not task.taken:
+                task.fail(error)
             raise
         if refusal is not None:
             task.fail(refusal)
-        else:
-            self._run_if_due()
 
     def _enqueue(self, task: UploadTask) -> BaseException | None:
         """Queues the task as soon as there is room; returns the reason if it never will be."""
@@ -229,29 +240,48 @@ class _BatchingScheduler:
         with self._monitor:
             blocked = bool(self._waiting) or not self._throttle.fits(task.size)
         if blocked:
-            self._drain()  # What waits for its batch would only hold the room that we need.
+            self._drain_soon(only_full=False)  # What waits for its batch would only hold the room that we need.
         with self._monitor:
             if not self._wait_for_room(task.size):
                 return self._broken or _closed()
+            queued = self._queued(task)
+            self._start_timer()
+            self._admit(task, queued)
+            self._show_gauges()
+        if queued.ends_batch or self._timer is None:
+            self._drain_soon(only_full=queued.ends_batch)
+        self._metrics.histogram("capacity_wait_seconds").record(self._clock.monotonic() - arrived)
+        return None
+
+    def _admit(self, task: UploadTask, queued: _Queued) -> None:
+        """Queues the task, or leaves everything as it was."""
+        in_flight, queued_bytes = self._throttle.in_flight, self._queued_bytes
+        try:
             self._throttle.seize(task.size)
             if not self._throttle.has_capacity and self._room.done():
                 self._room = Future()
-            wrapped = self._wrap(task)
-            self._unfinished[wrapped] = None
-            self._queue.append(_Queued(wrapped, self._clock.monotonic()))
+            self._unfinished[queued.task] = None
             self._queued_bytes += task.size
-            self._show_gauges()
-        self._metrics.histogram("capacity_wait_seconds").record(self._clock.monotonic() - arrived)
-        return None
+            self._queue.append(queued)
+            task.taken = True
+        except BaseException:
+            if self._queue and self._queue[-1] is queued:
+                self._queue.pop()
+            self._queued_bytes = queued_bytes
+            self._unfinished.pop(queued.task, None)
+            if self._throttle.in_flight != in_flight:
+                self._throttle.release(task.size)
+            raise
 
     def _wait_for_room(self, size: int) -> bool:
         """Waits, in the order of arrival; ``False`` if the scheduler is closed or broken."""
         ticket = object()
-        self._waiting.append(ticket)
         try:
+            self._waiting.append(ticket)
             self._monitor.wait_for(lambda: self._refuses or (self._waiting[0] is ticket and self._throttle.fits(size)))
         finally:
-            self._waiting.remove(ticket)
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
             self._monitor.notify_all()
         return not self._refuses
 
@@ -291,36 +321,45 @@ class _BatchingScheduler:
 
     # -- starting batches -----------------------------------------------------------------------------------------
 
-    def _run_if_due(self) -> None:
-        """Starts batches now if the queue is long enough, else makes sure that a timer will."""
-        settings = self._settings
-        with self._monitor:
-            full = settings.persist_delay == 0 or self._queued_bytes >= settings.persist_size_threshold
-            wait = not full and not self._waiting and not self._refuses
-            if wait and self._timer is None and self._queue:
-                wait = self._start_timer()
-        if not wait:
-            self._drain()
+    def _queued(self, task: UploadTask) -> _Queued:
+        batch_bytes = task.size
+        if self._queue and not self._queue[-1].ends_batch:
+            batch_bytes += self._queue[-1].batch_bytes
+        full = self._settings.persist_delay == 0 or batch_bytes >= self._settings.persist_size_threshold
+        ends_batch = full or bool(self._waiting) or self._refuses
+        return _Queued(self._wrap(task), self._clock.monotonic(), batch_bytes, ends_batch)
 
-    def _start_timer(self) -> bool:
-        """Lets the queue wait for more tasks; ``False`` if the executor was closed, as the next batch will say."""
+    def _start_timer(self) -> None:
+        """Lets the queue wait for more tasks, but not for ever, whatever happens to the thread that queues."""
+        old = self._timer
+        if old is None or (self._queue and self._queue[-1].ends_batch):
+            with contextlib.suppress(RuntimeError):  # The executor was closed, as the next batch will say.
+                self._timer = self._executor.call_later(self._settings.persist_delay, self._timer_fired)
+            if old is not None:
+                old.cancel()
+
+    def _drain_soon(self, *, only_full: bool) -> None:
         try:
-            self._timer = self._executor.call_later(self._settings.persist_delay, self._timer_fired)
-        except RuntimeError:
-            return False
-        return True
+            self._executor.submit(self._drain, only_full)
+        except RuntimeError:  # Closed: the batches say so themselves.
+            self._drain()
 
     def _timer_fired(self) -> None:
         with self._monitor:
             self._timer = None
         self._drain()
 
-    def _drain(self) -> None:
-        """Starts everything that is queued. Empty queues start nothing, so no object is ever empty."""
+    def _drain(self, only_full: bool = False) -> None:
+        """Starts everything that is queued, or full batches only. Empty queues start nothing, so no object is empty."""
+        timer = None
         with self._monitor:
-            queued, self._queue = list(self._queue), deque()
-            self._queued_bytes = 0
-            timer, self._timer = self._timer, None
+            count = len(self._queue)
+            while only_full and count and not self._queue[count - 1].ends_batch:
+                count -= 1
+            queued = [self._queue.popleft() for _ in range(count)]
+            self._queued_bytes -= sum(item.task.size for item in queued)
+            if not self._queue:
+                timer, self._timer = self._timer, None
             self._show_gauges()
         if timer is not None:
             timer.cancel()
@@ -430,7 +469,8 @@ def _batches(queued: Sequence[_Queued], max_bytes: int) -> list[list[_Queued]]:
     for item in queued:
         size += item.task.size
         sets += len(item.task.change_sets)
-        if not batches or size > max_bytes or sets > MAX_BATCH_CHANGE_SETS:
+        ended = bool(batches) and batches[-1][-1].ends_batch
+        if not batches or ended or size > max_bytes or sets > MAX_BATCH_CHANGE_SETS:
             batches.append([])
             size, sets = item.task.size, len(item.task.change_sets)
         batches[-1].append(item)
