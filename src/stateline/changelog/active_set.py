@@ -53,17 +53,18 @@ class ActiveSet:
         count = len(self.ends) - 1
         if count == 0:
             return ActiveSet(self.number, self.room, self._sealed)
-        return self.with_columns(
-            ChangeColumns(
-                np.frombuffer(self.key_groups, np.int16, count),
-                np.frombuffer(self.ends, np.int64),
-                pa.py_buffer(self.data),
-            )
+        columns = ChangeColumns(
+            np.frombuffer(self.key_groups, np.int16, count), np.frombuffer(self.ends, np.int64), pa.py_buffer(self.data)
         )
+        return ActiveSet(self.number, self.room - columns.weight, (self._sealed, columns))
 
     def with_columns(self, columns: ChangeColumns) -> ActiveSet:
-        """The changes that are columns already, and then these, with new buffers."""
-        return ActiveSet(self.number, self.room - columns.weight, (self._sealed, columns))
+        """The changes that are columns already, and then these. With the same buffers, which must be as new."""
+        made = ActiveSet.__new__(ActiveSet)
+        made.number, made.room = self.number, self.room - columns.weight
+        made._sealed = (self._sealed, columns)  # noqa: SLF001 - a second constructor
+        made.key_groups, made.ends, made.data = self.key_groups, self.ends, self.data
+        return made
 
     def columns(self) -> list[ChangeColumns]:
         """The changes that are columns already, in order."""

@@ -49,8 +49,7 @@ _INITIAL: Final = SequenceNumber(0)
 _join: Final[Callable[[bytearray, Buffer], object]] = iconcat  # Not +=: a numpy value would add numbers, in place.
 _NO_CHANGE: Final = (TypeError, ValueError, OverflowError, BufferError, MemoryError)
 _CLOSED: Final = -1  # In place of the last key group: the next append has to look at more than the key group.
-_MAX_TASK_SETS: Final = 4096
-"""Change sets in one upload task, and that wait without a checkpoint, however small they are."""
+_MAX_TASK_SETS: Final = 4096  # In one upload task, and that wait without a checkpoint, however small they are.
 
 
 class ChangelogWriter:
@@ -181,6 +180,21 @@ class ChangelogWriter:
             self._refuse_change(StateChange.META, value, error)
         self._end_change(before, len(data))
 
+    def _grow(self, active: ActiveSet) -> None:
+        """Makes ``active`` the set that grows. The one step that counts is its assignment."""
+        self._ended = None
+        self._active = active
+        self._buffers = active.data, active.key_groups.append, active.ends.append
+        self._room = active.room
+        self._ended = 0
+
+    def _seal(self) -> int:
+        """Turns the changes that came one by one into columns, and leaves behind what is no whole change."""
+        if self._ended != 0 or len(self._active.ends) > 1:
+            self._ended = None
+            self._grow(self._active.sealed())
+        return 0
+
     def append_batch(self, key_groups: Any, values: Any) -> None:
         """Adds many changes in one call: the fast path.
 
@@ -201,7 +215,8 @@ class ChangelogWriter:
         for columns in batch_columns(key_groups, values, self.key_group_range):
             for piece in columns.split(max(self._settings.persist_size_threshold, 1)):
                 self._seal()
-                self._grow(self._active.with_columns(piece))
+                self._active = self._active.with_columns(piece)
+                self._room = self._active.room
                 if self._room <= 0:
                     self._flush()
 
@@ -274,21 +289,6 @@ class ChangelogWriter:
             self._submit(sorted(self._waiting))  # Nobody may ever persist what a materialization has cut off.
         return SequenceNumber(self._active.number)
 
-    def _grow(self, active: ActiveSet) -> None:
-        """Makes ``active`` the set that grows. The one step that counts is its assignment."""
-        self._ended = None
-        self._active = active
-        self._buffers = active.data, active.key_groups.append, active.ends.append
-        self._room = active.room
-        self._ended = 0
-
-    def _seal(self) -> int:
-        """Turns the changes that came one by one into columns, and leaves behind what is no whole change."""
-        if self._ended != 0 or len(self._active.ends) > 1:
-            self._ended = None
-            self._grow(self._active.sealed())
-        return 0
-
     def _rollover(self) -> None:
         """Closes the active set, if it has changes, and gives the next one its number."""
         self._seal()
@@ -335,8 +335,8 @@ class ChangelogWriter:
     def _submit(self, numbers: list[int]) -> None:
         """Sends waiting sets, in as few tasks as the bound of a batch allows. May wait for room."""
         self._note_given()
-        numbers = [number for number in numbers if number in self._waiting]
-        for sets in self._waiting.groups(numbers, self._settings.persist_size_threshold, _MAX_TASK_SETS):
+        left = filter(self._waiting.__contains__, numbers)
+        for sets in self._waiting.groups(left, self._settings.persist_size_threshold, _MAX_TASK_SETS):
             self._given = UploadTask(sets, self._posted(self._on_success), self._posted(self._on_failure))
             self._scheduler.upload(self._given)
             self._given.taken = True
