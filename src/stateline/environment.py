@@ -21,7 +21,7 @@ from concurrent.futures import Executor as PlainPool
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from stateline.errors import InvalidInputError
 from stateline.threads import ThreadedExecutor, ThreadedMonitor
@@ -118,7 +118,7 @@ class Executors(Protocol):
 class Monitor(Protocol):
     """A re-entrant lock with a condition, as ``threading.Condition`` on an ``RLock``."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> object: ...
 
     def __exit__(
         self,

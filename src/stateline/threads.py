@@ -18,12 +18,12 @@ import os
 import threading
 import time
 import weakref
+from _thread import RLock
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 from stateline.errors import ClosedError, UnavailableError
 
@@ -44,25 +44,17 @@ def new_lock() -> threading.Lock:
     return lock
 
 
-class ThreadedMonitor:
-    """A ``threading.Condition`` with the names of :class:`~stateline.environment.Monitor`."""
+class ThreadedMonitor(RLock):  # type: ignore[misc] # Final for type checkers only.
+    """A re-entrant lock with a condition of its own; see :class:`~stateline.environment.Monitor`.
+
+    It is a lock, and does not only have one, so that ``with`` takes it in one step of C. A method of Python that takes
+    a lock may be interrupted by the handler of a signal, and the lock is then held for ever.
+    """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition(threading.RLock())
+        self._condition = threading.Condition(self)
         self._is_inherited = False
         _MONITORS.add(self)
-
-    def __enter__(self) -> Self:
-        self._condition.acquire()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._condition.release()
 
     def wait_for(self, predicate: Callable[[], bool], timeout_seconds: float | None = None) -> bool:
         """See :meth:`stateline.environment.Monitor.wait_for`."""
@@ -81,7 +73,8 @@ class ThreadedMonitor:
 
     def after_fork(self) -> None:
         """Frees the lock, which a thread may have held that this process does not have."""
-        self._condition = threading.Condition(threading.RLock())
+        self._at_fork_reinit()  # type: ignore[attr-defined] # As the standard library does with its own locks.
+        self._condition = threading.Condition(self)
         self._is_inherited = True
 
 
@@ -138,10 +131,10 @@ class _Pool:
 
     def after_fork(self) -> None:
         """Begins anew, without threads: what was asked for so far is the business of the process that was forked."""
-        lock = threading.RLock()
-        self._work_came = threading.Condition(lock)
-        self._timer_came = threading.Condition(lock)
-        self._is_quiet = threading.Condition(lock)
+        self._lock = threading.RLock()  # Taken itself, not through a condition: see ThreadedMonitor.
+        self._work_came = threading.Condition(self._lock)
+        self._timer_came = threading.Condition(self._lock)
+        self._is_quiet = threading.Condition(self._lock)
         self._queue: deque[_Work] = deque()
         self._timers: list[Timer] = []
         self._threads: set[threading.Thread] = set()
@@ -150,7 +143,7 @@ class _Pool:
 
     def submit(self, function: Callable[..., T], arguments: tuple[Any, ...]) -> Future[T]:
         future: Future[T] = Future()
-        with self._work_came:
+        with self._lock:
             self._check_open()
             self._queue.append(_Work(future, function, arguments))
             if self._idle < len(self._queue) and len(self._threads) < self._num_threads:
@@ -164,9 +157,9 @@ class _Pool:
         return future
 
     def call_later(self, delay_seconds: float, function: Callable[[], None]) -> Timer:
-        with self._timer_came:
+        with self._lock:
             self._check_open()
-            if self._timer_thread is None:
+            if self._timer_thread is None or not self._timer_thread.is_alive():  # Its start may be interrupted.
                 self._timer_thread = self._start_thread(self._run_timers, f"{self._name}-timer")
             timer = Timer(time.monotonic() + max(delay_seconds, 0.0), function, self)
             self._timers.append(timer)
@@ -174,13 +167,13 @@ class _Pool:
         return timer
 
     def cancel(self, timer: Timer) -> bool:
-        with self._timer_came:
+        with self._lock:
             cancelled = timer.function is not None
             timer.function = None
             return cancelled
 
     def close(self, *, wait: bool) -> None:
-        with self._work_came:
+        with self._lock:
             cancelled, self._queue = self._queue, deque()
             self._timers.clear()
             self.let_end()
@@ -194,14 +187,14 @@ class _Pool:
 
     def let_end(self) -> None:
         """Takes no more work; the threads end when they are through with what there is."""
-        with self._work_came:
+        with self._lock:
             self._is_over = True
             self._work_came.notify_all()
             self._timer_came.notify_all()
 
     def wait_until_quiet(self, seconds: float) -> None:
         """Waits until nothing is queued or running, but not for timers."""
-        with self._is_quiet:
+        with self._lock:
             self._is_quiet.wait_for(lambda: not self._queue and self._idle == len(self._threads), seconds)
 
     def _check_open(self) -> None:
@@ -227,8 +220,10 @@ class _Pool:
         return thread
 
     def _run_work(self) -> None:
+        with self._lock:
+            self._threads.add(threading.current_thread())  # Whoever started it may have been interrupted.
         while True:
-            with self._work_came:
+            with self._lock:
                 while not self._queue:
                     if self._is_over:
                         self._threads.discard(threading.current_thread())
@@ -244,7 +239,7 @@ class _Pool:
 
     def _run_timers(self) -> None:
         while True:
-            with self._timer_came:
+            with self._lock:
                 self._timers = [timer for timer in self._timers if timer.function is not None]
                 due = min(self._timers, key=lambda timer: timer.due, default=None)
                 if due is None:

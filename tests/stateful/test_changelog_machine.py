@@ -19,6 +19,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stateline.changelog import ChangelogHandle, ChangelogSettings, ChangelogStorage, ChangelogWriter, SequenceNumber
+from stateline.changelog.columns import EMPTY_CHANGE_BYTES
 from stateline.changelog.inspection import inspect_object
 from stateline.errors import OutcomeUnknownError, UnavailableError
 from stateline.key_groups import KeyGroupRange
@@ -86,8 +87,8 @@ class ChangelogMachine(RuleBasedStateMachine):
     def note(self, *changes: Change) -> None:
         """Changes were appended; the writer may have closed the set by itself."""
         self.active += changes
-        if self.writer._active > len(self.sets):
-            assert self.writer._active == len(self.sets) + 1
+        if self.writer._active.number > len(self.sets):
+            assert self.writer._active.number == len(self.sets) + 1
             self.close_set()
 
     def close_set(self) -> None:
@@ -105,7 +106,7 @@ class ChangelogMachine(RuleBasedStateMachine):
 
     @rule(changes=st.lists(st.tuples(key_groups, change_values), max_size=4))
     def append_batch(self, changes: list[Change]) -> None:
-        if sum(len(change[1]) for change in changes) > self.settings.persist_size_threshold:
+        if sum(len(change[1]) or EMPTY_CHANGE_BYTES for change in changes) > self.settings.persist_size_threshold:
             return  # Would be cut into several sets: a unit test of its own.
         groups, found = [change[0] for change in changes], [change[1] for change in changes]
         self.attempt(lambda: self.writer.append_batch(groups, found), *changes)
@@ -114,7 +115,7 @@ class ChangelogMachine(RuleBasedStateMachine):
         try:
             append()
         except UnavailableError:
-            assert sum(self.writer._failed_bytes.values()) > self.settings.max_in_flight
+            assert sum(known.weight for known in self.writer._failed.values()) > self.settings.max_in_flight
         else:
             self.note(*changes)
 
@@ -227,7 +228,7 @@ class ChangelogMachine(RuleBasedStateMachine):
             writer = self.writer
             places = [*writer._waiting, *writer._in_flight, *writer._uploaded]
             assert len(places) == len(set(places))
-            assert writer._active == len(self.sets)
+            assert writer._active.number == len(self.sets)
 
     def teardown(self) -> None:
         if not hasattr(self, "writer"):

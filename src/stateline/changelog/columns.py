@@ -26,10 +26,20 @@ from stateline.errors import InvalidInputError
 from stateline.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupRange
 from stateline.options import check_kind
 
-__all__ = ["MAX_CHANGE_BYTES", "ChangeColumns", "batch_columns", "joined_columns", "sorted_columns"]
+__all__ = [
+    "EMPTY_CHANGE_BYTES",
+    "MAX_CHANGE_BYTES",
+    "ChangeColumns",
+    "batch_columns",
+    "joined_columns",
+    "sorted_columns",
+]
 
 MAX_CHANGE_BYTES: Final = 2**31 - 1 - 4096
 """The longest single change: a block's offsets are 32-bit numbers."""
+
+EMPTY_CHANGE_BYTES: Final = 10
+"""What an empty change counts as, where bytes are limited: its key group and its offset are in memory nevertheless."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,15 +87,24 @@ class ChangeColumns:
         """Bytes of the changes."""
         return int(self.offsets[-1] - self.offsets[0])
 
+    @property
+    def weight(self) -> int:
+        """What the changes count as, where bytes are limited. If they outnumber their bytes, so many are empty."""
+        return self.size + EMPTY_CHANGE_BYTES * max(len(self) - self.size, 0)
+
     def slice(self, start: int, end: int) -> ChangeColumns:
         """The changes ``[start, end)``, without a copy."""
         return ChangeColumns(self.key_groups[start:end], self.offsets[start : end + 1], self.data)
 
     def split(self, max_bytes: int) -> Iterator[ChangeColumns]:
-        """Consecutive slices of at most ``max_bytes`` each, or of one change that is longer."""
+        """Consecutive slices that weigh at most ``max_bytes`` each, or have one change that is longer."""
+        bounds = self.offsets
+        if self.weight > self.size:
+            bounds = bounds.copy()
+            bounds[1:] += EMPTY_CHANGE_BYTES * np.cumsum(self.offsets[1:] == self.offsets[:-1])
         start = 0
         while start < len(self):
-            end = int(np.searchsorted(self.offsets, self.offsets[start] + max_bytes, side="right")) - 1
+            end = int(np.searchsorted(bounds, bounds[start] + max_bytes, side="right")) - 1
             end = min(max(end, start + 1), len(self))
             yield self.slice(start, end)
             start = end

@@ -3,7 +3,9 @@
 Owns the queue of callbacks and the future of a persist. Does not own what the callbacks do (``writer``).
 
 Rules:
-- A callback is posted by any thread and run by the owner only, so the writer needs no lock.
+- A callback is posted by any thread and run by the owner only, so the writer needs no lock. It leaves the queue when it
+  has ended; one that was interrupted runs again from its start.
+- Futures are completed when no callback is left. So whoever is told, and may call the writer, finds it in order.
 - After :meth:`Mailbox.close` there is no owner: a late callback runs in the thread that brings it, and touches nothing
   that belonged to the owner.
 - The owner runs callbacks whenever it calls a method of the writer, and while it waits for a persist. Another thread
@@ -16,11 +18,14 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TypeVar, cast
 
 from stateline.changelog.api import SnapshotResult
 from stateline.environment import Clock, Environment
 
 __all__ = ["Mailbox", "PersistFuture"]
+
+T = TypeVar("T")
 
 
 class Mailbox:
@@ -29,14 +34,16 @@ class Mailbox:
     Attributes:
         letters: The queue. Its truth value is cheap enough to be looked at on every append.
         monitor: Notified when a callback or a result arrives.
+        settled: Futures whose outcome is known and that nobody was told of.
         clock: For timeouts.
     """
 
-    __slots__ = ("_closed", "clock", "letters", "monitor")
+    __slots__ = ("_closed", "clock", "letters", "monitor", "settled")
 
     def __init__(self, environment: Environment) -> None:
         self._closed = False
         self.letters: deque[Callable[[], None]] = deque()
+        self.settled: deque[PersistFuture] = deque()
         self.monitor = environment.executors.monitor()
         self.clock: Clock = environment.clock
 
@@ -51,11 +58,21 @@ class Mailbox:
             callback()
 
     def run(self) -> int:
-        """Runs what is there, in order, and returns how many callbacks that were. By the owner only."""
+        """Runs what is there, in order, and returns how many callbacks that were. By the owner only.
+
+        Who is told of a future may come back here, so whatever is first in a queue may be gone after it ran.
+        """
         count = 0
-        while self.letters:
-            self.letters.popleft()()
-            count += 1
+        while self.letters or self.settled:
+            if self.letters:
+                letter = self.letters[0]
+                letter()
+                _leave(self.letters, letter)
+                count += 1
+            else:
+                future = self.settled[0]
+                future.tell()
+                _leave(self.settled, future)
         return count
 
     def close(self) -> None:
@@ -76,6 +93,7 @@ class PersistFuture(Future[SnapshotResult]):
         super().__init__()
         self.set_running_or_notify_cancel()
         self._mailbox = mailbox
+        self._outcome: SnapshotResult | BaseException | None = None
         self._owner = threading.get_ident()
 
     def result(self, timeout: float | None = None) -> SnapshotResult:
@@ -94,17 +112,19 @@ class PersistFuture(Future[SnapshotResult]):
         self._wait(timeout)
         return super().exception(0)
 
-    def set_result(self, result: SnapshotResult) -> None:
-        """For the writer only."""
-        super().set_result(result)
-        self._notify()
+    def settle(self, outcome: SnapshotResult | BaseException) -> None:
+        """For the writer only: what the future will say, once the owner has run all callbacks."""
+        if self._outcome is None:
+            self._outcome = outcome
+        self._mailbox.settled.append(self)
 
-    def set_exception(self, exception: BaseException | None) -> None:
-        """For the writer only."""
-        super().set_exception(exception)
-        self._notify()
-
-    def _notify(self) -> None:
+    def tell(self) -> None:
+        """For the mailbox only: completes the future, if it is not, and runs what its users gave it."""
+        if not self.done():
+            if isinstance(self._outcome, BaseException):
+                self.set_exception(self._outcome)
+            else:
+                self.set_result(cast("SnapshotResult", self._outcome))
         with self._mailbox.monitor:
             self._mailbox.monitor.notify_all()
 
@@ -122,3 +142,9 @@ class PersistFuture(Future[SnapshotResult]):
                 woken = mailbox.monitor.wait_for(lambda: self.done() or (owner and bool(mailbox.letters)), left)
             if not woken:
                 raise TimeoutError(f"the persist is not done after {timeout} s")
+
+
+def _leave(queue: deque[T], item: T) -> None:
+    """Takes the first of a queue away, unless somebody did meanwhile."""
+    if queue and queue[0] is item:
+        queue.popleft()

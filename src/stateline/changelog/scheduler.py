@@ -10,6 +10,8 @@ Invariants:
 - A batch becomes one object. It has at most ``persist_size_threshold`` bytes, unless a single task has more.
 - The delay counts from the first task of a batch; later tasks do not extend it.
 - No callback, no availability future and no upload is started while the monitor is held.
+- A caller may be interrupted between any two steps (Ctrl-C). Its thread only queues, all or nothing, after a timer was
+  started for it; batches are made and started by other threads, which nothing interrupts.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor as PlainPool
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ from stateline.changelog.api import (
     UploadTasksResult,
 )
 from stateline.changelog.metrics import ChangelogMetrics
+from stateline.changelog.outcomes import closed_scheduler, end_tasks, inherited_scheduler, outcomes_of
 from stateline.changelog.retry import RetryingExecutor, RetryPolicy
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.throttle import UploadThrottle
@@ -44,7 +47,6 @@ from stateline.environment import (
     executor_of,
     system_environment,
 )
-from stateline.errors import ClosedError, InternalError
 from stateline.options import check_kind
 
 __all__ = ["batching_scheduler", "direct_scheduler", "scheduler_from_options"]
@@ -138,7 +140,7 @@ class _DirectScheduler:
     def upload(self, task: UploadTask) -> None:
         """See :meth:`StateChangeUploadScheduler.upload`."""
         if self._closed or self._process != os.getpid():
-            task.fail(_closed() if self._closed else _forked())
+            task.fail(closed_scheduler() if self._closed else inherited_scheduler())
             return
         try:
             result = self._uploader.upload([task])
@@ -147,7 +149,7 @@ class _DirectScheduler:
             if not isinstance(error, Exception):
                 raise
         else:
-            _complete(result, [task])
+            end_tasks(outcomes_of(result, [task]))
 
     def close(self) -> None:
         """See :meth:`StateChangeUploadScheduler.close`."""
@@ -157,10 +159,19 @@ class _DirectScheduler:
 
 @dataclass(eq=False, slots=True)
 class _Queued:
-    """A task in the scheduler. ``task`` wraps the writer's own, so that its end gives the room back first."""
+    """A task in the scheduler.
+
+    Attributes:
+        task: Wraps the writer's own, so that its end gives the room back first.
+        arrived_at: When it was queued.
+        batch_bytes: Of it and those before it that are meant for the same batch.
+        ends_batch: Whether its batch is full with it.
+    """
 
     task: UploadTask
     arrived_at: float
+    batch_bytes: int
+    ends_batch: bool
 
 
 class _BatchingScheduler:
@@ -218,45 +229,63 @@ class _BatchingScheduler:
         """See :meth:`StateChangeUploadScheduler.upload`."""
         try:
             refusal = self._enqueue(task)
-        except BaseException as error:  # The caller was interrupted while it waited for room.
-            task.fail(error)
+        except BaseException as error:  # The caller was interrupted, as a rule while it waited for room.
+            if not task.taken:
+                task.fail(error)
             raise
         if refusal is not None:
             task.fail(refusal)
-        else:
-            self._run_if_due()
 
     def _enqueue(self, task: UploadTask) -> BaseException | None:
         """Queues the task as soon as there is room; returns the reason if it never will be."""
         if self._process != os.getpid():
-            return _forked()
+            return inherited_scheduler()
         arrived = self._clock.monotonic()
         with self._monitor:
             blocked = bool(self._waiting) or not self._throttle.fits(task.size)
         if blocked:
-            self._drain()  # What waits for its batch would only hold the room that we need.
+            self._drain_soon(only_full=False)  # What waits for its batch would only hold the room that we need.
         with self._monitor:
             if not self._wait_for_room(task.size):
-                return self._broken or _closed()
+                return self._broken or closed_scheduler()
+            queued = self._queued(task)
+            self._start_timer()
+            self._admit(task, queued)
+            self._show_gauges()
+        if queued.ends_batch or self._timer is None:
+            self._drain_soon(only_full=queued.ends_batch)
+        self._metrics.histogram("capacity_wait_seconds").record(self._clock.monotonic() - arrived)
+        return None
+
+    def _admit(self, task: UploadTask, queued: _Queued) -> None:
+        """Queues the task, or leaves everything as it was."""
+        in_flight, queued_bytes = self._throttle.in_flight, self._queued_bytes
+        try:
             self._throttle.seize(task.size)
             if not self._throttle.has_capacity and self._room.done():
                 self._room = _Room()
-            wrapped = self._wrap(task)
-            self._unfinished[wrapped] = None
-            self._queue.append(_Queued(wrapped, self._clock.monotonic()))
+            self._unfinished[queued.task] = None
             self._queued_bytes += task.size
-            self._show_gauges()
-        self._metrics.histogram("capacity_wait_seconds").record(self._clock.monotonic() - arrived)
-        return None
+            self._queue.append(queued)
+            task.taken = True
+        except BaseException:
+            if self._queue and self._queue[-1] is queued:
+                self._queue.pop()
+            self._queued_bytes = queued_bytes
+            self._unfinished.pop(queued.task, None)
+            if self._throttle.in_flight != in_flight:
+                self._throttle.release(task.size)
+            raise
 
     def _wait_for_room(self, size: int) -> bool:
         """Waits, in the order of arrival; ``False`` if the scheduler is closed or broken."""
         ticket = object()
-        self._waiting.append(ticket)
         try:
+            self._waiting.append(ticket)
             self._monitor.wait_for(lambda: self._refuses or (self._waiting[0] is ticket and self._throttle.fits(size)))
         finally:
-            self._waiting.remove(ticket)
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
             self._monitor.notify_all()
         return not self._refuses
 
@@ -296,37 +325,49 @@ class _BatchingScheduler:
 
     # -- starting batches -----------------------------------------------------------------------------------------
 
-    def _run_if_due(self) -> None:
-        """Starts batches now if the queue is long enough, else makes sure that a timer will."""
-        settings = self._settings
-        with self._monitor:
-            full = settings.persist_delay == 0 or self._queued_bytes >= settings.persist_size_threshold
-            wait = not full and not self._waiting and not self._refuses
-            if wait and self._timer is None and self._queue:
-                wait = self._start_timer()
-        if not wait:
-            self._drain()
+    def _queued(self, task: UploadTask) -> _Queued:
+        batch_bytes = task.size
+        if self._queue and not self._queue[-1].ends_batch:
+            batch_bytes += self._queue[-1].batch_bytes
+        full = self._settings.persist_delay == 0 or batch_bytes >= self._settings.persist_size_threshold
+        ends_batch = full or bool(self._waiting) or self._refuses
+        return _Queued(self._wrap(task), self._clock.monotonic(), batch_bytes, ends_batch)
 
-    def _start_timer(self) -> bool:
-        """Lets the queue wait for more tasks; ``False`` if the executor was closed, as the next batch will say."""
+    def _start_timer(self) -> None:
+        """Lets the queue wait for more tasks, but not for ever, whatever happens to the thread that queues."""
+        old = self._timer
+        if old is None or (self._queue and self._queue[-1].ends_batch):
+            try:
+                self._timer = self._executor.call_later(self._settings.persist_delay, self._timer_fired)
+            except Exception as error:  # noqa: BLE001 - from an executor of whatever kind
+                _LOG.debug("a batch does not wait for more tasks: %s", error)
+                return
+            if old is not None:
+                old.cancel()
+
+    def _drain_soon(self, *, only_full: bool) -> None:
         try:
-            self._timer = self._executor.call_later(self._settings.persist_delay, self._timer_fired)
+            self._executor.submit(self._drain, only_full)
         except Exception as error:  # noqa: BLE001 - from an executor of whatever kind
-            _LOG.debug("a batch does not wait for more tasks: %s", error)
-            return False
-        return True
+            _LOG.debug("batches are started by whoever fills them: %s", error)
+            self._drain()
 
     def _timer_fired(self) -> None:
         with self._monitor:
             self._timer = None
         self._drain()
 
-    def _drain(self) -> None:
-        """Starts everything that is queued. Empty queues start nothing, so no object is ever empty."""
+    def _drain(self, only_full: bool = False) -> None:
+        """Starts everything that is queued, or full batches only. Empty queues start nothing, so no object is empty."""
+        timer = None
         with self._monitor:
-            queued, self._queue = list(self._queue), deque()
-            self._queued_bytes = 0
-            timer, self._timer = self._timer, None
+            count = len(self._queue)
+            while only_full and count and not self._queue[count - 1].ends_batch:
+                count -= 1
+            queued = [self._queue.popleft() for _ in range(count)]
+            self._queued_bytes -= sum(item.task.size for item in queued)
+            if not self._queue:
+                timer, self._timer = self._timer, None
             self._show_gauges()
         if timer is not None:
             timer.cancel()
@@ -370,7 +411,7 @@ class _BatchingScheduler:
             room.set_result(None)
         self._retrying.close()
         for task in unfinished:
-            task.fail(_closed())
+            task.fail(closed_scheduler())
         if self._owns_executor:
             self._executor.close(wait=False)
         self._uploader.close()
@@ -405,7 +446,11 @@ class _BatchUpload:
 
     def complete(self, result: object) -> None:
         """See :meth:`RetriableAction.complete`."""
-        _complete(result, [item.task for item in self._take_batch()])
+        outcomes = outcomes_of(result, [item.task for item in self._take_batch()])
+        for task, outcome in outcomes:  # Before a completion gives their room in flight to somebody else.
+            for change_set in () if isinstance(outcome, BaseException) else task.change_sets:
+                change_set.give_up()
+        end_tasks(outcomes)
 
     def fail(self, error: BaseException) -> None:
         """See :meth:`RetriableAction.fail`."""
@@ -418,41 +463,6 @@ class _BatchUpload:
         return batch
 
 
-def _complete(result: object, tasks: Iterable[UploadTask]) -> None:
-    """Ends the tasks. An uploader that forgets one, or a part of one, must not leave its writer waiting for ever."""
-    outcomes = [(task, _results_of(result, task)) for task in tasks]
-    for task, results in outcomes:  # Before a completion gives their room in flight to somebody else.
-        for change_set in () if results is None else task.change_sets:
-            change_set.give_up()
-    for task, results in outcomes:
-        try:
-            if results is not None:
-                task.complete(results)
-            else:
-                task.fail(_error_of(result, task))
-        except Exception as error:  # noqa: BLE001 - logged with its traceback; the other tasks must end, too
-            _LOG.error("a callback of an upload raised", exc_info=error)
-
-
-def _results_of(result: object, task: UploadTask) -> list[UploadResult] | None:
-    """What the uploader says of a task that succeeded: one result per change set; ``None`` if it did not."""
-    if not isinstance(result, UploadTasksResult) or task in result.failed:
-        return None
-    given = result.successful.get(task)
-    results: list[UploadResult] = list(given) if isinstance(given, Iterable) else []
-    if not all(isinstance(one, UploadResult) for one in results):
-        return None
-    found, expected = [one.sequence_number for one in results], task.sequence_numbers
-    return results if found == expected or sorted(found) == sorted(expected) else None
-
-
-def _error_of(result: object, task: UploadTask) -> BaseException:
-    error = result.failed.get(task) if isinstance(result, UploadTasksResult) else None
-    if isinstance(error, BaseException):
-        return error
-    return InternalError("the uploader gave no result for this task, or not one per change set", operation="upload")
-
-
 def _batches(queued: Sequence[_Queued], max_bytes: int) -> list[list[_Queued]]:
     """Cuts the queue, in order, into batches within both bounds; a single task may exceed the first."""
     batches: list[list[_Queued]] = []
@@ -460,7 +470,8 @@ def _batches(queued: Sequence[_Queued], max_bytes: int) -> list[list[_Queued]]:
     for item in queued:
         size += item.task.size
         sets += len(item.task.change_sets)
-        if not batches or size > max_bytes or sets > MAX_BATCH_CHANGE_SETS:
+        ended = bool(batches) and batches[-1][-1].ends_batch
+        if not batches or ended or size > max_bytes or sets > MAX_BATCH_CHANGE_SETS:
             batches.append([])
             size, sets = item.task.size, len(item.task.change_sets)
         batches[-1].append(item)
@@ -479,16 +490,3 @@ def _done() -> Future[None]:
     future: Future[None] = Future()
     future.set_result(None)
     return future
-
-
-def _forked() -> ClosedError:
-    return ClosedError(
-        "the storage belongs to the process that this one was forked from",
-        operation="upload",
-        subject="changelog",
-        hint="Open a storage in the process that writes",
-    )
-
-
-def _closed() -> ClosedError:
-    return ClosedError("the scheduler was closed before the upload ended", operation="upload", subject="changelog")

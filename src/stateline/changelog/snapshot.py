@@ -1,12 +1,14 @@
 """The persists of one writer that wait, and what finished ones keep alive.
 
-Owns listeners (which sets a persist still needs) and pins (which objects a checkpoint that is being built names).
-Does not own the sets (``writer``) or the counts (``registry``). Used by the owner of the writer only.
+Owns listeners: which sets a persist still needs, and which objects a checkpoint that is being built names. Does not
+own the sets (``writer``) or the counts (``registry``). Used by the owner of the writer only.
 
 Invariants:
-- A listener is completed or failed exactly once, and is gone then.
+- A listener is completed or failed exactly once. If it was completed, it pins what it names until its checkpoint is
+  confirmed or reset.
 - What a snapshot will name is retained from the moment its listener knows it, and until its checkpoint is confirmed or
   reset. So no truncation can delete it, not even while the listener still waits for other sets.
+- Whatever is interrupted may be done again. Objects are retained before that is noted, and let go after that is noted.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ __all__ = ["Listener", "Snapshots"]
 class Listener:
     """A persist that waits for uploads: of the sets ``[start, end)``, for one checkpoint."""
 
-    __slots__ = ("aborted", "checkpoint_id", "end", "future", "missing_bytes", "results", "start")
+    __slots__ = ("checkpoint_id", "end", "future", "let_go", "ready_bytes", "results", "start")
 
     def __init__(self, start: int, end: int, checkpoint_id: int, future: PersistFuture) -> None:
         self.start = start
@@ -36,8 +38,8 @@ class Listener:
         self.checkpoint_id = checkpoint_id
         self.future = future
         self.results: dict[int, UploadResult] = {}
-        self.missing_bytes = 0
-        self.aborted = False
+        self.ready_bytes = 0
+        self.let_go = False
 
     def __contains__(self, number: int) -> bool:
         return self.start <= number < self.end
@@ -61,68 +63,64 @@ class Snapshots:
         self._operator_id = operator_id
         self._key_group_range = key_group_range
         self._ownership = ownership
-        self._listeners: list[Listener] = []
-        self._pins: dict[int, dict[int, UploadResult]] = {}
+        self._waiting: dict[Listener, None] = {}
+        self._pins: dict[Listener, None] = {}
 
-    def begin(self, listener: Listener, ready: Mapping[int, UploadResult]) -> bool:
+    def begin(self, listener: Listener, uploaded: Mapping[int, UploadResult]) -> bool:
         """Starts a persist with what is uploaded already. Returns whether that was all; then it is completed."""
         self._check_checkpoint(listener.checkpoint_id, "persist")
-        self._take(listener, ready.values())
-        self._ownership.use_locally(listener.results.values(), listener.checkpoint_id)
+        ready = [uploaded[number] for number in range(listener.start, listener.end) if number in uploaded]
+        self._take(listener, ready)
+        listener.ready_bytes = sum(result.size for result in ready)
+        self._ownership.use_locally(ready, listener.checkpoint_id)
         if listener.is_complete:
             self._complete(listener)
             return True
-        self._listeners.append(listener)
+        self._waiting[listener] = None
         return False
 
     def forget(self, listener: Listener) -> None:
         """The persist was interrupted before its future reached anybody."""
-        if listener in self._listeners:
-            self._listeners.remove(listener)
-            self._let_go(listener)
+        self._let_go(listener)
+        self._waiting.pop(listener, None)
+        self._pins.pop(listener, None)
 
     def offer(self, results: Iterable[UploadResult]) -> None:
         """Sets became durable."""
-        results = list(results)
-        for listener in list(self._listeners):
-            listener.missing_bytes += self._take(listener, results)
+        for listener in list(self._waiting):
+            self._take(listener, results)
             if listener.is_complete:
-                self._listeners.remove(listener)
                 self._complete(listener)
 
     def fail(self, numbers: Collection[int], error: BaseException) -> None:
         """Sets failed for good: every persist that needs one of them fails."""
-        for listener in list(self._listeners):
+        for listener in list(self._waiting):
             if any(number in listener for number in numbers):
-                self._listeners.remove(listener)
-                self._let_go(listener)
-                listener.future.set_exception(_as_io_error(error, self._operator_id))
+                self._fail(listener, _as_io_error(error, self._operator_id))
 
     def confirm(self, start: int, end: int, checkpoint_id: int, uploaded: Mapping[int, UploadResult]) -> None:
         """The checkpoint exists: what it names of ``[start, end)`` is its own now, truncated meanwhile or not."""
         self._check_checkpoint(checkpoint_id, "confirm")
-        named = self._pins.pop(checkpoint_id, {})
-        given = {number: result for number, result in {**named, **uploaded}.items() if start <= number < end}
-        self._ownership.give_away(given.values())
-        self._ownership.unpin(result for number, result in named.items() if number not in given)
-        for older in [known for known in self._pins if known < checkpoint_id]:
-            self._ownership.unpin(self._pins.pop(older).values())
+        given = [uploaded[number] for number in uploaded if start <= number < end]
+        for listener in self._pins:
+            if listener.checkpoint_id == checkpoint_id:
+                given += [result for number, result in listener.results.items() if start <= number < end]
+        self._ownership.give_away(given)
+        self._unpin([listener for listener in self._pins if listener.checkpoint_id <= checkpoint_id])
         self._ownership.discard_local_before(checkpoint_id)
 
     def reset(self, checkpoint_id: int) -> None:
         """The checkpoint was aborted: nothing is kept for it any more, also not by a persist that ends later."""
         self._check_checkpoint(checkpoint_id, "reset")
-        self._ownership.unpin(self._pins.pop(checkpoint_id, {}).values())
-        for listener in self._listeners:
+        self._unpin([listener for listener in self._pins if listener.checkpoint_id == checkpoint_id])
+        for listener in self._waiting:
             if listener.checkpoint_id == checkpoint_id:
                 self._let_go(listener)
 
     def close(self, error: BaseException) -> None:
         """Fails every persist that waits. The pins of finished ones stay: their checkpoints may yet exist."""
-        listeners, self._listeners = self._listeners, []
-        for listener in listeners:
-            self._let_go(listener)
-            listener.future.set_exception(error)
+        for listener in list(self._waiting):
+            self._fail(listener, error)
 
     def _check_checkpoint(self, checkpoint_id: object, operation: str) -> None:
         if not isinstance(checkpoint_id, int | np.integer) or isinstance(checkpoint_id, bool):
@@ -133,36 +131,43 @@ class Snapshots:
                 hint="Give the integer that the checkpoint is known by",
             )
 
-    def _take(self, listener: Listener, results: Iterable[UploadResult]) -> int:
-        """Notes and retains what the listener needs of ``results``; returns its bytes."""
-        needed = [
-            result
-            for result in results
-            if result.sequence_number.value in listener and result.sequence_number.value not in listener.results
-        ]
-        listener.results.update((result.sequence_number.value, result) for result in needed)
-        if not listener.aborted:
-            self._ownership.retain(needed)
-        return sum(result.size for result in needed)
+    def _take(self, listener: Listener, results: Iterable[UploadResult]) -> None:
+        """Retains and notes what the listener needs of ``results``."""
+        for result in results:
+            number = result.sequence_number.value
+            if number in listener and number not in listener.results:
+                if not listener.let_go:
+                    self._ownership.retain([result])
+                listener.results[number] = result
 
     def _let_go(self, listener: Listener) -> None:
         """Nobody will name the listener's sets: retains them no more, now and later."""
-        if not listener.aborted:
-            listener.aborted = True
+        if not listener.let_go:
+            listener.let_go = True
             self._ownership.unpin(listener.results.values())
+
+    def _unpin(self, listeners: Iterable[Listener]) -> None:
+        for listener in listeners:
+            self._let_go(listener)
+            del self._pins[listener]
+
+    def _fail(self, listener: Listener, error: BaseException) -> None:
+        listener.future.settle(error)
+        self._let_go(listener)
+        del self._waiting[listener]
 
     def _complete(self, listener: Listener) -> None:
         results = [listener.results[number] for number in sorted(listener.results)]
-        if not listener.aborted:
-            pins = self._pins.setdefault(listener.checkpoint_id, {})
-            self._ownership.unpin(result for number, result in listener.results.items() if number in pins)
-            pins.update((number, result) for number, result in listener.results.items() if number not in pins)
         self._ownership.use_locally(results, listener.checkpoint_id)
-        remote = self._handle([result.handle for result in results], results, listener.missing_bytes)
+        missing_bytes = sum(result.size for result in results) - listener.ready_bytes
+        remote = self._handle([result.handle for result in results], results, missing_bytes)
         copies = [result.local_handle for result in results if result.local_handle is not None]
         all_local = bool(copies) and len(copies) == len(results)
-        local = self._handle(copies, results, listener.missing_bytes) if all_local else None
-        listener.future.set_result(SnapshotResult(remote, local))
+        local = self._handle(copies, results, missing_bytes) if all_local else None
+        listener.future.settle(SnapshotResult(remote, local))
+        if not listener.let_go:
+            self._pins[listener] = None
+        self._waiting.pop(listener, None)
 
     def _handle(
         self, segments: Iterable[SegmentHandle], results: Iterable[UploadResult], missing_bytes: int

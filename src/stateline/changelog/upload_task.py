@@ -25,9 +25,14 @@ class UploadTask:
         change_sets: Of one or several writers.
         on_success: Gets one result per change set.
         on_failure: Gets the numbers of all change sets, and the error.
+
+    Attributes:
+        change_sets: As given.
+        size: Their bytes, as limits count them.
+        taken: Whether a scheduler has it, and will end it, even if the call that gave it was interrupted.
     """
 
-    __slots__ = ("_callbacks", "_lock", "change_sets", "size")
+    __slots__ = ("_callbacks", "_lock", "change_sets", "size", "taken")
 
     def __init__(
         self, change_sets: Iterable[StateChangeSet], on_success: SuccessCallback, on_failure: FailureCallback
@@ -38,9 +43,10 @@ class UploadTask:
             check_kind(change_set, StateChangeSet, "change_set")
         for name, callback in (("on_success", on_success), ("on_failure", on_failure)):
             check_kind(callback, Callable, name)  # type: ignore[arg-type]
-        self.size = sum(change_set.size for change_set in self.change_sets)
+        self.size = sum(change_set.weight for change_set in self.change_sets)
         self._callbacks: tuple[SuccessCallback, FailureCallback] | None = (on_success, on_failure)
         self._lock = threading.Lock()
+        self.taken = False
 
     def __repr__(self) -> str:
         return f"UploadTask({len(self.change_sets)} change sets, {self.size} bytes)"

@@ -6,6 +6,7 @@ deletes (``registry``).
 Invariants:
 - A set is in exactly one place: active (still growing), waiting (not sent, or failed for good), in flight, or uploaded.
   Nothing is uploaded twice, over any number of checkpoints and aborts; a set that failed waits again, with its bytes.
+- An interrupt between any two steps loses nothing and doubles nothing: see ``docs/decisions/0024-interrupts.md``.
 - Numbers have no gap and never repeat: ``append`` leaves the number alone, closing a set with changes adds one, closing
   an empty set does nothing.
 - ``lowest`` only grows. What is below it is released as soon as it is not part of a snapshot.
@@ -15,17 +16,15 @@ Invariants:
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from operator import iconcat
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
-import numpy as np
-import pyarrow as pa
-
 from stateline.blob.api import Buffer
+from stateline.changelog.active_set import ActiveSet
 from stateline.changelog.api import (
     SequenceNumber,
     SnapshotResult,
@@ -33,8 +32,8 @@ from stateline.changelog.api import (
     StateChangeUploadScheduler,
     UploadResult,
 )
-from stateline.changelog.change_set import StateChangeSet
-from stateline.changelog.columns import MAX_CHANGE_BYTES, ChangeColumns, batch_columns
+from stateline.changelog.change_set import StateChangeSet, WeighedSets
+from stateline.changelog.columns import EMPTY_CHANGE_BYTES, MAX_CHANGE_BYTES, batch_columns
 from stateline.changelog.mailbox import Mailbox, PersistFuture
 from stateline.changelog.ownership import Ownership
 from stateline.changelog.settings import ChangelogSettings
@@ -49,8 +48,8 @@ __all__ = ["ChangelogWriter"]
 _INITIAL: Final = SequenceNumber(0)
 _join: Final[Callable[[bytearray, Buffer], object]] = iconcat  # Not +=: a numpy value would add numbers, in place.
 _NO_CHANGE: Final = (TypeError, ValueError, OverflowError, BufferError, MemoryError)
-_MAX_TASK_SETS: Final = 4096
-"""Change sets in one upload task, however small they are."""
+_CLOSED: Final = -1  # In place of the last key group: the next append has to look at more than the key group.
+_MAX_TASK_SETS: Final = 4096  # In one upload task, and that wait without a checkpoint, however small they are.
 
 
 class ChangelogWriter:
@@ -66,26 +65,23 @@ class ChangelogWriter:
 
     __slots__ = (
         "_active",
-        "_chunks",
+        "_buffers",
         "_closed",
-        "_data",
-        "_ends",
-        "_failed_bytes",
+        "_ended",
+        "_failed",
         "_failure",
         "_first",
-        "_flush_at",
-        "_highest",
+        "_given",
         "_in_flight",
-        "_key_groups",
         "_last",
-        "_letters",
         "_lowest",
         "_mailbox",
         "_ownership",
+        "_room",
         "_scheduler",
-        "_sealed_bytes",
         "_settings",
         "_snapshots",
+        "_swept",
         "_threshold",
         "_uploaded",
         "_waiting",
@@ -93,6 +89,9 @@ class ChangelogWriter:
         "log_id",
         "operator_id",
     )
+    _buffers: tuple[bytearray, Callable[[int], None], Callable[[int], None]]
+    _room: int
+    _ended: int | None  # Bytes of the whole changes in the buffers; None while one is being added, or was interrupted.
 
     def __init__(
         self,
@@ -119,22 +118,20 @@ class ChangelogWriter:
         self._settings = settings
         self._threshold = min(settings.preemptive_persist_threshold, settings.max_in_flight, MAX_CHANGE_BYTES)
         self._mailbox = Mailbox(environment)
-        self._letters = self._mailbox.letters
-        self._active = 0
-        self._lowest = 0
-        self._highest: int | None = None
-        self._waiting: dict[int, StateChangeSet] = {}
+        self._grow(ActiveSet(0, self._threshold))
+        self._lowest = self._swept = 0
+        self._waiting = WeighedSets()
+        self._failed = WeighedSets()  # Those of the waiting ones that were sent before.
+        self._given: UploadTask | None = None
         self._in_flight: dict[int, StateChangeSet] = {}
         self._uploaded: dict[int, UploadResult] = {}
         self._snapshots = Snapshots(operator_id, key_group_range, ownership)
-        self._failed_bytes: dict[int, int] = {}
         self._failure: BaseException | None = None
         self._closed = False
         self._first, self._last = key_group_range.start, key_group_range.end
-        self._start_active_set()
 
     def __repr__(self) -> str:
-        return f"ChangelogWriter({self.operator_id!r}, {self.key_group_range}, next {self._active})"
+        return f"ChangelogWriter({self.operator_id!r}, {self.key_group_range}, next {self._active.number})"
 
     # -- appending ------------------------------------------------------------------------------------------------
 
@@ -150,30 +147,53 @@ class ChangelogWriter:
             ClosedError: The writer is closed.
         """
         try:
-            if not self._first <= key_group <= self._last or self._letters:
+            if not self._first <= key_group <= self._last:
                 self._enter(key_group)
-            self._key_groups.append(key_group)
-            _join(self._data, value)
+            before = self._ended
+            if before is None:
+                before = self._seal()
+            self._ended = None
+            data, add_key_group, add_end = self._buffers
+            add_key_group(key_group)
+            _join(data, value)
+            size = len(data)
+            if before < size < self._room:
+                add_end(size)  # From here on, the change is there.
+                self._ended = size
+                return
         except StatelineError:
             raise
         except _NO_CHANGE as error:
             self._refuse_change(key_group, value, error)
-        size = len(self._data)
-        self._ends.append(size)
-        if size >= self._flush_at:
-            self._flush()
+        self._end_change(before, size)
 
     def append_meta(self, value: Buffer) -> None:
         """Adds metadata, which every reader gets first, whatever it asks for. Otherwise as :meth:`append`."""
         self._enter(self.key_group_range.start)
+        before = self._seal() if self._ended is None else self._ended
+        self._ended = None
+        data, add_key_group, _ = self._buffers
         try:
-            self._key_groups.append(StateChange.META)
-            _join(self._data, value)
+            add_key_group(StateChange.META)
+            _join(data, value)
         except _NO_CHANGE as error:
             self._refuse_change(StateChange.META, value, error)
-        self._ends.append(len(self._data))
-        if len(self._data) >= self._flush_at:
-            self._flush()
+        self._end_change(before, len(data))
+
+    def _grow(self, active: ActiveSet) -> None:
+        """Makes ``active`` the set that grows. The one step that counts is its assignment."""
+        self._ended = None
+        self._active = active
+        self._buffers = active.data, active.key_groups.append, active.ends.append
+        self._room = active.room
+        self._ended = 0
+
+    def _seal(self) -> int:
+        """Turns the changes that came one by one into columns, and leaves behind what is no whole change."""
+        if self._ended != 0 or len(self._active.ends) > 1:
+            self._ended = None
+            self._grow(self._active.sealed())
+        return 0
 
     def append_batch(self, key_groups: Any, values: Any) -> None:
         """Adds many changes in one call: the fast path.
@@ -195,10 +215,9 @@ class ChangelogWriter:
         for columns in batch_columns(key_groups, values, self.key_group_range):
             for piece in columns.split(max(self._settings.persist_size_threshold, 1)):
                 self._seal()
-                self._chunks.append(piece)
-                self._sealed_bytes += piece.size
-                self._flush_at = self._threshold - self._sealed_bytes
-                if self._flush_at <= 0:
+                self._active = self._active.with_columns(piece)
+                self._room = self._active.room
+                if self._room <= 0:
                     self._flush()
 
     def _enter(self, key_group: int) -> None:
@@ -206,15 +225,17 @@ class ChangelogWriter:
         self._mailbox.run()
         if self._closed:
             raise self._closed_error("append")
-        if self._is_refusing:
+        if self._failed.weight > self._settings.max_in_flight:
             raise UnavailableError(
-                f"{sum(self._failed_bytes.values())} bytes of changes could not be uploaded ({self._failure})",
+                f"{self._failed.weight} bytes of changes could not be uploaded ({self._failure})",
                 operation="append",
                 subject=self.operator_id,
                 hint="Nothing was added. Call persist to send them again once the store is back, or close the writer",
             ) from self._failure
-        self._first, self._last = self.key_group_range.start, self.key_group_range.end
-        if not self._first <= key_group <= self._last:
+        self._last = self.key_group_range.end
+        if self._mailbox.letters:  # Whoever left one meanwhile may have closed it before it was opened.
+            self._last = _CLOSED
+        if not self._first <= key_group <= self.key_group_range.end:
             raise InvalidInputError(
                 f"key group {key_group} is outside {self.key_group_range}",
                 operation="append",
@@ -222,9 +243,25 @@ class ChangelogWriter:
                 hint="Route each key to the subtask that owns its key group",
             )
 
+    def _end_change(self, before: int, size: int) -> None:
+        """Adds the end of a change that is empty, or fills the set, or is too long for any block: that fills it too."""
+        if size == before:
+            self._room -= EMPTY_CHANGE_BYTES
+        full = size >= self._room
+        if full and size - before > MAX_CHANGE_BYTES:
+            raise InvalidInputError(
+                f"a change of {size - before} bytes is above the limit of {MAX_CHANGE_BYTES}",
+                operation="append",
+                subject=self.operator_id,
+                hint="Split the value",
+            )
+        self._active.ends.append(size)
+        self._ended = size
+        if full:
+            self._flush()
+
     def _refuse_change(self, key_group: object, value: object, error: Exception) -> NoReturn:
-        """Takes a half-added change back."""
-        del self._key_groups[len(self._ends) - 1 :]
+        """Says what is wrong. What was added of the change is left behind by the next one."""
         if isinstance(error, MemoryError):
             raise error
         raise InvalidInputError(
@@ -233,22 +270,6 @@ class ChangelogWriter:
             subject=self.operator_id,
             hint="Give an integer and contiguous bytes",
         ) from error
-
-    def _take_back_last(self) -> NoReturn:
-        """Refuses a change that no block can hold. Any such change reaches the threshold, so :meth:`_flush` sees it."""
-        del self._data[self._ends[-2] :]
-        length = self._ends.pop() - self._ends[-1]
-        self._key_groups.pop()
-        raise InvalidInputError(
-            f"a change of {length} bytes is above the limit of {MAX_CHANGE_BYTES}",
-            operation="append",
-            subject=self.operator_id,
-            hint="Split the value",
-        )
-
-    @property
-    def _is_refusing(self) -> bool:
-        return sum(self._failed_bytes.values()) > self._settings.max_in_flight
 
     # -- numbers --------------------------------------------------------------------------------------------------
 
@@ -264,40 +285,19 @@ class ChangelogWriter:
         """
         self._check_open("next_sequence_number")
         self._rollover()
-        if sum(change_set.size for change_set in self._waiting.values()) >= self._settings.persist_size_threshold:
+        if self._waiting.weight >= self._settings.persist_size_threshold or len(self._waiting) >= _MAX_TASK_SETS:
             self._submit(sorted(self._waiting))  # Nobody may ever persist what a materialization has cut off.
-        return SequenceNumber(self._active)
-
-    def _start_active_set(self) -> None:
-        self._chunks: list[ChangeColumns] = []
-        self._sealed_bytes = 0
-        self._flush_at = self._threshold
-        self._start_buffers()
-
-    def _start_buffers(self) -> None:
-        self._key_groups = array("h")
-        self._ends = array("q", [0])
-        self._data = bytearray()
-
-    def _seal(self) -> None:
-        """Turns the changes that came one by one into columns; they keep their place in the order."""
-        if not self._key_groups:
-            return
-        key_groups, offsets = np.frombuffer(self._key_groups, np.int16), np.frombuffer(self._ends, np.int64)
-        self._chunks.append(ChangeColumns(key_groups, offsets, pa.py_buffer(self._data)))
-        self._sealed_bytes += len(self._data)
-        self._flush_at = self._threshold - self._sealed_bytes
-        self._start_buffers()
+        return SequenceNumber(self._active.number)
 
     def _rollover(self) -> None:
         """Closes the active set, if it has changes, and gives the next one its number."""
         self._seal()
-        if not self._chunks:
+        active = self._active
+        columns = active.columns()
+        if not columns:
             return
-        change_set = StateChangeSet.of_columns(self.log_id, SequenceNumber(self._active), self._chunks)
-        self._waiting[self._active] = change_set
-        self._active += 1
-        self._start_active_set()
+        self._waiting.put(StateChangeSet.of_columns(self.log_id, SequenceNumber(active.number), columns))
+        self._grow(ActiveSet(active.number + 1, self._threshold))  # Until then the set does not count: it may yet grow.
 
     # -- uploading ------------------------------------------------------------------------------------------------
 
@@ -317,85 +317,84 @@ class ChangelogWriter:
         if start < self._lowest:
             raise self._bad_number(f"{start} was truncated: the changelog starts at {self._lowest}", "persist")
         self._rollover()
-        listener = Listener(start, self._active, checkpoint_id, PersistFuture(self._mailbox))
-        if not self._snapshots.begin(listener, self._uploaded):
-            try:
+        listener = Listener(start, self._active.number, checkpoint_id, PersistFuture(self._mailbox))
+        try:
+            if not self._snapshots.begin(listener, self._uploaded):
                 self._submit(sorted(number for number in self._waiting if number >= start))
-            except BaseException:
-                self._snapshots.forget(listener)
-                raise
-            self._mailbox.run()
+        except BaseException:
+            self._snapshots.forget(listener)
+            raise
+        self._mailbox.run()
         return listener.future
 
     def _flush(self) -> None:
         """Sends everything that waits, without a checkpoint."""
-        if len(self._ends) > 1 and self._ends[-1] - self._ends[-2] > MAX_CHANGE_BYTES:
-            self._take_back_last()
         self._rollover()
         self._submit(sorted(self._waiting))
 
     def _submit(self, numbers: list[int]) -> None:
         """Sends waiting sets, in as few tasks as the bound of a batch allows. May wait for room."""
-        for group in self._groups(numbers):
-            sets = [self._waiting.pop(number) for number in group]
-            for change_set in sets:
-                number = change_set.sequence_number.value
-                self._in_flight[number] = change_set
-                self._failed_bytes.pop(number, None)
-            task = UploadTask(sets, self._posted(self._on_success), self._posted(self._on_failure))
-            try:
-                self._scheduler.upload(task)
-            except BaseException as error:
-                task.fail(error)  # A scheduler should have done so; without it, its sets would be in flight for ever.
-                raise
+        self._note_given()
+        left = filter(self._waiting.__contains__, numbers)
+        for sets in self._waiting.groups(left, self._settings.persist_size_threshold, _MAX_TASK_SETS):
+            self._given = UploadTask(sets, self._posted(self._on_success), self._posted(self._on_failure))
+            self._scheduler.upload(self._given)
+            self._given.taken = True
+            self._note_given()
 
-    def _groups(self, numbers: Iterable[int]) -> Iterator[list[int]]:
-        group: list[int] = []
-        size = 0
-        for number in numbers:
-            length = self._waiting[number].size
-            if group and (size + length > self._settings.persist_size_threshold or len(group) == _MAX_TASK_SETS):
-                yield group
-                group, size = [], 0
-            group.append(number)
-            size += length
-        if group:
-            yield group
+    def _note_given(self) -> None:
+        """Notes that what the scheduler has taken is in flight; later, if that was interrupted."""
+        if self._given is not None and self._given.taken:
+            for change_set in self._given.change_sets:
+                number = change_set.sequence_number.value
+                if number in self._waiting:
+                    self._in_flight[number] = change_set
+                    self._waiting.drop(number)
+                    self._failed.drop(number)
+        self._given = None
 
     def _posted(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """What an upload thread calls: leaves the call for the owner."""
-        mailbox = self._mailbox
-        return lambda *arguments: mailbox.post(lambda: callback(*arguments))
+        """What an upload thread calls: leaves the call, with a list of its own, for the owner."""
+
+        def post(items: Iterable[Any], *error: BaseException) -> None:
+            self._mailbox.post(partial(callback, list(items), *error))
+            self._last = _CLOSED
+
+        return post
 
     def _on_success(self, results: list[UploadResult]) -> None:
-        if self._closed:  # Nobody waits for it, so nobody will ever name it.
-            self._ownership.release(results)
-            return
-        self._snapshots.offer(results)
-        for result in results:
+        """Consumes ``results``, so that it may run again after an interrupt. After ``close``, on any thread."""
+        if not self._closed:
+            self._note_given()
+            self._snapshots.offer(results)
+        while results:
+            result = results[-1]
             number = result.sequence_number.value
-            self._in_flight.pop(number, None)
-            if self._is_wanted(number):
-                self._uploaded[number] = result
-            else:
+            kept = False
+            if not self._closed:  # Else nobody waits for it. A set may have been sent twice: the first result counts.
+                kept = self._lowest <= number and self._uploaded.setdefault(number, result) is result
+                self._in_flight.pop(number, None)
+                self._waiting.drop(number)
+                self._failed.drop(number)
+            results.pop()
+            if not kept:
                 self._ownership.release([result])
 
     def _on_failure(self, numbers: list[SequenceNumber], error: BaseException) -> None:
         if self._closed:
             return
+        self._note_given()
         self._failure = error
-        failed = [number.value for number in numbers]
-        for number in failed:
-            change_set = self._in_flight.pop(number, None)
-            if change_set is not None and self._is_wanted(number):
-                self._waiting[number] = change_set
-                self._failed_bytes[number] = change_set.size
-        if self._is_refusing:
-            self._first, self._last = 0, -1  # Sends the next append through _enter.
+        failed = [number.value for number in numbers if number.value in self._in_flight]
         self._snapshots.fail(failed, error)
-
-    def _is_wanted(self, number: int) -> bool:
-        return self._lowest <= number and (self._highest is None or number < self._highest)
+        for number in failed:
+            change_set = self._in_flight[number]
+            if self._lowest <= number:
+                self._waiting.put(change_set)
+                self._failed.put(change_set)
+            del self._in_flight[number]
+        if self._failed.weight > self._settings.max_in_flight:
+            self._last = _CLOSED
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -433,11 +432,15 @@ class ChangelogWriter:
         """
         self._check_open("truncate")
         self._lowest = max(self._lowest, self._checked("to", to, "truncate"))
-        for number in [known for known in self._waiting if known < self._lowest]:
-            del self._waiting[number]
-            self._failed_bytes.pop(number, None)
-        dropped = [number for number in self._uploaded if number < self._lowest]
-        self._ownership.release([self._uploaded.pop(number) for number in dropped])
+        while self._swept < self._lowest:
+            self._waiting.drop(self._swept)
+            self._failed.drop(self._swept)
+            self._release_uploaded(self._swept)
+            self._swept += 1
+
+    def _release_uploaded(self, number: int) -> None:
+        if (result := self._uploaded.pop(number, None)) is not None:
+            self._ownership.release([result])
 
     def truncate_and_close(self, from_: SequenceNumber) -> None:
         """Releases every set from ``from_`` (inclusive) on, keeps those below for the last checkpoint, and closes.
@@ -447,25 +450,22 @@ class ChangelogWriter:
             ClosedError: The writer is closed.
         """
         self._check_open("truncate_and_close")
-        self._highest = self._checked("from_", from_, "truncate_and_close")
-        dropped = [number for number in self._uploaded if number >= self._highest]
-        self._ownership.release([self._uploaded.pop(number) for number in dropped])
+        start = self._checked("from_", from_, "truncate_and_close")
+        self._closed = True  # What arrives from now on is released.
+        for number in [known for known in self._uploaded if known >= start]:
+            self._release_uploaded(number)
         self.close()
 
     def close(self) -> None:
         """Drops what was not uploaded and fails every persist that waits. Idempotent. Uploaded sets stay stored."""
-        if self._closed:
-            return
         self._mailbox.run()
         self._closed = True
-        self._first, self._last = 0, -1
-        self._waiting.clear()
-        self._in_flight.clear()
-        self._uploaded.clear()
-        self._failed_bytes.clear()
-        self._start_active_set()
-        self._mailbox.close()
+        self._last = _CLOSED
+        for sets in (self._waiting, self._failed, self._in_flight, self._uploaded):
+            sets.clear()
+        self._grow(ActiveSet(self._active.number, 0))
         self._snapshots.close(self._closed_error("persist"))
+        self._mailbox.close()
 
     def run_callbacks(self) -> int:
         """Runs the callbacks of uploads that have ended, on the caller's thread; returns how many there were."""
@@ -481,8 +481,8 @@ class ChangelogWriter:
     def _checked(self, name: str, number: SequenceNumber, operation: str) -> int:
         if not isinstance(number, SequenceNumber):
             raise self._bad_number(f"{name} is {number!r}, not a SequenceNumber", operation)
-        if number.value > self._active:
-            raise self._bad_number(f"{name} is {number}, the set that is growing is {self._active}", operation)
+        if number.value > self._active.number:
+            raise self._bad_number(f"{name} is {number}, {self._active.number} is the set that is growing", operation)
         return number.value
 
     def _checked_range(self, from_: SequenceNumber, to: SequenceNumber, operation: str) -> tuple[int, int]:

@@ -100,7 +100,7 @@ def test_another_thread_only_waits_and_the_owner_runs_the_callbacks(store: Gated
         other = pool.submit(future.result, WAIT)
         while not future.done():
             with writer._mailbox.monitor:
-                writer._mailbox.monitor.wait_for(lambda: bool(writer._letters), WAIT)
+                writer._mailbox.monitor.wait_for(lambda: bool(writer._mailbox.letters), WAIT)
             writer.run_callbacks()
         assert other.result(WAIT) == future.result()
         assert ran_on == [threading.get_ident()]

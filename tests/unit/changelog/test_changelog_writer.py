@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,89 @@ def test_a_large_batch_is_cut_into_sets() -> None:
     bench.writer.append_batch([1] * 25, [b"x" * 10] * 25)
     assert bench.scheduler.numbers() == [[0], [1], [2]]
     assert [task.size for task in bench.scheduler.tasks] == [100, 100, 50]
+
+
+@pytest.mark.parametrize(
+    "append",
+    [
+        lambda writer: writer.append(1, b""),
+        lambda writer: writer.append_meta(b""),
+        lambda writer: writer.append_batch([1], [b""]),
+    ],
+    ids=["append", "append_meta", "append_batch"],
+)
+def test_empty_changes_fill_a_set_too(append: Any) -> None:
+    bench = Bench(preemptive_persist_threshold=1000, persist_size_threshold=1000)
+    for _ in range(100):
+        assert bench.scheduler.tasks == []
+        append(bench.writer)
+    [task] = bench.scheduler.tasks
+    assert [len(change_set) for change_set in task.change_sets] == [100]
+    assert task.change_sets[0].size == 0
+
+
+def test_empty_changes_count_towards_the_bounds_of_batches_and_of_bytes_in_flight() -> None:
+    bench = Bench(preemptive_persist_threshold=1000, persist_size_threshold=1000)
+    bench.writer.append_batch([1] * 250, [b""] * 250)
+    bench.persist()
+    assert [[len(change_set) for change_set in task.change_sets] for task in bench.scheduler.tasks] == [
+        [100],
+        [100],
+        [50],
+    ]
+    assert [task.size for task in bench.scheduler.tasks] == [1000, 1000, 500]
+
+
+def test_empty_changes_that_failed_are_refused_at_the_limit() -> None:
+    bench = Bench(preemptive_persist_threshold=500, persist_size_threshold=500, max_in_flight=1000)
+    for _ in range(3):
+        bench.writer.append_batch([1] * 50, [b""] * 50)
+        for index in range(len(bench.scheduler.tasks)):
+            bench.fail(index)
+        bench.scheduler.tasks.clear()
+    with pytest.raises(UnavailableError, match="1500 bytes"):
+        bench.writer.append(1, b"")
+
+
+def test_sets_that_are_only_cut_off_do_not_pile_up_however_small_they_are() -> None:
+    bench = Bench()
+    for _ in range(5000):
+        bench.append(b"x")
+    assert bench.scheduler.numbers()[0] == list(range(4096))
+
+
+def _calls(function: Any) -> int:
+    """How many functions are called, which no clock decides."""
+    count = 0
+
+    def note(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_the_work_for_many_sets_grows_with_their_number() -> None:
+    def cut_off(sets: int) -> Bench:
+        bench = Bench()
+        for _ in range(sets):
+            bench.append(b"x")
+        return bench
+
+    def live(sets: int) -> None:
+        bench = cut_off(sets)
+        bench.persist()
+        bench.complete(0)
+        for number in range(sets):
+            bench.writer.truncate(sn(number))
+
+    for work in (cut_off, live):
+        assert _calls(lambda: work(1600)) < 2.2 * _calls(lambda: work(800))  # noqa: B023
 
 
 # -- persist ---------------------------------------------------------------------------------------------------------
@@ -475,6 +559,58 @@ def test_a_persist_cannot_be_cancelled_and_times_out_politely() -> None:
     assert bench.world.time == before + 3
     bench.world.executor("x", 1).call_later(1, lambda: bench.scheduler.complete(0) and None)
     assert numbers_in(future.result(timeout=3)) == [0]
+
+
+CALLBACKS: dict[str, Any] = {
+    "append": lambda bench: bench.writer.append(5, b"by the callback"),
+    "next_sequence_number": lambda bench: bench.writer.next_sequence_number(),
+    "persist": lambda bench: bench.persist(checkpoint_id=2).result(timeout=1),
+    "confirm": lambda bench: bench.writer.confirm(sn(0), sn(1), 1),
+    "reset": lambda bench: bench.writer.reset(sn(0), sn(1), 1),
+    "truncate": lambda bench: bench.writer.truncate(sn(1)),
+    "close": lambda bench: bench.writer.close(),
+    "truncate_and_close": lambda bench: bench.writer.truncate_and_close(sn(0)),
+    "run_callbacks": lambda bench: bench.writer.run_callbacks(),
+}
+
+
+@pytest.mark.parametrize("end", ["complete", "fail"])
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_a_callback_of_a_persist_may_call_any_method_of_the_writer(name: str, end: str) -> None:
+    bench = Bench()
+    bench.append(b"a")
+    first, other = bench.persist(), bench.persist()
+    seen: list[Any] = []
+
+    def call(_: Any) -> None:
+        if name == "persist" and end == "fail":
+            bench.world.executor("x", 1).submit(lambda: bench.scheduler.complete(1, "object"))
+        seen.append(CALLBACKS[name](bench))
+
+    first.add_done_callback(call)
+    getattr(bench, end)(0)
+    assert len(seen) == 1
+    assert first.done()
+    assert other.done()
+    if name == "persist":
+        assert numbers_in(seen[0]) == [0]
+
+
+def test_a_callback_may_start_the_next_persist_again_and_again() -> None:
+    bench = Bench()
+    results: list[Any] = []
+
+    def go_on(future: Any) -> None:
+        results.append(numbers_in(future.result()))
+        if len(results) < 20:
+            bench.append(b"next")
+            bench.persist(len(results), checkpoint_id=len(results) + 1).add_done_callback(go_on)
+
+    bench.append(b"first")
+    bench.persist().add_done_callback(go_on)
+    for index in range(20):
+        bench.complete(index)
+    assert results == [[number] for number in range(20)]
 
 
 # -- confirm and reset -----------------------------------------------------------------------------------------------
