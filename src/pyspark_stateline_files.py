@@ -1,7 +1,7 @@
 """Lets Spark find ``format("stateline_files")`` by itself; see ``pyspark_stateline``.
 
-Nobody tells a sink that its stream has ended. :func:`stateline.spark.register` watches for it; without it, files that
-are open when a stream ends stay open until the stream starts again or :func:`stateline.spark.finish_files` is called.
+Nobody tells a sink that its stream has ended; :func:`stateline.spark.register` watches for it. Without it, files are
+finished with each micro-batch, unless ``roll_seconds`` or ``idle_seconds`` say when.
 """
 
 try:

@@ -22,6 +22,15 @@ def test_formats_are_found_in_a_session_without_register(spark: SparkSession, tm
         untold.read.format("stateline").load(str(tmp_path / "out"))
 
 
+def test_a_stream_that_nobody_watches_shows_its_rows_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    untold = spark.newSession()
+    untold.range(7).write.parquet(str(tmp_path / "in"))
+    rows = untold.readStream.schema("id long").parquet(str(tmp_path / "in"))
+    writer = rows.writeStream.format("stateline_files").option("checkpointLocation", str(tmp_path / "spark"))
+    writer.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination()
+    assert untold.read.parquet(str(tmp_path / "out")).count() == 7
+
+
 def test_register_leaves_sources_that_were_found_as_they_are(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

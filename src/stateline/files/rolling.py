@@ -35,7 +35,8 @@ class RollingPolicy:
         roll_bytes: Bytes buffered for the file. For encoded formats this is the size of its rows in Arrow; the
             encoded file is usually smaller.
         roll_seconds: Age since the first row; ``None`` or ``"never"`` for no limit. ``"auto"`` is five minutes in a
-            stream that goes on, see :meth:`going_on`, and no limit elsewhere: what has an end finishes its files there.
+            stream that goes on, see :meth:`going_on`, at once in one that nobody watches, see :meth:`unwatched`, and no
+            limit elsewhere: what has an end finishes its files there.
         idle_seconds: Time since the newest row; ``None`` or ``"never"`` for no limit.
         every_checkpoint: Whether every checkpoint finishes its files, for readers that want rows at once.
     """
@@ -53,6 +54,11 @@ class RollingPolicy:
     def going_on(self) -> RollingPolicy:
         """The policy in a stream without an end: nobody may ever come to finish its files."""
         return replace(self, roll_seconds=_SECONDS_IN_A_STREAM) if self.roll_seconds == _AUTO else self
+
+    def unwatched(self) -> RollingPolicy:
+        """The policy in a stream whose end nobody notices: files are finished at once where no time for it is given."""
+        is_open_ended = self.roll_seconds == _AUTO and self.idle_seconds is None
+        return replace(self, every_checkpoint=True) if is_open_ended else self
 
     @property
     def shortest_seconds(self) -> float | None:

@@ -34,7 +34,7 @@ from stateline.environment import system_environment
 from stateline.errors import InvalidInputError
 from stateline.spark.files_options import FilesSinkOptions
 from stateline.spark.files_rounds import FilesRounds
-from stateline.spark.files_sink import RUN, FilesSink, finish_sink, roll_sink
+from stateline.spark.files_sink import RUN, WATCHED, FilesSink, finish_sink, roll_sink
 from stateline.spark.query_end import QueryEnd
 from stateline.threads import new_lock
 
@@ -153,6 +153,7 @@ def listener_of(spark: SparkSession) -> EndOfStreamListener:
             _before_exit(_drain)
         _LISTENERS[spark] = EndOfStreamListener(spark)
         spark.streams.addListener(_LISTENERS[spark])
+        spark.conf.set(WATCHED, "true")
     return _LISTENERS[spark]
 
 

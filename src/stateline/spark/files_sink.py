@@ -12,7 +12,8 @@ Facts (Spark 4, Python data sources):
 - A task learns its query from ``TaskContext``'s local properties, which also hold the settings of the session;
   ``commit`` learns it from the messages.
 - Every setting of the query's own session whose name begins with ``spark`` reaches the tasks as a local property. So
-  the driver tells them by :data:`RUN` that it makes rounds while no rows come, and for which run.
+  the driver tells them by :data:`RUN` that it makes rounds while no rows come, and for which run, and by
+  :data:`WATCHED` that it notices the end of the query. In a session that found the sink by itself it does neither.
 - Where ``checkpointLocation`` is a setting of the session, Spark hands the writer no option, and keeps its checkpoint
   below that place under the query's name. Without a name nobody could ever start from it again.
 
@@ -56,13 +57,16 @@ from stateline.spark.offsets import offsets_digest
 from stateline.spark.plan import PipelinePlan
 from stateline.spark.worker_process import freeze_imports
 
-__all__ = ["RUN", "FilesSink", "finish_job", "finish_sink", "roll_sink"]
+__all__ = ["RUN", "WATCHED", "FilesSink", "finish_job", "finish_sink", "roll_sink"]
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 _ENVIRONMENT: Final = system_environment()
 RUN: Final = "spark.stateline.run"
 """Setting of a query's own session: the id of its run, where it has no end of its own."""
+
+WATCHED: Final = "spark.stateline.watched"
+"""Setting of a session whose queries are watched: somebody notices their end."""
 
 _QUERY: Final = "sql.streaming.queryId"
 _CHECKPOINTS: Final = "spark.sql.streaming.checkpointLocation"
@@ -104,12 +108,14 @@ class _Staged(WriterCommitMessage):
         query_id: The streaming query; empty for a batch write.
         spark_checkpoint: Where Spark keeps the query's checkpoint; empty if it is not known.
         run_id: The run of a stream that goes on; empty for one that ends by itself, and for a batch.
+        is_watched: Whether somebody notices the end of the query.
         files: The task's rows, as JSON of :class:`TaskFiles`.
     """
 
     query_id: str
     spark_checkpoint: str
     run_id: str
+    is_watched: bool
     files: bytes
 
 
@@ -194,6 +200,7 @@ class _Sink:
         schema: Arrow schema of the rows, serialised; empty where nothing but the end is left to do.
         job: Whether it is a batch job, which has no next batch.
         run_id: The run of a stream that goes on; empty for what has an end.
+        is_watched: Whether somebody notices the end of a stream.
     """
 
     options: FilesSinkOptions
@@ -201,6 +208,7 @@ class _Sink:
     schema: bytes
     job: bool = False
     run_id: str = ""
+    is_watched: bool = True
 
     @classmethod
     def make(cls, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> _Sink:
@@ -226,19 +234,20 @@ class _Sink:
 
     def for_run(self, messages: Sequence[WriterCommitMessage | None]) -> _Sink:
         """The sink of one run of a stream, as its tasks know it."""
-        run_id = next((message.run_id for message in messages if isinstance(message, _Staged)), "")
-        return replace(self, run_id=run_id)
+        staged = next((message for message in messages if isinstance(message, _Staged)), None)
+        return self if staged is None else replace(self, run_id=staged.run_id, is_watched=staged.is_watched)
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> _Staged:
         """A task's work: makes its rows durable. What is a whole file by itself is encoded here, in parallel."""
         context, name = TaskContext.get(), self.options.query_name
         query_id = (context.getLocalProperty(_QUERY) if context else None) or ""
         run_id = (context.getLocalProperty(RUN) if context and query_id else None) or ""
+        is_watched = context is not None and context.getLocalProperty(WATCHED) is not None
         checkpoints = context.getLocalProperty(_CHECKPOINTS) if context and query_id and name else None
         location = self.options.checkpoint_location or (f"{checkpoints}/{name}" if checkpoints else "")
         files = self._decision().stage(batches)
         freeze_imports()
-        return _Staged(query_id, location, run_id, msgspec.json.encode(files))
+        return _Staged(query_id, location, run_id, is_watched, msgspec.json.encode(files))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """The driver's work: decides a batch, exactly once however often it is called."""
@@ -342,6 +351,8 @@ class _Sink:
         output = self.options.output()
         if self.job:
             return replace(output, rolling=RollingPolicy(every_checkpoint=True))
+        if not self.is_watched:
+            return replace(output, rolling=output.rolling.unwatched())
         return replace(output, rolling=output.rolling.going_on()) if self.run_id else output
 
     def _known(self, query_id: str) -> _Known:
