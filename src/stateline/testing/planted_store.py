@@ -274,8 +274,8 @@ _bug(
 _bug(
     "local_all_errors_are_refusals",
     "an I/O error of link counts as proof that there is no link",
-    "blob.local._SURELY_NOT_DONE",
-    lambda: replaced(local_module, "_SURELY_NOT_DONE", frozenset(errno.errorcode)),
+    "blob.local.SURELY_NOT_DONE",
+    lambda: replaced(local_module, "SURELY_NOT_DONE", frozenset(errno.errorcode)),
     _LOCAL,
     "single",
 )
