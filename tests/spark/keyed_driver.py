@@ -18,7 +18,7 @@ from stateline.blob import open_store
 from stateline.blob.instrumented import StoreDecorator
 from stateline.spark import KeyedStream, count, get_or_create_session, max, sum
 from stateline.spark import coordinator as coordinator_module
-from stateline.spark import pipeline as pipeline_module
+from stateline.spark import driver_stores as driver_stores_module
 
 SCHEMA = "id long, key long, value long"
 
@@ -75,7 +75,7 @@ def plant(point: str, when: str) -> None:
 
         coordinator_module.MicroBatchCoordinator.run_batch = run_and_die
     else:
-        pipeline_module.open_store = lambda *arguments: KillingStore(open_store(*arguments), point, when)
+        driver_stores_module.open_store = lambda *arguments: KillingStore(open_store(*arguments), point, when)
 
 
 def waiting(folder: str, from_id: int):

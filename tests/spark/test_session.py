@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
 from stateline.errors import InvalidInputError, UnavailableError
-from stateline.spark import KeyedStream, count, get_or_create_session, pipeline, session
+from stateline.spark import KeyedStream, count, get_or_create_session, pipeline_run, session
 from stateline.spark.arrow_batches import ARROW_BATCH_SETTINGS, set_arrow_batches
 from stateline.spark.java import JavaRuntime
 
@@ -244,7 +244,7 @@ def test_a_keyed_stream_sets_them_for_its_batches_and_not_for_the_session_it_was
         set_arrow_batches(batch_session)
         seen.append({name: batch_session.conf.get(name) for name in ARROW_BATCH_SETTINGS})
 
-    monkeypatch.setattr(pipeline, "set_arrow_batches", spy)
+    monkeypatch.setattr(pipeline_run, "set_arrow_batches", spy)
     theirs = without_arrow_settings(spark)
     theirs.range(10).write.parquet(str(tmp_path / "events"))
     events = theirs.readStream.schema("id long").parquet(str(tmp_path / "events"))

@@ -10,10 +10,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
 import stateline.spark as st
+from stateline.errors import UserCodeError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot find this module.
 
@@ -166,7 +166,7 @@ def test_what_spark_kept_for_a_batch_that_failed_does_not_count(values):
     run()
     values.add(range(10, 30))
     flag.touch()
-    with pytest.raises(StreamingQueryException, match="not yet"):
+    with pytest.raises(UserCodeError, match="not yet"):
         run()
     assert not (values.folder / "spark" / "commits" / "1").exists()
     flag.unlink()
