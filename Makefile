@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := spark,jre,s3,gcs,azure,cli,metrics,testing,demo,dev
+TEST_PROCESSES ?= 2
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
 # An environment that was built elsewhere and then moved or copied would run the code of that other place.
@@ -30,8 +31,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --no-build-isolation --editable ".[$(EXTRAS)]"
 	@echo $(CURDIR) > $(STAMP)
 
-test: $(STAMP) ## Run every test; ARGS="-k name" picks some
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## Run every test, in TEST_PROCESSES (2); ARGS="-k name" picks some
+	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
 check: $(STAMP) ## Check format, lint, types, layers, security and known vulnerabilities
 	$(BIN)/python -m ruff format --check --quiet .
