@@ -92,7 +92,7 @@ def instrumented(phases: Phases, store: Any) -> Iterator[None]:
             (StateTable, "probe", "probe"),
             (plan_module.KeyedAggregation, "_results", "output"),
             (run_store, "encode_run", "build run"),
-            (merge, "merge_runs", "merge runs"),
+            (merge, "_newest", "merge runs"),
         ):
             wrapped = phases.wrap(name, getattr(target, attribute))
             stack.enter_context(mock.patch.object(target, attribute, wrapped))

@@ -81,6 +81,8 @@ class KeyGroupRange:
     EMPTY: ClassVar[KeyGroupRange]
 
     def __post_init__(self) -> None:
+        if type(self.start) is int and type(self.end) is int and 0 <= self.start <= self.end:
+            return  # Nearly always; the question for other whole numbers is slow.
         whole = isinstance(self.start, Integral) and isinstance(self.end, Integral)
         if not whole or self.start < 0 or self.end < self.start - 1:
             raise InvalidInputError(
@@ -103,7 +105,8 @@ class KeyGroupRange:
 
     def intersection(self, other: KeyGroupRange) -> KeyGroupRange:
         """The key groups in both; :attr:`EMPTY` where there is none."""
-        check_kind(other, KeyGroupRange, "other", "a KeyGroupRange")
+        if type(other) is not KeyGroupRange:
+            check_kind(other, KeyGroupRange, "other", "a KeyGroupRange")
         start, end = max(self.start, other.start), min(self.end, other.end)
         return KeyGroupRange(start, end) if start <= end else KeyGroupRange.EMPTY
 

@@ -23,6 +23,7 @@ from stateline.blob.memory import MemoryStore
 from stateline.checkpoint.api import OperatorState, SubtaskState
 from stateline.key_groups import hash_columns, range_for_subtask
 from stateline.state import keys as keys_module
+from stateline.state import merge as merge_module
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
 from stateline.state.rescale import rescale
@@ -76,6 +77,7 @@ class StateMachine(RuleBasedStateMachine):
         tier_runs=st.integers(2, 4),
         small_rows=st.sampled_from([0, 20, 10_000]),
         piece_bytes=st.sampled_from([1, 300, 1 << 28]),
+        rows_free=st.sampled_from([0, 5, 1 << 16]),
         batch_rows=st.sampled_from([1, 3, 65_536]),
         whole_bytes=st.sampled_from([0, 1 << 20]),
     )
@@ -88,6 +90,7 @@ class StateMachine(RuleBasedStateMachine):
         tier_runs: int,
         small_rows: int,
         piece_bytes: int,
+        rows_free: int,
         batch_rows: int,
         whole_bytes: int,
     ) -> None:
@@ -98,6 +101,9 @@ class StateMachine(RuleBasedStateMachine):
         patch = self.stack.enter_context(pytest.MonkeyPatch.context())
         mask = np.uint64(((1 << bits) - 1) << (64 - bits))
         patch.setattr(keys_module, "hash_columns", lambda columns: hash_columns(columns) & mask)
+        patch.setattr(
+            merge_module, "_ROWS_FREE", rows_free
+        )  # Few rows at a time leave stacks that are merged half way.
         self.merging = MergeSettings(
             runs_max=runs_max, tier_runs=tier_runs, small_rows=small_rows, piece_bytes=piece_bytes
         )

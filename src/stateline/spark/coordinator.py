@@ -50,7 +50,6 @@ from stateline.spark.open_files import FinishFiles, due_files, files_by_subtask,
 from stateline.spark.plan import PipelinePlan
 from stateline.spark.starting import check_start, first_checkpoint
 from stateline.spark.subtask_results import gathered, max_event_time, summed_metrics
-from stateline.state.merge import is_merge_due
 from stateline.state.rescale import rescale
 
 __all__ = [
@@ -98,7 +97,6 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
         watermark_us: The watermark that holds for this batch, microseconds since the epoch; ``None`` without one.
         late_watermark_us: The one that held for the batch before: what lies at or below it is closed, and late.
         earlier_checkpoints: See :attr:`Checkpoint.earlier_checkpoints`.
-        merges_sooner: Tables whose runs other subtasks are about to merge; see :attr:`MergeSettings.sooner`.
     """
 
     checkpoint_id: int
@@ -110,7 +108,6 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
     watermark_us: int | None = None
     late_watermark_us: int | None = None
     earlier_checkpoints: int = 0
-    merges_sooner: tuple[str, ...] = ()
 
 
 class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -413,7 +410,6 @@ class MicroBatchCoordinator(Generic[D]):
         for operator in self._plan.operators:
             files = files_by_subtask(newest, operator.name, self._plan.parallelism)
             states = {table: self._states(newest, operator.state_name(table)) for table in operator.tables}
-            due = tuple(table for table, stack in states.items() if any(is_merge_due(state.runs) for state in stack))
             tasks += [
                 SubtaskTask(
                     checkpoint_id=_next_id(newest),
@@ -425,7 +421,6 @@ class MicroBatchCoordinator(Generic[D]):
                     watermark_us=watermark.current_us,
                     late_watermark_us=watermark.applied_us,
                     earlier_checkpoints=0 if newest is None else newest.earlier_checkpoints,
-                    merges_sooner=due,
                 )
                 for subtask in range(self._plan.parallelism)
             ]

@@ -206,7 +206,7 @@ def run_subtask(
             processed.changes.get(name),
             writer,
             task.checkpoint_id,
-            settings=context.merging.sooner if name in task.merges_sooner else context.merging,
+            settings=context.merging,
             expired=processed.expired.get(name),
         )
         states[name] = made.state
@@ -216,8 +216,8 @@ def run_subtask(
         _add(metrics, "state_bytes_written", sum(run.size for run in made.written))
         _add(metrics, "runs_merged", made.merged)
         _add(metrics, "runs", len(made.state.runs))
-        _add(metrics, "state_rows", sum(run.rows for run in made.state.runs))
-        _add(metrics, "state_bytes", sum(run.size for run in made.state.runs))
+        _add(metrics, "state_rows", made.rows)
+        _add(metrics, "state_bytes", sum({run.name: run.size for run in made.state.runs}.values()))
     stored = clock.monotonic()
     _check_not_null(program.output_schema, processed.output, task.operator)
     files = _write_output(context, operator.output, program.output_schema, task, processed.output)

@@ -400,7 +400,7 @@ class KeyedStateBackend:
             cache=self._cache,
             environment=self._environment,
         )
-        made = snapshot(_with_one_recent_run(state.table), None, writer, checkpoint_id, settings=self._merging)
+        made = snapshot(state.table, None, writer, checkpoint_id, settings=self._merging)
         return OperatorState(
             name=state.name, schema=state.schema.encode(), definition=state.definition, subtasks=(made.state,)
         )
@@ -487,14 +487,3 @@ class KeyedStateBackend:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the backend is closed", operation="state", subject=self._store.url)
-
-
-def _with_one_recent_run(table: StateTable) -> StateTable:
-    """The table with all runs in memory merged into one, so that a checkpoint writes one object per state."""
-    durable = [run for run in table.runs if run.handle is not None]
-    recent = table.runs[len(durable) :]
-    if len(recent) < 2:
-        return table
-    merged = merge_runs(recent, table.key_groups, table.max_parallelism, drop_tombstones=not durable)
-    kept = (merged,) if len(merged) else ()
-    return StateTable(table.schema, table.key_groups, table.max_parallelism, (*durable, *kept))

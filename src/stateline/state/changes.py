@@ -7,9 +7,9 @@ ten times appears once. So the feed between two checkpoints is one function of t
 rows. Values are compared as they are stored: a rewritten row with equal values is no change.
 
 Why it is cheap. Runs never change, and both stacks keep the order of the runs that they share. A key whose rows lie
-only in shared runs reads the same in both. So only keys in runs of **one** of the stacks can have changed: between
-neighbouring checkpoints the new run of each subtask, and more only where runs were merged. Those keys are looked up in
-both stacks.
+only where a run is in both stacks reads the same in both. So only keys in key groups of a run that **one** of the
+stacks has can have changed: between neighbouring checkpoints the new run of each subtask, and of older ones the slices
+that were merged. Those keys are looked up in both stacks.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ import pyarrow.compute as pc
 
 from stateline.checkpoint.api import SubtaskState
 from stateline.handles import RunHandle
+from stateline.key_groups import KeyGroupRange
 from stateline.state.columns import Mask, Rows, fixed_words, valid_mask
 from stateline.state.keys import Hashes, KeyRows
 from stateline.state.merge import merge_windows
+from stateline.state.rescale import narrowed
 from stateline.state.rows import Run
 from stateline.state.schema import StateSchema
 from stateline.state.stored import SliceReader
@@ -74,19 +76,20 @@ def changes_between(reader: SliceReader, before: SubtaskState | None, after: Sub
         InvalidInputError: Of kind ``SCHEMA_MISMATCH``: the older rows cannot be read as the newer ones.
     """
     old_handles = () if before is None else before.runs
-    only_old, only_new = _without(old_handles, after.runs), _without(after.runs, old_handles)
-    if not only_old and not only_new:
+    candidates = [*_without(old_handles, after.runs), *_without(after.runs, old_handles)]
+    if not candidates:
         return
-    opened = {run.handle: run for run in reader.open_runs([*only_old, *only_new])}
-    shared = [handle for handle in old_handles if handle not in opened]
-    opened |= {run.handle: run for run in reader.open_runs(shared, _hashes(list(opened.values())))}
+    opened = {run.handle: run for run in reader.open_runs(candidates)}
+    others = [handle for handle in dict.fromkeys((*old_handles, *after.runs)) if handle not in opened]
+    hashes = _hashes(list(opened.values()))
+    opened |= {run.handle: run for run in reader.open_runs(others, hashes)}
     tables = [
         StateTable(reader.schema, after.key_groups, reader.max_parallelism, [opened[handle] for handle in handles])
         for handles in (old_handles, after.runs)
     ]
-    candidates = [opened[handle] for handle in (*only_old, *only_new)]
+    compared = [opened[handle] for handle in candidates]
     schema = change_schema(reader.schema)
-    for window in merge_windows(candidates, after.key_groups, reader.max_parallelism, drop_tombstones=False):
+    for window in merge_windows(compared, after.key_groups, reader.max_parallelism, drop_tombstones=False):
         old, new = (table.probe(window.keys) for table in tables)
         batch = _compare(window.keys.declared(reader.schema), old, new, schema)
         if batch.num_rows:
@@ -94,8 +97,27 @@ def changes_between(reader: SliceReader, before: SubtaskState | None, after: Sub
 
 
 def _without(handles: Sequence[RunHandle], others: Sequence[RunHandle]) -> list[RunHandle]:
-    taken = set(others)
-    return [handle for handle in handles if handle not in taken]
+    """The parts of runs, by key groups, that another stack does not have."""
+    taken: dict[str, list[KeyGroupRange]] = {}
+    for other in others:
+        taken.setdefault(other.name, []).append(other.key_groups)
+    return [
+        part
+        for handle in handles
+        for missing in _outside(handle.key_groups, taken.get(handle.name, ()))
+        if (part := narrowed(handle, missing)) is not None
+    ]
+
+
+def _outside(key_groups: KeyGroupRange, taken: Sequence[KeyGroupRange]) -> Iterator[KeyGroupRange]:
+    """What disjoint ranges leave of a range, ascending."""
+    start = key_groups.start
+    for part in sorted(taken, key=lambda item: item.start):
+        if start < part.start <= key_groups.end:
+            yield KeyGroupRange(start, part.start - 1)
+        start = max(start, part.end + 1)
+    if start <= key_groups.end:
+        yield KeyGroupRange(start, key_groups.end)
 
 
 def _hashes(runs: Sequence[Run]) -> Hashes:

@@ -1,21 +1,29 @@
 """Merging runs: which ones, and how.
 
-Owns the plan (pure: sizes in, adjacent runs out) and the vectorised merge. Does not own when it runs or where the
-result goes (``snapshot``).
+Owns the plan (pure: numbers of rows in, numbers of runs out) and the vectorised merge. Does not own when it runs or
+where the result goes (``snapshot``).
+
+A merge is never all or nothing. The hash space of a subtask is cut into *slices*, and each slice is a stack of its
+own: the rows that each run has there. A checkpoint merges the slices that need it most, as many as its budget allows,
+and the others wait. In a merged slice the upper part of the stack, always with the newest changes, becomes one layer;
+so the layers of all slices together are **one** run, which lies on top of the stack everywhere, and older runs stay
+for the slices that still need them.
 
 Invariants:
-- Only adjacent runs are merged, and the result takes their place, so "the newer run wins" stays true.
-- A tombstone is dropped only when no older run that could hold its key is left outside the merge.
-- Neighbours in a stack that share no key group are one *level*, and are merged only together: no key is in two of them.
+- Only the upper end of a slice's stack is merged, so "the newer run wins" stays true.
+- A tombstone is dropped only where no older run has rows in its slice.
 
-Bounds, for settings ``runs_max``, ``space_factor`` and ``piece_bytes``:
-- **Reads**: after a checkpoint a stack has at most ``runs_max`` levels, so a key is looked for in so many runs at most.
-- **Space**: rows stored are at most ``space_factor`` times the live ones (above a floor of ``small_rows``). Live rows
-  are at least those of the oldest runs less all tombstones.
-- **Writes**: a row is rewritten when runs of about its run's size have gathered, so about log(state / changes) times:
-  5 times in 1,000 checkpoints of equal size, 8 times in 5,000.
-- **Memory**: what is merged at a time, and becomes one run, is about ``piece_bytes``, however large the state is. A
-  level that is larger is several runs of neighbouring key groups.
+Bounds, for settings ``runs_max``, ``space_factor``, ``rows_per_change`` and ``piece_bytes``:
+- **Time**: a checkpoint rewrites about ``rows_per_change`` rows for each changed one, or an eighth of all that is due,
+  but never more than twice ``rows_per_change``, so that none takes much longer than its neighbours. What two other
+  bounds demand is done beyond it.
+- **Reads**: after a checkpoint a key is looked for in at most ``runs_max`` runs.
+- **Space**: rows that readers see are at most ``space_factor`` times the live ones (above a floor of ``small_rows``).
+- **Writes**: a row is rewritten when runs of about its run's size have gathered, so about log(state / changes) times.
+- **Memory**: what is merged at a time, and becomes one object, is about ``piece_bytes``.
+
+Why waiting evens out. Work comes in bursts, as slices that are alike come due at once. Each burst is spread over
+several checkpoints, and from then on these slices come due at different times.
 """
 
 from __future__ import annotations
@@ -23,38 +31,41 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Self
+from typing import Any, Final
 
 import numpy as np
 
 from stateline.errors import InvalidInputError
-from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.options import normalise_settings, parse_int, parse_size, setting
 from stateline.state.columns import Mask, take
 from stateline.state.keys import group_sorted
 from stateline.state.rows import Run, StateRows
 
-__all__ = [
-    "MergeSettings",
-    "RunSize",
-    "drops_tombstones",
-    "is_merge_due",
-    "live_rows_min",
-    "merge_pieces",
-    "merge_runs",
-    "merge_windows",
-    "plan_merge",
-]
+__all__ = ["Counts", "Expired", "MergeSettings", "SlicedStack", "merge_runs", "merge_windows", "plan_merges"]
 
 _WINDOW_ROWS: Final = 131_072
 """Rows merged at a time: few enough to stay in the cache, enough to make numpy's overhead vanish."""
 
-_SOONER: Final = 0.5
 _TIER_SLACK: Final = 1.2
 """How much bigger than all newer runs together the next older one may be to be of their size. Batches vary."""
 
+_DEBT_SHARE: Final = 4
+"""Of what is due, a checkpoint pays one part in so many."""
+
+_STORED_MAX: Final = 2.5
+"""Rows that may be stored for each live row of a slice: an object stays as long as any slice needs any of its rows."""
+
+_PATIENCE: Final = 2.0
+"""How many times ``rows_per_change`` a checkpoint may pay because much is due."""
+
+_ROWS_FREE: Final = 65_536
+"""Rows that any checkpoint may merge, however few have changed: a few milliseconds."""
+
 Expired = Callable[[StateRows], Mask]
+
+Counts = np.ndarray[Any, np.dtype[np.int64]]
+"""Rows by run (oldest first) and slice."""
 
 
 def _factor(value: float | str, name: str) -> float:
@@ -74,13 +85,14 @@ class MergeSettings:
     Attributes:
         runs_max: Runs that a key may be in after a checkpoint, at most.
         tier_runs: How many runs of about one size are gathered before they are merged.
-        space_factor: Rows stored for each live row, at most.
+        space_factor: Rows stored for each live row, at most. Merges for it begin half way.
         small_rows: A stack of fewer rows is never merged for its space.
+        rows_per_change: Rows that a checkpoint may merge for each row that changed.
         piece_bytes: How much is merged at a time, about. A merge needs memory for two to three times as much; its
-            result is one run for each piece, so a checkpoint that merges more than this writes more objects.
+            result is one object for each piece, so a checkpoint that merges more than this writes more objects.
     """
 
-    runs_max: int = setting(8, lambda value, name: parse_int(value, name, minimum=1), help="runs of a key, at most")
+    runs_max: int = setting(16, lambda value, name: parse_int(value, name, minimum=1), help="runs of a key, at most")
     tier_runs: int = setting(
         4, lambda value, name: parse_int(value, name, minimum=2), help="runs of one size before they are merged"
     )
@@ -88,6 +100,7 @@ class MergeSettings:
     small_rows: int = setting(
         10_000, lambda value, name: parse_int(value, name, minimum=0), help="smaller stacks are not merged for space"
     )
+    rows_per_change: float = setting(4.0, _factor, help="rows that may be merged for each row that changed")
     piece_bytes: int = setting("256MiB", parse_size, help="bytes that are merged at a time")
 
     def __post_init__(self) -> None:
@@ -95,144 +108,112 @@ class MergeSettings:
         if self.piece_bytes < 1:
             raise InvalidInputError("0 is not valid", subject="piece_bytes", hint="Give 1 byte or more, such as 256MiB")
 
-    @property
-    def sooner(self) -> Self:
-        """For a subtask whose neighbours merge now: it merges too, if it is half way to the bound of space.
 
-        Subtasks grow alike, so from then on they merge in the same checkpoints. A micro-batch lasts as long as its
-        slowest subtask: merges that take turns would lengthen every batch, those that coincide only some.
-        """
-        return dataclasses.replace(self, space_factor=1 + (self.space_factor - 1) * _SOONER)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Due:
+    """A merge of one slice that is due.
+
+    Attributes:
+        slice: Its number.
+        first: The oldest run that takes part, by number.
+        height: How many runs the slice has.
+        rows: Rows to be merged.
+        at_once: Whether a bound would be broken without it.
+    """
+
+    slice: int
+    first: int
+    height: int
+    rows: int
+    at_once: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RunSize:
-    """What the plan looks at.
+class SlicedStack:
+    """What the plan looks at: numbers by run, oldest first, and slice.
 
     Attributes:
-        rows: Rows that count.
-        key_groups: What the run covers.
-        tombstones: How many of the rows delete their key.
+        rows: How many rows each run has in each slice.
+        tombstones: How many of them delete their key, about.
+        stored: The rows that are stored for them: more where the object of a run stays for the sake of few slices.
+        changed: Rows that are new in this checkpoint; they are part of the newest runs.
     """
 
-    rows: int
-    key_groups: KeyGroupRange
-    tombstones: int = 0
-
-    @classmethod
-    def of(cls, run: Run) -> RunSize:
-        """The size of an open run."""
-        return cls(len(run), run.key_groups, run.tombstones)
+    rows: Counts
+    tombstones: Counts
+    stored: Counts
+    changed: int
 
 
-def plan_merge(sizes: Sequence[RunSize], settings: MergeSettings | None = None) -> range | None:
-    """The adjacent runs to merge next, as their numbers; ``None`` if the stack is good as it is.
-
-    Args:
-        sizes: Oldest first.
-        settings: The bounds to keep.
-    """
+def plan_merges(stack: SlicedStack, settings: MergeSettings | None = None) -> list[int | None]:
+    """For each slice the oldest run that is merged, together with all newer ones; ``None`` where none is."""
     settings = settings or MergeSettings()
-    levels = _levels(sizes)
-    rows = [sum(sizes[number].rows for number in level) for level in levels]
-    planned = _plan_levels(rows, live_rows_min(sizes), settings)
-    return None if planned is None else range(levels[planned[0]].start, levels[planned[-1]].stop)
+    chosen: list[int | None] = [None] * stack.rows.shape[1]
+    is_small = int(stack.rows.sum()) <= settings.small_rows
+    columns = stack.rows.T.tolist(), stack.tombstones.sum(axis=0).tolist(), stack.stored.sum(axis=0).tolist()
+    slices = (_Slice(number, *numbers) for number, numbers in enumerate(zip(*columns, strict=True)))
+    due = [found for part in slices if (found := part.due(settings, is_small=is_small)) is not None]
+    # Of slices of one height, neighbours come together: what they leave of older runs is in few parts.
+    due.sort(key=lambda item: (not item.at_once, -item.height, item.slice))
+    allowed = settings.rows_per_change * stack.changed
+    budget = min(max(allowed, sum(item.rows for item in due) / _DEBT_SHARE), _PATIENCE * allowed)
+    budget = max(budget, _ROWS_FREE)
+    for number, item in enumerate(due):
+        budget -= item.rows
+        if budget < 0 and number and not item.at_once:
+            break
+        chosen[item.slice] = item.first
+    return chosen
 
 
-def _plan_levels(rows: Sequence[int], live_rows: int, settings: MergeSettings) -> range | None:
-    """The adjacent levels to merge next; arguments are the rows of each, oldest first, and a bound of the live ones."""
-    count = len(rows)
-    if count < 2:
-        return None
-    if sum(rows) > settings.small_rows and sum(rows) > settings.space_factor * live_rows:
-        return range(count)
-    start, gathered = count - 1, rows[-1]
-    while start > 0 and rows[start - 1] <= _TIER_SLACK * gathered:
-        start -= 1
-        gathered += rows[start]
-    if count - start >= settings.tier_runs:
-        return range(start, count)
-    return _best_balanced(rows, count - settings.runs_max) if count > settings.runs_max else None
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Slice:
+    """One slice of a stack, by itself.
 
-
-def _levels(sizes: Sequence[RunSize]) -> list[range]:
-    """The stack as groups of neighbours that share no key group, each as large as can be, oldest first."""
-    levels: list[range] = []
-    for number, size in enumerate(sizes):
-        if levels and not any(len(sizes[other].key_groups.intersection(size.key_groups)) for other in levels[-1]):
-            levels[-1] = range(levels[-1].start, number + 1)
-        else:
-            levels.append(range(number, number + 1))
-    return levels
-
-
-def is_merge_due(stack: Sequence[RunHandle], settings: MergeSettings | None = None) -> bool:
-    """Whether a stack will be merged at the next checkpoint, if that brings as many changes as the last one."""
-    sizes = [RunSize(run.rows, KeyGroupRange(run.first_key_group, run.last_key_group), run.tombstones) for run in stack]
-    newest = _levels(sizes)[-1:]
-    return plan_merge([*sizes, *(sizes[number] for level in newest for number in level)], settings) is not None
-
-
-def _best_balanced(rows: Sequence[int], fewer: int) -> range:
-    """The adjacent runs that shorten the stack by ``fewer`` or more with the least futile rewriting.
-
-    Rewriting a big run to take a small one in is futile, so the best window is the one whose biggest run is the
-    smallest part of it. Picking the window with the fewest rows instead rewrites each row fifty times
-    (``docs/decisions/0017-grouping.md``).
+    Attributes:
+        number: Which it is.
+        runs: Its rows in each run, oldest first; runs without rows do not count.
+        tombstones: How many of all of them delete their key.
+        stored: How many rows are stored for them.
     """
-    best, best_score = range(len(rows)), (float("inf"), 0)
-    for start in range(len(rows)):
-        total = biggest = rows[start]
-        for end in range(start + 1, len(rows)):
-            total += rows[end]
-            biggest = max(biggest, rows[end])
-            score = (biggest / max(total - biggest, 1), total)
-            if end - start >= fewer and score < best_score:
-                best, best_score = range(start, end + 1), score
-    return best
+
+    number: int
+    runs: Sequence[int]
+    tombstones: int
+    stored: int
+
+    def due(self, settings: MergeSettings, *, is_small: bool) -> _Due | None:
+        """The merge that it needs."""
+        numbers = [number for number, count in enumerate(self.runs) if count]
+        rows = [self.runs[number] for number in numbers]
+        height, total = len(rows), sum(rows)
+        if height < 2:
+            return None
+        live = max(rows[0] - self.tombstones, 1)  # At least: what lies at the bottom.
+        if not is_small and (total > (1 + settings.space_factor) / 2 * live or self.stored > _STORED_MAX * live):
+            at_once = total > settings.space_factor * live or height > settings.runs_max
+            return _Due(self.number, numbers[0], height, total, at_once)
+        start, gathered = height - 1, rows[-1]
+        while start > 0 and rows[start - 1] <= _TIER_SLACK * gathered:
+            start -= 1
+            gathered += rows[start]
+        if height > settings.runs_max:
+            start = min(start, _best_balanced(rows, height - settings.runs_max))
+        elif height - start < settings.tier_runs:
+            return None
+        return _Due(self.number, numbers[start], height, sum(rows[start:]), height > settings.runs_max)
 
 
-def live_rows_min(sizes: Sequence[RunSize]) -> int:
-    """A lower bound of the live rows: those of the runs with nothing below them, less all tombstones."""
-    bottoms = [
-        size.rows
-        for number, size in enumerate(sizes)
-        if drops_tombstones([below.key_groups for below in sizes[:number]], [size.key_groups])
-    ]
-    return max(sum(bottoms) - sum(size.tombstones for size in sizes), 0)
+def _best_balanced(rows: Sequence[int], fewer: int) -> int:
+    """Where the upper part of a stack begins that shortens it by ``fewer`` or more with the least futile rewriting.
 
-
-def drops_tombstones(older: Sequence[KeyGroupRange], merged: Sequence[KeyGroupRange]) -> bool:
-    """Whether a merge may forget what it deletes: no run below it covers any of its key groups."""
-    return not any(len(below.intersection(part)) for below in older for part in merged)
-
-
-def merge_pieces(
-    below: Sequence[Run], runs: Sequence[Run], max_parallelism: int, piece_bytes: int, expired: Expired | None = None
-) -> Iterator[Run]:
-    """One level in memory with the newest row of each key, a piece at a time: none is made before it is asked for.
-
-    Args:
-        below: What is older in the stack. Tombstones are kept where it may hold their keys.
-        runs: Adjacent, oldest first; at least one.
-        max_parallelism: Number of key groups.
-        piece_bytes: Of ``runs``, about, that become one piece, unless one key group alone has more.
-        expired: As in :func:`merge_runs`.
-
-    Returns:
-        Runs of neighbouring, disjoint key groups, ascending; none is empty. Nothing here holds on to one it has given.
+    Rewriting a big run to take a small one in is futile, so the best part is the one whose biggest run is the smallest
+    share of it (``docs/decisions/0017-grouping.md``).
     """
-    first = min(run.key_groups.start for run in runs)
-    count = max(run.key_groups.end for run in runs) + 1 - first
-    pieces = min(max(-(-sum(run.nbytes for run in runs) // piece_bytes), 1), count)
-    borders = [first + number * count // pieces for number in range(pieces + 1)]
-    parts = (KeyGroupRange(start, end - 1) for start, end in itertools.pairwise(borders))
-    older = [run.key_groups for run in below]
-    merged = (
-        merge_runs(runs, part, max_parallelism, drop_tombstones=drops_tombstones(older, [part]), expired=expired)
-        for part in parts
-    )
-    return filter(len, merged)
+    totals = list(itertools.accumulate(reversed(rows)))[::-1]
+    biggest = list(itertools.accumulate(reversed(rows), max))[::-1]
+    starts = range(len(rows) - fewer)
+    return min(starts, key=lambda start: (biggest[start] / max(totals[start] - biggest[start], 1), totals[start]))
 
 
 def merge_runs(
@@ -249,7 +230,7 @@ def merge_runs(
         runs: Adjacent, oldest first.
         key_groups: What the result covers; rows outside are left out.
         max_parallelism: Number of key groups.
-        drop_tombstones: See :func:`drops_tombstones`.
+        drop_tombstones: Whether no older run has rows in these key groups, so that nothing is left to hide.
         expired: Tells which rows have outlived their time. They are dropped as if deleted, which leaves a tombstone
             wherever an older version could come to light.
     """

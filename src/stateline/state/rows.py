@@ -11,7 +11,9 @@ Invariants:
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Final, Self
 
@@ -118,8 +120,9 @@ class Run:
         self.key_groups = key_groups
         self.handle = handle
         self.low, self.high = hash_bounds(key_groups, max_parallelism)
-        visible = (batch.between(self.low, self.high) for batch in batches)
-        self.batches = tuple(batch for batch in visible if len(batch))
+        filled = [batch for batch in batches if len(batch)]
+        firsts: Hashes = np.array([batch.keys.hashes[0] for batch in filled], dtype=np.uint64)
+        self.batches = tuple(_between(filled, firsts, self.low, self.high))
         self.first_hashes: Hashes = np.array([batch.keys.hashes[0] for batch in self.batches], dtype=np.uint64)
 
     def __len__(self) -> int:
@@ -139,12 +142,36 @@ class Run:
         """Bytes of the columns."""
         return sum(batch.nbytes for batch in self.batches)
 
+    def part(self, key_groups: KeyGroupRange, max_parallelism: int, handle: RunHandle | None) -> Run:
+        """What lies within some of its key groups, without a copy; ``handle`` is the way to it."""
+        low, high = hash_bounds(key_groups, max_parallelism)
+        return Run(self.between(low, high), key_groups, max_parallelism, handle)
+
+    def counts(self, borders: Sequence[int]) -> list[int]:
+        """How many rows lie between neighbours of ascending hashes, the lower one included; they may end with 2**64."""
+        first, end = bisect.bisect_right(borders, self.low), bisect.bisect_left(borders, self.high)
+        total = len(self)
+        ends = list(itertools.accumulate(map(len, self.batches), initial=0))
+        places = [0] * first
+        for border in borders[first:end]:
+            batch = _place(self.first_hashes, border) - 1  # The one in which rows below the border end.
+            places.append(0 if batch < 0 else ends[batch] + _place(self.batches[batch].keys.hashes, border))
+        places += [total] * (len(borders) - end)
+        return [after - before for before, after in itertools.pairwise(places)]
+
     def between(self, low: int, high: int) -> list[StateRows]:
         """The rows whose hash is in ``[low, high)``, without a copy."""
-        first = max(_place(self.first_hashes, low, side="right") - 1, 0)
-        end = _place(self.first_hashes, high)
-        parts = (batch.between(low, high) for batch in self.batches[first:end])
-        return [part for part in parts if len(part)]
+        return _between(self.batches, self.first_hashes, low, high)
+
+
+def _between(batches: Sequence[StateRows], firsts: Hashes, low: int, high: int) -> list[StateRows]:
+    """The rows of ascending batches whose hash is in ``[low, high)``; only the outer ones need a look inside."""
+    first = max(_place(firsts, low, side="right") - 1, 0)
+    end = _place(firsts, high)
+    inside = list(batches[first:end])
+    for outer in {0, len(inside) - 1} if inside else ():
+        inside[outer] = inside[outer].between(low, high)
+    return [batch for batch in inside if len(batch)]
 
 
 _HASH_SPACE: Final = 1 << 64

@@ -87,7 +87,7 @@ _FOOTER_LENGTH: Final = struct.Struct("<i")
 _END_OF_STREAM_BYTES: Final = 64
 """More than the end-of-stream marker and its padding take."""
 
-_BATCHES_WANTED: Final = 128
+_BATCHES_WANTED: Final = 64
 """Into how many record batches a run is cut, if they do not become smaller than :data:`_BATCH_ROWS_MIN` by it."""
 
 _BATCH_ROWS_MIN: Final = 8192
@@ -102,7 +102,7 @@ class RunSettings:
 
     Attributes:
         batch_rows: Rows of a record batch, at most about: what one search step looks at, and the grain of ranged
-            reads. A run of fewer than 128 times as many rows has smaller ones, down to 8,192 rows, so that a look at
+            reads. A run of fewer than 64 times as many rows has smaller ones, down to 8,192 rows, so that a look at
             one key reads a small part of any run.
         batch_bytes: Bytes of a record batch, about: wide rows make shorter batches.
         compression: ``none``, ``lz4`` or ``zstd``. Anything but ``none`` gives up memory-mapping without a copy.

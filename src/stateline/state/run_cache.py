@@ -32,9 +32,10 @@ from stateline.blob.local import LocalStore
 from stateline.blob.places import check_apart
 from stateline.environment import Environment
 from stateline.handles import RunHandle
+from stateline.key_groups import KeyGroupRange
 from stateline.metrics import Counter
 from stateline.options import check_kind
-from stateline.state.rows import StateRows
+from stateline.state.rows import Run
 from stateline.state.schema import StateSchema
 from stateline.threads import new_lock
 
@@ -43,7 +44,8 @@ __all__ = ["RUNS_FOLDER", "Extent", "OpenRun", "OpenRuns", "RunCache", "StackKey
 RUNS_FOLDER: Final = "stateline-runs"
 """The name of the folder, so that people know whose it is."""
 
-_OURS: Final = re.compile(r"[0-9a-f]{64}\.run|[0-9a-f]{32}\.tmp")
+_OURS: Final = re.compile(r"[0-9a-f]{64}(-\d+-\d+)?\.run|[0-9a-f]{32}\.tmp")
+_PART: Final = re.compile(r"([0-9a-f]{64})-(\d+)-(\d+)\.run")
 
 _TEMPORARY_AGE_SECONDS: Final = 3600.0
 """After this long a temporary file has lost its writer."""
@@ -59,16 +61,16 @@ class OpenRun:
     Attributes:
         size: Bytes that it pins.
         max_parallelism: Number of key groups that it was written for.
-        rows: All rows that were read, more than a subtask may see.
+        run: What was read; its key groups say how much of the run that is.
     """
 
     size: int
     max_parallelism: int
-    rows: Sequence[StateRows]
+    run: Run
 
 
-OpenKey = tuple[str, str, int, int, int, StateSchema]
-"""Store URL, name, CRC32C, first and last key group (the whole run: 0 and -1), schema."""
+OpenKey = tuple[str, str, int, StateSchema]
+"""Store URL, name, CRC32C, schema."""
 
 StackKey = tuple[str, str, int, int]
 """Whose runs a stack has: operator, table, first and last key group."""
@@ -89,38 +91,42 @@ class OpenRuns:
         self._bytes_max = bytes_max
         self._runs_max = runs_max
         self._lock = new_lock()
-        self._runs: OrderedDict[OpenKey, OpenRun] = OrderedDict()
+        self._runs: OrderedDict[OpenKey, tuple[OpenRun, ...]] = OrderedDict()
         self._stacks: OrderedDict[tuple[str, StackKey], frozenset[OpenKey]] = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    def get(self, key: OpenKey) -> OpenRun | None:
-        """The run, if it is open."""
+    def get(self, key: OpenKey, key_groups: KeyGroupRange) -> OpenRun | None:
+        """The run, if so much of it is open."""
         with self._lock:
-            run = self._runs.get(key)
-            if run is not None:
+            parts = self._runs.get(key, ())
+            if parts:
                 self._runs.move_to_end(key)
-            return run
+            return next((part for part in parts if _covers(part, key_groups)), None)
 
     def put(self, key: OpenKey, run: OpenRun) -> None:
-        """Keeps a run open, and lets others go until the bounds hold. One that is still in use stays readable."""
+        """Keeps a run, or a part of it, open, and lets others go until the bounds hold.
+
+        One that is still in use stays readable.
+        """
         with self._lock:
-            before = self._runs.pop(key, None)
-            self._bytes += run.size - (0 if before is None else before.size)
-            self._runs[key] = run
+            before = self._runs.pop(key, ())
+            parts = (*(part for part in before if not _covers(run, part.run.key_groups)), run)
+            self._runs[key] = parts
+            self._bytes += _bytes_of(parts) - _bytes_of(before)
             while self._runs and (self._bytes > self._bytes_max or len(self._runs) > self._runs_max):
                 _, dropped = self._runs.popitem(last=False)
-                self._bytes -= dropped.size
+                self._bytes -= _bytes_of(dropped)
 
     def keep_only(self, store_url: str, stack: StackKey, keys: Iterable[OpenKey]) -> None:
-        """Says which runs a stack has now; those that it had before, and has no longer, are let go."""
+        """Says which runs a stack has now; those that it had before, and no stack has any longer, are let go."""
         now = frozenset(keys)
         with self._lock:
-            for gone in self._stacks.pop((store_url, stack), frozenset()) - now:
-                dropped = self._runs.pop(gone, None)
-                self._bytes -= 0 if dropped is None else dropped.size
+            lost = self._stacks.pop((store_url, stack), frozenset()) - now
+            for key in lost.difference(*self._stacks.values()):
+                self._bytes -= _bytes_of(self._runs.pop(key, ()))
             self._stacks[store_url, stack] = now
             if len(self._stacks) > self._runs_max:
                 self._stacks.popitem(last=False)
@@ -131,6 +137,14 @@ class OpenRuns:
             self._runs.clear()
             self._stacks.clear()
             self._bytes = 0
+
+
+def _covers(opened: OpenRun, key_groups: KeyGroupRange) -> bool:
+    return opened.run.key_groups.intersection(key_groups) == key_groups
+
+
+def _bytes_of(parts: Iterable[OpenRun]) -> int:
+    return sum(part.size for part in parts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,8 +183,8 @@ class RunCache:
 
     def load(self, handle: RunHandle, store_url: str, *, whole: bool) -> pa.Buffer | None:
         """The bytes kept for a run, memory-mapped and **not proved**; ``None`` where there are none."""
-        path = self._path(handle, store_url, whole=whole)
         try:
+            path = self._found(handle, store_url, whole=whole)
             with pa.memory_map(str(path)) as mapped:
                 buffer = mapped.read_buffer()
             os.utime(path)
@@ -197,7 +211,7 @@ class RunCache:
     def drop(self, handle: RunHandle, store_url: str, *, whole: bool) -> None:
         """Forgets a run whose bytes turned out damaged."""
         with self._best_effort(), contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path(handle, store_url, whole=whole))
+            os.unlink(self._found(handle, store_url, whole=whole))
 
     def size(self) -> int:
         """Bytes of disk that all files take."""
@@ -205,9 +219,22 @@ class RunCache:
 
     def _path(self, handle: RunHandle, store_url: str, *, whole: bool) -> Path:
         identity = f"{store_url}\0{handle.name}\0{handle.size}\0{handle.crc32c}"
-        if not whole:
-            identity += f"\0{handle.first_key_group}\0{handle.last_key_group}"
-        return self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()}.run"
+        part = "" if whole else f"-{handle.first_key_group}-{handle.last_key_group}"
+        return self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()}{part}.run"
+
+    def _found(self, handle: RunHandle, store_url: str, *, whole: bool) -> Path:
+        """The file of a run, or one of a part that holds the key groups of the handle: a merge may have left fewer."""
+        path = self._path(handle, store_url, whole=whole)
+        if whole or path.exists():
+            return path
+        digest = path.name.partition("-")[0]
+        for name in os.listdir(self._folder):
+            found = _PART.fullmatch(name)
+            if found is not None and found[1] == digest:
+                first, last = int(found[2]), int(found[3])
+                if first <= handle.first_key_group and handle.last_key_group <= last:
+                    return self._folder / name
+        return path
 
     def _write(self, path: Path, size: int, extents: Sequence[Extent]) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -186,13 +186,12 @@ class RunReader:
             UnsupportedVersionError: A newer format.
             InvalidInputError: Of kind ``SCHEMA_MISMATCH``.
         """
-        whole_key = self._key(handle, KeyGroupRange.EMPTY)
-        slice_key = self._key(handle, handle.key_groups)
-        opened = self._open_runs.get(whole_key) or self._open_runs.get(slice_key)
+        key = self._key(handle)
+        opened = self._open_runs.get(key, handle.key_groups)
         if opened is None:
-            opened, whole = self._load(handle)
-            self._open_runs.put(whole_key if whole else slice_key, opened)
-        return Run(opened.rows, handle.key_groups, opened.max_parallelism, handle)
+            opened = self._load(handle)
+            self._open_runs.put(key, opened)
+        return opened.run.part(handle.key_groups, opened.max_parallelism, handle)
 
     def open_at(self, handle: RunHandle, hashes: Hashes) -> Run:
         """The rows of one run in those record batches that may hold given hashes; the others are not fetched.
@@ -223,8 +222,7 @@ class RunReader:
     def open_stack(self, stack: StackKey, handles: Sequence[RunHandle]) -> list[Run]:
         """Opens all runs that a stack has now, as :meth:`open_all`, and lets go of those that it had before."""
         runs = self.open_all(handles)
-        keys = (self._key(handle, part) for handle in handles for part in (KeyGroupRange.EMPTY, handle.key_groups))
-        self._open_runs.keep_only(self._store.url, stack, keys)
+        self._open_runs.keep_only(self._store.url, stack, map(self._key, handles))
         return runs
 
     def open_all(self, handles: Sequence[RunHandle], hashes: Hashes | None = None) -> list[Run]:
@@ -256,20 +254,20 @@ class RunReader:
         finally:
             executor.close()
 
-    def _key(self, handle: RunHandle, part: KeyGroupRange) -> OpenKey:
-        return (self._store.url, handle.name, handle.crc32c, part.start, part.end, self._schema)
+    def _key(self, handle: RunHandle) -> OpenKey:
+        return (self._store.url, handle.name, handle.crc32c, self._schema)
 
-    def _load(self, handle: RunHandle) -> tuple[OpenRun, bool]:
-        """Finds and proves a run; whether it is all of it."""
+    def _load(self, handle: RunHandle) -> OpenRun:
+        """Finds and proves a run, or as much of it as the handle needs."""
         try:
             mapped = map_object(self._store, handle.name)
         except NotFoundError as error:
             raise _gone(handle) from error
         if mapped is not None:
-            return self._decode_whole(mapped, handle), True
+            return self._decode_whole(mapped, handle)
         return self._from_cache(handle) or self._fetched(handle)
 
-    def _from_cache(self, handle: RunHandle) -> tuple[OpenRun, bool] | None:
+    def _from_cache(self, handle: RunHandle) -> OpenRun | None:
         if self._cache is None:
             return None
         for whole in (True, False):
@@ -277,13 +275,13 @@ class RunReader:
             if buffer is None:
                 continue
             try:
-                return (self._decode_whole if whole else self._decode_slice)(buffer, handle), whole
+                return (self._decode_whole if whole else self._decode_slice)(buffer, handle)
             except CorruptDataError:
                 self._cache.failures.increment()
                 self._cache.drop(handle, self._store.url, whole=whole)
         return None
 
-    def _fetched(self, handle: RunHandle) -> tuple[OpenRun, bool]:
+    def _fetched(self, handle: RunHandle) -> OpenRun:
         try:
             buffer, extents, whole = self._fetch(handle)
         except NotFoundError as error:
@@ -291,7 +289,7 @@ class RunReader:
         opened = (self._decode_whole if whole else self._decode_slice)(buffer, handle)
         if self._cache is not None:
             self._cache.save(handle, self._store.url, extents, whole=whole)
-        return opened, whole
+        return opened
 
     def _fetch(self, handle: RunHandle) -> tuple[pa.Buffer, list[Extent], bool]:
         """The bytes of a run or of a slice of it, in a buffer as long as the run and as extents; whether it is all."""
@@ -331,18 +329,21 @@ class RunReader:
     def _decode_whole(self, buffer: pa.Buffer, handle: RunHandle) -> OpenRun:
         check_whole(buffer, handle)
         index = read_index(buffer, handle)
-        return self._opened(buffer, handle, index, range(len(index.batches)))
+        everything = KeyGroupRange(0, index.max_parallelism - 1)
+        return self._opened(buffer, handle, index, range(len(index.batches)), everything)
 
     def _decode_slice(self, buffer: pa.Buffer, handle: RunHandle) -> OpenRun:
         index = read_index(buffer, handle)
         batches = index.covering(handle.key_groups)
         check_slice(buffer, handle, index, batches)
-        return self._opened(buffer, handle, index, batches)
+        return self._opened(buffer, handle, index, batches, handle.key_groups)
 
-    def _opened(self, buffer: pa.Buffer, handle: RunHandle, index: RunIndex, batches: range) -> OpenRun:
+    def _opened(
+        self, buffer: pa.Buffer, handle: RunHandle, index: RunIndex, batches: range, key_groups: KeyGroupRange
+    ) -> OpenRun:
         rows: list[StateRows] = decode_batches(buffer, handle, self._schema, index, batches)
         start, end = _bytes_of(index, batches)
-        return OpenRun(end - start, index.max_parallelism, rows)
+        return OpenRun(end - start, index.max_parallelism, Run(rows, key_groups, index.max_parallelism))
 
 
 def _bytes_of(index: RunIndex, batches: range) -> tuple[int, int]:

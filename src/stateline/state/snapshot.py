@@ -1,26 +1,43 @@
 """From changes to a durable stack of runs: what one subtask does for one checkpoint.
 
-Owns the order of work: plan, merge in memory where the plan says so, write. Does not own the decision (``checkpoint``):
-until a record names the new runs they are garbage, and the old stack is as it was.
+Owns the order of work: plan, merge in memory where the plan says so, write. Does not own the decision
+(``checkpoint``): until a record names the new run it is garbage, and the old stack is as it was.
 
-A merge that takes the newest changes in is done before they are written, so that a checkpoint writes **one** object in
-the common case, be it the changes or the merged run. A large merge is done piece by piece, each of which is written and
+A checkpoint writes **one** object. In the slices that are merged it holds what became of the upper part of the stack,
+the newest changes included, and in the others just these changes; so it lies on top of the stack everywhere. Older
+runs stay for the slices that still need them, and no part of them is rewritten for the others. Only where more is
+merged than is good for the memory is it several objects, of neighbouring slices, each of which is written and
 forgotten before the next one is made.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from stateline.checkpoint.api import SubtaskState
 from stateline.handles import RunHandle
-from stateline.state.merge import Expired, MergeSettings, RunSize, merge_pieces, plan_merge
+from stateline.key_groups import KeyGroupRange, hash_bounds
+from stateline.state.merge import Counts, Expired, MergeSettings, SlicedStack, merge_windows, plan_merges
 from stateline.state.rows import Run, StateRows
 from stateline.state.run_store import RunWriter
 from stateline.state.table import StateTable
 
-__all__ = ["Snapshot", "merge_once", "snapshot"]
+__all__ = ["Layers", "Snapshot", "merge_once", "snapshot"]
+
+_SLICES_MAX: Final = 32
+_SLICE_ROWS_MIN: Final = 65_536
+"""A slice of so few rows is merged in a few milliseconds: smaller ones would cost more than they could even out."""
+
+_BATCH_ROWS_MIN: Final = 8192
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,13 +47,15 @@ class Snapshot:
     Attributes:
         state: The new stack, for the record.
         written: The runs that are new in it.
-        merged: How many runs were merged; 0 if none.
+        merged: How many runs took part in merges; 0 if none.
+        rows: Rows that readers may come upon: live ones, older versions of them, and tombstones.
         write_seconds: The wait for the store, in which the runs are encoded and written.
     """
 
     state: SubtaskState
     written: tuple[RunHandle, ...]
     merged: int
+    rows: int
     write_seconds: float = 0.0
 
 
@@ -64,48 +83,218 @@ def snapshot(
         StatelineError: What the store raises. Nothing is changed; at most garbage is left.
     """
     changed = table if changes is None else table.with_changes(changes.narrowed())
-    runs, merged = _merging(changed, settings or MergeSettings(), expired)
+    durable = sum(run.handle is not None for run in changed.runs)
+    layers = Layers(changed, durable, settings or MergeSettings(), expired)
+    kept = layers.kept()
+    rows = sum(map(len, kept))
     written = []
-    waits = []
-
-    def durable(run: Run) -> RunHandle:
-        handle = run.handle
-        if handle is None:
-            began = writer.clock.monotonic()
-            handle = writer.write(run, checkpoint_id)
-            waits.append(writer.clock.monotonic() - began)
-            written.append(handle)
-        return handle
-
-    # By map, because a loop would hold on to a piece while the next one is made.
-    handles = tuple(map(durable, runs))
+    seconds = 0.0
+    for run in layers.made():
+        rows += len(run)
+        began = writer.clock.monotonic()
+        written.append(writer.write(run, checkpoint_id))
+        seconds += writer.clock.monotonic() - began
+        del run  # It must not outlive the moment in which the next one is made.
+    handles = (*(run.handle for run in kept if run.handle is not None), *written)
     state = SubtaskState(first_key_group=table.key_groups.start, last_key_group=table.key_groups.end, runs=handles)
-    return Snapshot(state, tuple(written), merged, sum(waits))
+    return Snapshot(state, tuple(written), layers.merged, rows, seconds)
 
 
 def merge_once(
     table: StateTable, settings: MergeSettings | None = None, expired: Expired | None = None
 ) -> tuple[StateTable, int]:
-    """Does what :func:`~stateline.state.merge.plan_merge` asks for, in memory.
+    """Does in memory what a checkpoint would do whose changes are the newest run.
 
     Returns:
-        The table with the same live rows, and how many runs were merged (0: the runs are the same).
+        The table with the same live rows, and how many runs took part in merges.
     """
-    runs, merged = _merging(table, settings or MergeSettings(), expired)
-    return StateTable(table.schema, table.key_groups, table.max_parallelism, tuple(runs)), merged
+    layers = Layers(table, max(len(table.runs) - 1, 0), settings or MergeSettings(), expired)
+    runs = (*layers.kept(), *layers.made())
+    return StateTable(table.schema, table.key_groups, table.max_parallelism, runs), layers.merged
 
 
-def _merging(table: StateTable, settings: MergeSettings, expired: Expired | None) -> tuple[Iterator[Run], int]:
-    """The stack as it will be, each merged run made when it is asked for; and how many runs are merged."""
-    runs = table.runs
-    planned = plan_merge([RunSize.of(run) for run in runs], settings)
-    if planned is None:
-        return iter(runs), 0
-    below, chosen, above = runs[: planned.start], runs[planned.start : planned.stop], runs[planned.stop :]
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Layer:
+    """Neighbouring slices of which the same runs become one layer.
 
-    def stack() -> Iterator[Run]:
-        yield from below
-        yield from merge_pieces(below, chosen, table.max_parallelism, settings.piece_bytes, expired)
-        yield from above
+    Attributes:
+        key_groups: What the slices cover.
+        first: The oldest of these runs, by number; all newer ones take part.
+        is_bottom: Whether no older run has rows here.
+        piece: The number of the object that it goes into.
+    """
 
-    return stack(), len(chosen)
+    key_groups: KeyGroupRange
+    first: int
+    is_bottom: bool
+    piece: int
+
+    def goes_on_in(self, other: _Layer) -> bool:
+        """Whether another layer is of the same runs, and begins where this one ends."""
+        begins = self.key_groups.end + 1 == other.key_groups.start
+        return begins and self == dataclasses.replace(other, key_groups=self.key_groups)
+
+
+class Layers:
+    """The stack of a table as a checkpoint leaves it.
+
+    Args:
+        table: The stack before.
+        durable: So many of its runs, the oldest ones, are there already; the others are to be written.
+        settings: When runs are merged.
+        expired: See :func:`snapshot`.
+
+    Attributes:
+        merged: How many runs take part in merges; 0 if none.
+    """
+
+    def __init__(self, table: StateTable, durable: int, settings: MergeSettings, expired: Expired | None) -> None:
+        self._table = table
+        self._expired = expired
+        runs = table.runs
+        widths = np.array([_row_bytes(run) for run in runs])
+        lengths = np.array([len(run) for run in runs], dtype=np.int64)
+        self._borders = _borders(table.key_groups, int(lengths.sum()), float(widths @ lengths) / settings.piece_bytes)
+        hashes = [hash_bounds(KeyGroupRange(start, start), table.max_parallelism)[0] for start in self._borders[:-1]]
+        hashes.append(hash_bounds(table.key_groups, table.max_parallelism)[1])
+        rows: Counts = np.array([run.counts(hashes) for run in runs], dtype=np.int64).reshape(-1, len(hashes) - 1)
+        starts = _levels(runs)
+        stack = SlicedStack(
+            rows=_summed(rows, starts),
+            tombstones=_summed(rows * _shares(runs, lengths), starts),
+            stored=_summed(rows * _weights(runs, lengths), starts),
+            changed=int(rows[durable:].sum()),
+        )
+        planned = plan_merges(stack, settings)
+        self._firsts = np.array([durable if level is None else min(starts[level], durable) for level in planned])
+        taking_part = (rows > 0) & (np.arange(len(runs)).reshape(-1, 1) >= self._firsts)
+        self.merged = int(taking_part[:, taking_part.sum(axis=0) > 1].any(axis=1).sum())
+        self._layers = self._planned(rows, widths, settings.piece_bytes)
+
+    def kept(self) -> list[Run]:
+        """What is left of the runs that were there, oldest first: where they are not merged, and have rows at all."""
+        left = []
+        for number, run in enumerate(self._table.runs):
+            first, last = run.key_groups.start, run.key_groups.end
+            slices = slice(bisect.bisect_right(self._borders, first) - 1, bisect.bisect_left(self._borders, last + 1))
+            needed = self._firsts[slices] > number
+            if needed.all():
+                left.append(run)
+                continue
+            edges = np.flatnonzero(np.diff(needed, prepend=False, append=False)) + slices.start
+            for start, end in edges.reshape(-1, 2).tolist():
+                part = KeyGroupRange(max(self._borders[start], first), min(self._borders[end] - 1, last))
+                piece = _within(run, part, self._table.max_parallelism)
+                if piece.batches:
+                    left.append(piece)
+        return left
+
+    def made(self) -> Iterator[Run]:
+        """The new runs, ascending, none of them empty; none is made before it is asked for."""
+        for _, layers in itertools.groupby(self._layers, lambda layer: layer.piece):
+            parts = list(layers)
+            covered = KeyGroupRange(parts[0].key_groups.start, parts[-1].key_groups.end)
+            rows = list(_gathered(itertools.chain.from_iterable(map(self._merged, parts))))
+            if rows:
+                yield Run(rows, covered, self._table.max_parallelism)
+
+    def _planned(self, rows: Counts, widths: npt.NDArray[np.float64], piece_bytes: int) -> list[_Layer]:
+        """The layers of all slices that get one, ascending."""
+        layers: list[_Layer] = []
+        size = 0.0
+        for number, first in enumerate(self._firsts.tolist()):
+            if not rows[first:, number].any():
+                continue
+            part = KeyGroupRange(self._borders[number], self._borders[number + 1] - 1)
+            layer = _Layer(part, first, not rows[:first, number].any(), int(size // piece_bytes))
+            size += float(widths[first:] @ rows[first:, number])
+            if layers and layers[-1].goes_on_in(layer):
+                layer = dataclasses.replace(layer, key_groups=KeyGroupRange(layers.pop().key_groups.start, part.end))
+            layers.append(layer)
+        return layers
+
+    def _merged(self, layer: _Layer) -> Iterator[StateRows]:
+        """The rows of a layer; those of changes alone are handed on as they lie."""
+        table = self._table
+        runs = [run for run in table.runs[layer.first :] if len(run.key_groups.intersection(layer.key_groups))]
+        return merge_windows(
+            runs,
+            layer.key_groups,
+            table.max_parallelism,
+            drop_tombstones=layer.is_bottom,
+            expired=self._expired if len(runs) > 1 else None,
+        )
+
+
+def _borders(key_groups: KeyGroupRange, rows: int, pieces: float) -> list[int]:
+    """The first key group of each slice, and the one after the last: so many slices as make merges even, and pieces.
+
+    Their number is a power of two wherever there are enough key groups, so that a border stays one while state grows.
+    """
+    wanted = max(min(rows // _SLICE_ROWS_MIN, _SLICES_MAX), math.ceil(pieces), 1)
+    count = min(1 << (wanted - 1).bit_length(), len(key_groups))
+    return [key_groups.start + number * len(key_groups) // count for number in range(count + 1)]
+
+
+def _row_bytes(run: Run) -> float:
+    """What a row of a run takes, about."""
+    if run.handle is not None:
+        return run.handle.size / max(run.handle.rows, 1)
+    return run.nbytes / max(len(run), 1)
+
+
+def _shares(runs: Sequence[Run], lengths: Counts) -> npt.NDArray[np.float64]:
+    """How much of each run are tombstones."""
+    return np.array([run.tombstones for run in runs]).reshape(-1, 1) / np.maximum(lengths, 1).reshape(-1, 1)
+
+
+def _weights(runs: Sequence[Run], lengths: Counts) -> npt.NDArray[np.float64]:
+    """How many rows of its object each run stands for with each of its own; parts of one object share it."""
+    visible: dict[str, int] = {}
+    for run, rows in zip(runs, lengths.tolist(), strict=True):
+        if run.handle is not None:
+            visible[run.handle.name] = visible.get(run.handle.name, 0) + rows
+    weights = [1.0 if run.handle is None else run.handle.rows / max(visible[run.handle.name], 1) for run in runs]
+    return np.array(weights).reshape(-1, 1)
+
+
+def _summed(numbers: npt.NDArray[Any], starts: Sequence[int]) -> Counts:
+    """Sums over the runs of each level."""
+    return np.ceil(np.add.reduceat(numbers, starts)).astype(np.int64) if starts else numbers.astype(np.int64)
+
+
+def _levels(runs: Sequence[Run]) -> list[int]:
+    """Where the levels of a stack begin: neighbours that share no key group are one, as no key is in two of them."""
+    starts: list[int] = []
+    for number, run in enumerate(runs):
+        low, high = run.low, run.high
+        if not starts or any(other.low < high and low < other.high for other in runs[starts[-1] : number]):
+            starts.append(number)
+    return starts
+
+
+def _within(run: Run, part: KeyGroupRange, max_parallelism: int) -> Run:
+    """The part of a run that lies in some of its key groups."""
+    handle = run.handle
+    if handle is not None:
+        handle = msgspec.structs.replace(handle, first_key_group=part.start, last_key_group=part.end)
+    return run.part(part, max_parallelism, handle)
+
+
+def _gathered(windows: Iterable[StateRows]) -> Iterator[StateRows]:
+    """The same rows without small batches, which would cost every search: those of narrow layers are put together."""
+    small: list[StateRows] = []
+    for window in windows:
+        if len(window) < _BATCH_ROWS_MIN:
+            small.append(window)
+        if small and (len(window) >= _BATCH_ROWS_MIN or sum(map(len, small)) >= _BATCH_ROWS_MIN):
+            yield _whole(small)
+            small = []
+        if len(window) >= _BATCH_ROWS_MIN:
+            yield window
+    if small:
+        yield _whole(small)
+
+
+def _whole(parts: Sequence[StateRows]) -> StateRows:
+    return parts[0] if len(parts) == 1 else StateRows.concat(parts)

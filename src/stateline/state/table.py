@@ -110,24 +110,18 @@ class StateTable:
         """
         self.check_owned(keys)
         mask = np.zeros(len(keys), dtype=np.bool_)
-        pending: Rows | None = None
+        looking = np.ones(len(keys), dtype=np.bool_)
         pieces: list[Piece] = []
         sources: list[StateRows] = []
         for run in reversed(self.runs):
-            hashes = keys.hashes if pending is None else keys.hashes.take(pending)
-            resolved = np.zeros(len(hashes), dtype=np.bool_)
-            for batch, needles, rows in _search(run, keys, hashes, pending):
-                resolved[needles] = True
-                piece = Piece(needles if pending is None else pending.take(needles), rows)
+            for batch, places, rows in _search(run, keys, looking):
+                looking[places] = False
+                piece = Piece(places, rows)
                 if batch.deleted is not None:
                     piece = piece.where(~batch.deleted.take(rows))
                 mask[piece.places] = True
                 pieces.append(piece)
                 sources.append(batch)
-            left = np.flatnonzero(~resolved)
-            pending = left if pending is None else pending.take(left)
-            if len(pending) == 0:
-                break
         values = tuple(
             gather(field.type, pieces, [source.values[column] for source in sources], mask)
             for column, field in enumerate(self.schema.values)
@@ -173,57 +167,61 @@ def _gone(batch: StateRows, newer: Sequence[Run]) -> Mask:
     gone = np.zeros(len(batch), dtype=np.bool_) if batch.deleted is None else batch.deleted.copy()
     for run in newer:
         for part in run.between(int(hashes[0]), int(hashes[-1]) + 1):
-            for _, rows in _search_batch(batch, part.keys, part.keys.hashes):
+            for _, rows in _search_batch(batch, part.keys, part.keys.hashes, np.arange(len(part))):
                 gone[rows] = True
     return gone
 
 
-def _search(run: Run, keys: KeyRows, hashes: Hashes, pending: Rows | None) -> Iterator[tuple[StateRows, Rows, Rows]]:
+def _search(run: Run, keys: KeyRows, looking: Mask) -> Iterator[tuple[StateRows, Rows, Rows]]:
     """Where the keys asked for are in one run.
 
     Args:
         run: The run to search.
         keys: All keys of the probe.
-        hashes: Hashes of the keys still looked for, ascending.
-        pending: Those keys, as rows of ``keys``; ``None`` for all.
+        looking: Which of them are still looked for; read anew for each batch.
 
     Yields:
-        A batch of the run, keys found in it as places in ``hashes``, and their rows in the batch.
+        A batch of the run, keys found in it by number, and their rows in the batch.
     """
-    edges = hashes.searchsorted(run.first_hashes).tolist()
-    for batch, first, end in zip(run.batches, edges, [*edges, len(hashes)][1:], strict=True):
+    if not run.batches:
+        return
+    last = int(run.batches[-1].keys.hashes[-1])
+    edges = keys.hashes.searchsorted(run.first_hashes).tolist()
+    edges.append(int(keys.hashes.searchsorted(np.uint64(last), side="right")))
+    for batch, first, end in zip(run.batches, edges, edges[1:], strict=False):
         if first < end:
-            for needles, rows in _search_batch(batch, keys, hashes[first:end], first, pending):
-                yield batch, needles, rows
+            wanted = np.flatnonzero(looking[first:end])
+            if len(wanted):
+                all_of_them = len(wanted) == end - first
+                places = wanted + first
+                hashes = keys.hashes[first:end] if all_of_them else keys.hashes.take(places)
+                for found, rows in _search_batch(batch, keys, hashes, places):
+                    yield batch, found, rows
 
 
-def _search_batch(
-    batch: StateRows, keys: KeyRows, wanted: Hashes, first: int = 0, pending: Rows | None = None
-) -> Iterator[tuple[Rows, Rows]]:
+def _search_batch(batch: StateRows, keys: KeyRows, wanted: Hashes, places: Rows) -> Iterator[tuple[Rows, Rows]]:
     """Where keys are in one batch.
 
     Args:
         batch: The batch to search.
         keys: All keys of the probe.
         wanted: Hashes of those that may be in this batch, ascending.
-        first: The place of the first of them among the hashes of keys still looked for.
-        pending: As in :func:`_search`.
+        places: The numbers of these keys.
 
     Yields:
-        Keys found as places in those hashes, and their rows in the batch.
+        Keys found by number, and their rows in the batch.
     """
     stored = batch.keys.hashes
     rows = stored.searchsorted(wanted)
     needles = np.flatnonzero(stored.take(rows, mode="clip") == wanted)  # Past the end is the last row: another hash.
     rows = rows.take(needles)
     while len(needles):
-        places = needles + first
-        places = places if pending is None else pending.take(places)
-        equal = equal_at(keys, places, batch.keys, rows)
+        found = places.take(needles)
+        equal = equal_at(keys, found, batch.keys, rows)
         if equal.all():
-            yield needles + first, rows
+            yield found, rows
             break
-        yield needles[equal] + first, rows[equal]
+        yield found[equal], rows[equal]
         # Another key of the same hash: the one we look for may be the next row.
         needles, rows = needles[~equal], rows[~equal] + 1
         same = rows < len(stored)

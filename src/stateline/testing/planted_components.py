@@ -17,6 +17,7 @@ from stateline.recoverable.stream import RecoverableStream
 from stateline.recoverable.writer import RecoverableWriter
 from stateline.state import merge as merge_module
 from stateline.state import rescale as rescale_module
+from stateline.state import snapshot as snapshot_module
 from stateline.testing.planted import PlantedBug, register_bug, replaced
 
 __all__: list[str] = []
@@ -222,16 +223,16 @@ def _newest_run_only(subtask: SubtaskState, owned: KeyGroupRange) -> list[Any]:
 
 
 def _no_old_runs(runs: Sequence[Any], *arguments: Any, **more: Any) -> Any:
-    return _merge_runs(runs[-1:], *arguments, **more)
+    return _merge_windows(runs[-1:], *arguments, **more)
 
 
-_merge_runs = merge_module.merge_runs
+_merge_windows = merge_module.merge_windows
 
 _bug(
     "state_merge_forgets_old_runs",
     "a merge keeps the rows of the newest run only",
-    merge_module,
-    "merge_runs",
+    snapshot_module,
+    "merge_windows",
     _no_old_runs,
     "sim",
     _PIPELINE,

@@ -166,15 +166,21 @@ def _forget_last_rows(self: Any, file: OpenFile) -> None:
 
 
 def _oldest_wins(runs: Sequence[Any], *arguments: Any, **more: Any) -> Any:
-    return _merge_runs(list(reversed(runs)), *arguments, **more)
+    return _merge_windows(list(reversed(runs)), *arguments, **more)
 
 
-def _first_piece_only(*arguments: Any, **more: Any) -> Any:
-    return itertools.islice(_merge_pieces(*arguments, **more), 1)
+def _first_piece_only(self: Any) -> Any:
+    return itertools.islice(_made(self), 1)
 
 
-_merge_runs = merge_module.merge_runs
-_merge_pieces = merge_module.merge_pieces
+def _kept_nowhere(self: Any) -> list[Any]:
+    """Only runs of which no slice was merged."""
+    needed = min(self._firsts)
+    return [run for number, run in enumerate(self._table.runs) if number < needed]
+
+
+_merge_windows = merge_module.merge_windows
+_made = snapshot_module.Layers.made
 _tasks = MicroBatchCoordinator._tasks
 
 
@@ -329,17 +335,25 @@ _bug(
 _bug(
     "pipeline_oldest_wins",
     "a merge keeps the oldest version of a key",
-    merge_module,
-    "merge_runs",
+    snapshot_module,
+    "merge_windows",
     _oldest_wins,
     "sim",
 )
 _bug(
     "pipeline_piece_forgotten",
     "a merge in pieces forgets all but the first",
-    snapshot_module,
-    "merge_pieces",
+    snapshot_module.Layers,
+    "made",
     _first_piece_only,
+    "sim",
+)
+_bug(
+    "pipeline_slice_forgotten",
+    "a run that was merged in one slice is forgotten in all of them",
+    snapshot_module.Layers,
+    "kept",
+    _kept_nowhere,
     "sim",
 )
 _bug(

@@ -336,18 +336,21 @@ def test_open_runs_are_bounded_by_bytes_and_by_number() -> None:
     opened = OpenRuns(bytes_max=100, runs_max=3)
 
     def key(number: int) -> tuple:
-        return ("memory://x", str(number), 0, 0, -1, LONGS)
+        return ("memory://x", str(number), 0, LONGS)
+
+    def sized(size: int) -> OpenRun:
+        return OpenRun(size, 16, Run((), ALL, MAX_PARALLELISM))
 
     for number in range(3):
-        opened.put(key(number), OpenRun(30, 16, ()))
-    assert opened.get(key(0)) is not None
-    opened.put(key(3), OpenRun(30, 16, ()))
-    assert opened.get(key(1)) is None
-    assert opened.get(key(0)) is not None
-    opened.put(key(4), OpenRun(100, 16, ()))
+        opened.put(key(number), sized(30))
+    assert opened.get(key(0), ALL) is not None
+    opened.put(key(3), sized(30))
+    assert opened.get(key(1), ALL) is None
+    assert opened.get(key(0), ALL) is not None
+    opened.put(key(4), sized(100))
     assert len(opened) == 1
-    opened.put(key(4), OpenRun(10, 16, ()))
-    opened.put(key(5), OpenRun(90, 16, ()))
+    opened.put(key(4), sized(10))
+    opened.put(key(5), sized(90))
     assert len(opened) == 2
 
 
@@ -370,6 +373,28 @@ def test_what_a_stack_has_lost_is_let_go_and_what_others_have_is_not(remote: Ins
     opener.open_stack(stack, [])
     opener.open_stack(neighbour, [])
     assert len(shared) == 0
+
+
+@pytest.mark.parametrize("where", ["in this process", "on the disk"])
+def test_a_part_of_what_was_fetched_is_not_fetched_again(
+    remote: InstrumentedStore, tmp_path: Path, clock: Clock, where: str
+) -> None:
+    """A merge of some slices leaves less and less of a run."""
+    handle = written(remote, rows=3000)
+    cache = cache_in(tmp_path, clock) if where == "on the disk" else None
+    shared, settings = OpenRuns(), RunReaderSettings(whole_bytes=0)
+
+    def opener() -> RunReader:
+        runs = shared if cache is None else OpenRuns()
+        return RunReader(remote, LONGS, settings=settings, cache=cache, open_runs=runs)
+
+    half = opener().open(part_of(handle, 0, 7))
+    remote.reset()
+    narrow = opener().open(part_of(handle, 2, 5))
+    assert remote.bytes_read == 0
+    assert 0 < len(narrow) < len(half)
+    opener().open(part_of(handle, 6, 9))
+    assert remote.bytes_read > 0
 
 
 def test_a_run_that_was_let_go_stays_readable(remote: InstrumentedStore) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,91 +12,70 @@ from hypothesis import strategies as st
 from state_kit import ALL, LONGS, MAX_PARALLELISM, changes, collide, contents, run_of, table_of
 
 from stateline.errors import InvalidInputError
-from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange
 from stateline.state.merge import (
     MergeSettings,
-    RunSize,
-    drops_tombstones,
-    is_merge_due,
-    live_rows_min,
-    merge_pieces,
+    SlicedStack,
     merge_runs,
     merge_windows,
-    plan_merge,
+    plan_merges,
 )
 from stateline.state.rows import Run, StateRows
-from stateline.state.snapshot import merge_once
+from stateline.state.snapshot import Layers, merge_once
+from stateline.state.table import StateTable
 
 LEFT, RIGHT = KeyGroupRange(0, 7), KeyGroupRange(8, 15)
 
 
-def sizes(*rows: int, tombstones: int = 0) -> list[RunSize]:
-    """Runs of these rows, the newest of which has the tombstones."""
-    made = [RunSize(count, ALL) for count in rows]
+def planned(*stack: int, tombstones: int = 0, **bounds: Any) -> int | None:
+    """The first run of a table of one slice that is merged."""
+    rows = np.array([[count] for count in stack], dtype=np.int64).reshape(-1, 1)
+    deleted = np.zeros_like(rows)
     if tombstones:
-        made[-1] = RunSize(rows[-1], ALL, tombstones)
-    return made
+        deleted[-1] = tombstones
+    (first,) = plan_merges(SlicedStack(rows, deleted, rows, stack[-1] if stack else 0), MergeSettings(**bounds))
+    return first
 
 
 @pytest.mark.parametrize(
-    ("stack", "planned"),
+    ("stack", "first"),
     [
-        (sizes(), None),
-        (sizes(1_000_000), None),
-        (sizes(1_000_000, 100_000), None),
-        (sizes(1_000_000, 100_000, 100_000, 100_000, 100_000), range(1, 5)),
-        (sizes(1_000_000, 300_000, 100_000, 100_000, 100_000, 100_000), range(1, 6)),
-        (sizes(1_000_000, 600_000, 500_000), range(3)),
-        (sizes(1_000_000, 450_000, tombstones=400_000), range(2)),
-        (sizes(100, 90, 80), None),
-        (sizes(100, 90, 80, 60), None),
-        (sizes(100, 90, 80, 90), range(4)),
-        (sizes(10_000_000, 256, 128, 64, 32, 16, 8, 4, 2), range(1, 9)),
-        (sizes(10_000_000, 90_000, 80_000, 300, 200, 20_000, 19_000, 800, 700, 200), range(1, 10)),
-        (sizes(10_000_000, 90_000, 9_000, 300, 200, 20_000, 2_000, 1_000, 700, 100), range(6, 10)),
+        ((), None),
+        ((1_000_000,), None),
+        ((1_000_000, 100_000), None),
+        ((1_000_000, 100_000, 100_000, 100_000, 100_000), 1),
+        ((2_000_000, 300_000, 100_000, 100_000, 100_000, 100_000), 1),
+        ((1_000_000, 300_000, 250_000), 0),
+        ((1_000_000, 0, 300_000, 0, 100_000), None),
+        ((0, 100_000, 0, 100_000, 100_000, 100_000), 1),
+        ((100, 90, 80), None),
+        ((100, 90, 80, 60), None),
+        ((100, 90, 80, 90), 0),
     ],
 )
-def test_the_plan(stack: list[RunSize], planned: range | None) -> None:
-    assert plan_merge(stack) == planned
+def test_the_plan_of_a_slice(stack: tuple[int, ...], first: int | None) -> None:
+    assert planned(*stack) == first
+
+
+def test_deletions_count_as_waste() -> None:
+    assert planned(1_000_000, 450_000) is None
+    assert planned(1_000_000, 450_000, tombstones=400_000) == 0
+
+
+def test_a_slice_of_too_many_runs_is_merged_where_least_is_rewritten_in_vain() -> None:
+    stack = (10_000_000, 256, 128, 64, 32, 16, 8, 4, 2)
+    assert planned(*stack) is None
+    assert planned(*stack, runs_max=8) == 1
+    assert planned(10_000_000, 90_000, 300, 200, 150, 100, 80, 50, 40, 30, runs_max=8) == 3
 
 
 def test_settings_are_checked() -> None:
-    wrongs = ({"space_factor": 1.0}, {"space_factor": "x"}, {"runs_max": 0}, {"tier_runs": 1}, {"piece_bytes": 0})
+    wrongs: list[dict[str, Any]] = [{"space_factor": 1.0}, {"space_factor": "x"}, {"runs_max": 0}, {"tier_runs": 1}]
+    wrongs += [{"piece_bytes": 0}, {"rows_per_change": 1}, {"rows_per_change": "x"}]
     for wrong in wrongs:
         with pytest.raises(InvalidInputError):
             MergeSettings(**wrong)
     assert MergeSettings(space_factor="1.5").space_factor == 1.5  # type: ignore[arg-type]
-
-
-def pieces(rows: int, count: int = 4) -> list[RunSize]:
-    """One level of so many rows, in runs of neighbouring key groups."""
-    width = len(ALL) // count
-    return [RunSize(rows // count, KeyGroupRange(n * width, (n + 1) * width - 1)) for n in range(count)]
-
-
-@pytest.mark.parametrize(
-    ("stack", "planned"),
-    [
-        (pieces(1_000_000, 16), None),
-        ([*pieces(1_000_000, 16), *sizes(100_000)], None),
-        ([*pieces(1_000_000), *sizes(600_000, 500_000)], range(6)),
-        ([*pieces(10_000_000), *sizes(100_000, 100_000, 100_000, 100_000)], range(4, 8)),
-        ([*pieces(10_000_000), *pieces(100_000), *sizes(90_000, 100_000, 100_000)], range(4, 11)),
-        ([*pieces(10_000_000), *pieces(1_000_000, 16), *sizes(10_000, 9_000)], None),
-        (sizes(10_000_000) + pieces(256, 2) + sizes(128, 64, 32, 16, 8, 4, 2), range(1, 10)),
-    ],
-)
-def test_runs_that_share_no_key_group_are_one_level(stack: list[RunSize], planned: range | None) -> None:
-    assert plan_merge(stack) == planned
-
-
-def test_disjoint_stacks_do_not_count_as_waste() -> None:
-    stack = [RunSize(1000, LEFT), RunSize(900, RIGHT), RunSize(100, LEFT, 10)]
-    assert live_rows_min(stack) == 1890
-    assert drops_tombstones([LEFT], [RIGHT])
-    assert not drops_tombstones([LEFT, RIGHT], [RIGHT])
-    assert drops_tombstones([], [ALL])
 
 
 @given(
@@ -101,76 +83,138 @@ def test_disjoint_stacks_do_not_count_as_waste() -> None:
     runs_max=st.integers(1, 8),
     tier_runs=st.integers(2, 5),
     keys=st.integers(1, 500),
+    slices=st.integers(1, 6),
     seed=st.integers(0, 2**32 - 1),
 )
 @settings(max_examples=60, deadline=None)
-def test_reads_space_and_writes_are_bounded(
-    batches: list[int], runs_max: int, tier_runs: int, keys: int, seed: int
+def test_reads_and_space_are_bounded(
+    batches: list[int], runs_max: int, tier_runs: int, keys: int, slices: int, seed: int
 ) -> None:
     """Simulates merging over sets of keys: whatever the batches, the promised bounds hold after each."""
     bounds = MergeSettings(runs_max=runs_max, tier_runs=tier_runs, small_rows=50)
     dice = np.random.default_rng(seed)
-    stack: list[dict[int, bool]] = []  # per run: key -> is a tombstone
+    stack: list[dict[int, bool]] = []  # per run: key -> is a tombstone; a key is in the slice of its remainder
     for count in batches:
-        change = {int(key): bool(dice.random() < 0.3) for key in dice.integers(0, keys, count)}
-        stack.append(change)
-        planned = plan_merge([RunSize(len(run), ALL, sum(run.values())) for run in stack], bounds)
-        if planned is not None:
+        stack.append({int(key): bool(dice.random() < 0.3) for key in dice.integers(0, keys, count)})
+        parts = [[{k: v for k, v in run.items() if k % slices == part} for part in range(slices)] for run in stack]
+        rows = np.array([[len(part) for part in run] for run in parts], dtype=np.int64)
+        deleted = np.array([[sum(part.values()) for part in run] for run in parts], dtype=np.int64)
+        for part, first in enumerate(plan_merges(SlicedStack(rows, deleted, rows, len(stack[-1])), bounds)):
+            if first is None:
+                continue
             merged: dict[int, bool] = {}
-            for number in planned:
-                merged |= stack[number]
-            if planned.start == 0:
+            for run in parts[first:]:
+                merged |= run[part]
+                run[part] = {}
+            if not rows[:first, part].any():
                 merged = {key: False for key, gone in merged.items() if not gone}
-            stack[planned.start : planned.stop] = [merged] if merged else []
+            parts[-1][part] = merged
+        for part in range(slices):
+            assert sum(bool(run[part]) for run in parts) <= runs_max
+        stack = [whole for run in parts if (whole := {k: v for part in run for k, v in part.items()})]
         newest: dict[int, bool] = {}
         for run in stack:
             newest |= run
         live = sum(not gone for gone in newest.values())
-        rows = sum(map(len, stack))
-        assert len(stack) <= runs_max
-        assert rows <= max(bounds.small_rows, 2 * live)
+        assert sum(map(len, stack)) <= max(bounds.small_rows, 2 * live)
+
+
+@dataclasses.dataclass
+class Course:
+    """What became of a table of one subtask, in millions of fluid rows: the rows of random keys of a universe."""
+
+    merged: list[float] = dataclasses.field(default_factory=list)
+    heights: list[int] = dataclasses.field(default_factory=list)
+    stored: list[float] = dataclasses.field(default_factory=list)
+    live: list[float] = dataclasses.field(default_factory=list)
+
+
+def course(universe: int, batch: int, batches: int, slices: int = 64) -> Course:
+    """Random keys, so many at a time; a run that any slice needs is stored whole."""
+    share, made = universe / slices, Course()
+    changed = np.full(slices, share * (1 - (1 - 1 / universe) ** batch))
+    stack: list[np.ndarray] = []
+    sizes: list[float] = []
+    for _ in range(batches):
+        stack.append(changed.copy())
+        rows = np.rint(np.array(stack)).astype(np.int64)
+        merged = 0.0
+        weights = np.array([[size / run.sum()] for size, run in zip([*sizes, changed.sum()], stack, strict=True)])
+        sliced = SlicedStack(rows, np.zeros_like(rows), (rows * weights).astype(np.int64), int(rows[-1].sum()))
+        for part, first in enumerate(plan_merges(sliced)):
+            if first is not None:
+                taken = np.array([run[part] for run in stack[first:]])
+                merged += float(taken.sum())
+                for run in stack[first:]:
+                    run[part] = 0
+                stack[-1][part] = share * (1 - np.prod(1 - taken / share))
+        sizes.append(float(stack[-1].sum()))
+        left = [number for number, run in enumerate(stack) if run.any()]
+        stack, sizes = [stack[number] for number in left], [sizes[number] for number in left]
+        made.merged.append(merged / float(changed.sum()))
+        made.heights.append(int((np.array(stack) > 0).sum(axis=0).max()))
+        made.stored.append(sum(sizes))
+        made.live.append(float((share * (1 - np.prod([1 - run / share for run in stack], axis=0))).sum()))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("universe", "batch", "batches", "mean_max", "most"),
+    [
+        (50_000_000, 500_000, 100, 3.6, 8.1),
+        (5_000_000, 100_000, 200, 3.6, 8.1),
+        (5_000_000, 500_000, 100, 3.1, 8.1),
+        (1_000_000, 500_000, 60, 2.3, 8.1),
+        (500_000, 100_000, 100, 2.8, 8.1),
+    ],
+)
+def test_no_checkpoint_merges_much_more_than_the_others(
+    universe: int, batch: int, batches: int, mean_max: float, most: float
+) -> None:
+    """In rows merged for each row that changed; all at once, as it was once, some checkpoints merge 93 of them."""
+    found = course(universe, batch, batches)
+    assert max(found.merged) <= most
+    assert np.mean(found.merged) <= mean_max
+    assert max(found.heights) <= MergeSettings().runs_max
+    late = slice(10, None)
+    ratios = np.array(found.stored[late]) / np.array(found.live[late])
+    assert ratios.max() <= 2.1, "also with what is stored of runs that only some slices need"
+
+
+def test_what_few_slices_need_of_a_large_object_is_merged_so_that_the_object_can_go() -> None:
+    rows = np.full((2, 8), 100_000, dtype=np.int64)
+    rows[1] = 10_000
+    stored = rows.copy()
+    stored[0, 3] *= 8
+    assert plan_merges(SlicedStack(rows, np.zeros_like(rows), rows, 80_000)) == [None] * 8
+    chosen = plan_merges(SlicedStack(rows, np.zeros_like(rows), stored, 80_000))
+    assert [number for number, first in enumerate(chosen) if first is not None] == [3]
+
+
+def test_little_change_merges_little_also_where_much_is_due() -> None:
+    rows = np.array([[100_000] * 64, [60_000] * 64, [1] * 64], dtype=np.int64)
+    chosen = plan_merges(SlicedStack(rows, np.zeros_like(rows), rows, 64))
+    assert chosen == [0, *[None] * 63]
+
+
+def test_the_highest_slices_come_first_and_neighbours_together() -> None:
+    rows = np.full((6, 8), 100_000, dtype=np.int64)
+    rows[0] = 10_000_000
+    rows[1, [0, 1, 2, 3, 6, 7]] = 0  # Slices 4 and 5 have a run more.
+    chosen = plan_merges(SlicedStack(rows, np.zeros_like(rows), rows, 800_000), MergeSettings(rows_per_change=2))
+    assert [number for number, first in enumerate(chosen) if first is not None] == [0, 4, 5]
 
 
 def test_a_row_is_rewritten_a_logarithmic_number_of_times() -> None:
     stack, written = [100_000_000], 0
     for _ in range(1000):
         stack.append(10_000)
-        planned = plan_merge([RunSize(rows, ALL) for rows in stack])
-        if planned is not None:
-            merged = sum(stack[number] for number in planned)
-            stack[planned.start : planned.stop] = [merged]
+        first = planned(*stack)
+        if first is not None:
+            merged = sum(stack[first:])
+            stack[first:] = [merged]
             written += merged
     assert written <= 6 * 1000 * 10_000
-
-
-def test_subtasks_that_grow_alike_come_to_merge_at_the_same_checkpoints() -> None:
-    """Each has a million live rows, of which every checkpoint changes 400,000, and begins at another point."""
-
-    def handles(stack: list[int]) -> list[RunHandle]:
-        return [
-            RunHandle(
-                name=str(number), size=1, crc32c=0, rows=rows, first_key_group=0, last_key_group=0, checkpoint_id=0
-            )
-            for number, rows in enumerate(stack)
-        ]
-
-    stacks = [[1_000_000], [1_000_000, 400_000], [1_000_000, 400_000, 400_000]]
-    merged_at: list[set[int]] = []
-    for _ in range(30):
-        is_due = any(is_merge_due(handles(stack)) for stack in stacks)
-        merging = set()
-        for number, stack in enumerate(stacks):
-            stack.append(400_000 + 1000 * number)
-            bounds = MergeSettings().sooner if is_due else MergeSettings()
-            planned = plan_merge([RunSize(rows, ALL) for rows in stack], bounds)
-            if planned is not None:
-                assert planned == range(len(stack))
-                stack[:] = [1_000_000]
-                merging.add(number)
-        merged_at.append(merging)
-    late = merged_at[10:]
-    assert {frozenset(merging) for merging in late} == {frozenset(), frozenset({0, 1, 2})}
-    assert sum(map(bool, late)) <= len(late) / 2, "merging together must not mean merging always"
 
 
 # -- merging ----------------------------------------------------------------------------------------
@@ -246,29 +290,47 @@ def test_a_large_merge_is_cut_at_key_groups(piece_bytes: int) -> None:
     assert len(merged.runs) <= wanted
     assert len(merged.runs) > wanted / 2, "most key groups have rows here"
     covered = [group for run in merged.runs for group in run.key_groups]
-    assert covered == sorted(set(covered))
+    assert len(covered) == len(set(covered)), "no key group is in two of them"
     assert merge_once(merged, MergeSettings(runs_max=1, piece_bytes=1))[1] == 0, "pieces are no reason to merge"
 
 
-def test_a_piece_drops_tombstones_where_nothing_lies_below_it() -> None:
+def test_a_slice_drops_tombstones_where_nothing_lies_below_it() -> None:
     """An older run covers the left half only: a deletion on the right has nothing more to hide."""
+    below = run_of(changes(LONGS, {n: [n] for n in range(1000)}), LEFT)
     numbers = range(100)
-    below = run_of(changes(LONGS, {n: [n] for n in numbers}), LEFT)
     layers = [run_of(changes(LONGS, {n: [-n] for n in numbers})), run_of(changes(LONGS, deleted=numbers))]
-    made = list(merge_pieces([below], layers, MAX_PARALLELISM, 1))
-    assert [run.key_groups.start for run in made] == [*LEFT]
-    assert sum(run.tombstones for run in made) == len(below)
+    table = StateTable(LONGS, ALL, MAX_PARALLELISM, [below, *layers])
+    merged, count = merge_once(table, MergeSettings(tier_runs=2, piece_bytes=1))
+    assert (count, contents(merged)) == (2, contents(table))
+    assert sum(run.tombstones for run in merged.runs) == sum(
+        len(run.part(LEFT, MAX_PARALLELISM, None)) for run in layers[1:]
+    )
+
+
+def test_a_run_stays_in_the_slices_that_are_not_merged() -> None:
+    """The left half has a run more, so it is merged; nothing of the right half is written again."""
+    oldest, both = (run_of(changes(LONGS, {n: [n + age] for n in range(100)}), ALL) for age in (0, 1))
+    left = run_of(changes(LONGS, {n: [2] for n in range(100)}), LEFT)
+    newest = run_of(changes(LONGS, {n: [3] for n in range(0, 100, 2)}))
+    table = StateTable(LONGS, ALL, MAX_PARALLELISM, [oldest, both, left, newest])
+    merged, count = merge_once(table, MergeSettings(runs_max=3, tier_runs=4, piece_bytes=1))
+    assert contents(merged) == contents(table)
+    assert count == 4
+    kept = [run.key_groups for run in merged.runs if run.batches and run.key_groups.start >= RIGHT.start]
+    assert KeyGroupRange(8, 15) in kept
+    again, _ = merge_once(StateTable(LONGS, ALL, MAX_PARALLELISM, merged.runs), MergeSettings(runs_max=1))
+    assert contents(again) == contents(table)
 
 
 def test_pieces_are_made_one_after_the_other() -> None:
-    table = table_of(LONGS, changes(LONGS, {n: [n] for n in range(100)}), changes(LONGS, {1: [2]}))
+    table = table_of(LONGS, changes(LONGS, {n: [n] for n in range(100)}), changes(LONGS, {n: [2] for n in range(100)}))
     asked = []
 
     def expired(rows: StateRows) -> np.ndarray:
         asked.append(len(rows))
         return np.zeros(len(rows), dtype=np.bool_)
 
-    made = merge_pieces((), table.runs, MAX_PARALLELISM, 1, expired)
+    made = Layers(table, 1, MergeSettings(runs_max=1, piece_bytes=1), expired).made()
     assert asked == []
     first = next(made)
     assert len(first) == sum(asked) < 100
