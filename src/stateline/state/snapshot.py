@@ -158,7 +158,7 @@ class Layers:
         hashes = [hash_bounds(KeyGroupRange(start, start), table.max_parallelism)[0] for start in self._borders[:-1]]
         hashes.append(hash_bounds(table.key_groups, table.max_parallelism)[1])
         rows: Counts = np.array([run.counts(hashes) for run in runs], dtype=np.int64).reshape(-1, len(hashes) - 1)
-        starts = _levels(runs)
+        starts = _levels(runs[:durable]) + ([durable] if durable < len(runs) else [])  # New runs become one.
         stack = SlicedStack(
             rows=_summed(rows, starts),
             tombstones=_summed(rows * _shares(runs, lengths), starts),
