@@ -98,7 +98,8 @@ def test_the_own_folder_may_be_no_link_into_the_root(tmp_path: Path) -> None:
 def test_a_folder_beside_the_root_is_taken(tmp_path: Path) -> None:
     (tmp_path / "roo").mkdir()
     for local in ("local", "root2", "roo"):
-        ChangelogStorage.open(tmp_path / "root", settings(tmp_path / local)).close()
+        with ChangelogStorage.open(tmp_path / "root", settings(tmp_path / local)) as storage:
+            assert storage.availability.available
 
 
 def test_a_second_name_of_the_root_is_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
