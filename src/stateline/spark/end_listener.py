@@ -100,9 +100,14 @@ class EndOfStreamListener(StreamingQueryListener):
         if not finishes and rounds is None:
             return
         close = rounds.close if rounds is not None else _nothing
-        finish = partial(finish_sink, options) if finishes else None
+
+        def finish() -> None:
+            close()  # A round that is being made would fence it.
+            finish_sink(options)
+
+        end = QueryEnd(system_environment(), options.path, finish if finishes else None, close)
         with self._lock:
-            self._watched[str(event.runId)] = query, QueryEnd(system_environment(), options.path, finish, close)
+            self._watched[str(event.runId)] = query, end
         if rounds is not None:
             rounds.start()
 
