@@ -16,7 +16,7 @@ import msgspec
 
 from stateline.key_groups import KeyGroupRange
 
-__all__ = ["CommitPoint", "FinishedFile", "OpenFile", "Part", "ResumePoint", "RowsHandle", "RunHandle"]
+__all__ = ["CommitPoint", "FinishedFile", "OpenFile", "Part", "ResumePoint", "RowsHandle", "RunHandle", "SectionHandle"]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -70,6 +70,34 @@ class ResumePoint(CommitPoint, frozen=True, kw_only=True, forbid_unknown_fields=
 
     superseded: tuple[Part, ...] = ()
     closed: bool = False
+
+
+class SectionHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One section of a segment; or, where it is small, the bytes of the section themselves.
+
+    Attributes:
+        name: Relative name of the segment in the store of the checkpoint root; empty for inline bytes.
+        offset: First byte of the section in it; 0 for inline bytes.
+        length: Bytes of the section.
+        crc32c: CRC32C of them.
+        data: The bytes, where no object holds them: they travel with the handle.
+    """
+
+    name: str
+    offset: int
+    length: int
+    crc32c: int
+    data: bytes = b""
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the handle is the section, and names no object."""
+        return not self.name
+
+    @property
+    def end(self) -> int:
+        """The first byte after the section in its segment."""
+        return self.offset + self.length
 
 
 class RunHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,7 +29,7 @@ from stateline.state.merge import MergeSettings
 from stateline.state.rescale import rescale
 from stateline.state.rows import StateRows
 from stateline.state.run import RunSettings
-from stateline.state.run_cache import OpenRuns
+from stateline.state.open_runs import OpenRuns
 from stateline.state.run_store import RunReader, RunReaderSettings, RunWriter
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import snapshot

@@ -24,6 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from stateline.blob import BlobStore, open_store
+from stateline.changelog.host_cache import HostCache
 from stateline.environment import Environment, system_environment
 from stateline.errors import InternalError
 from stateline.spark.coordinator import Batch, SubtaskResult, SubtaskTask
@@ -35,7 +36,6 @@ from stateline.spark.task import HASH_COLUMN, OperatorProgram, TaskContext, run_
 from stateline.spark.task_errors import noted, rebuilt
 from stateline.spark.upstream_state import computed
 from stateline.spark.worker_process import freeze_imports
-from stateline.state.run_cache import RunCache
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -264,8 +264,8 @@ def _process_environment() -> Environment:
 
 
 @cache
-def _process_cache(folder: str, bytes_max: int) -> RunCache:
-    return RunCache(folder, bytes_max, _process_environment())
+def _process_cache(folder: str, bytes_max: int) -> HostCache:
+    return HostCache(folder, bytes_max, _process_environment())
 
 
 @lru_cache(maxsize=_STORES_MAX)

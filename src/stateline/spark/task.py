@@ -18,6 +18,7 @@ from typing import Final, Protocol, Self
 import pyarrow as pa
 
 from stateline.blob import BlobStore
+from stateline.changelog.host_cache import HostCache
 from stateline.checkpoint import FileState
 from stateline.environment import Environment
 from stateline.errors import ErrorKind, InternalError, InvalidInputError
@@ -29,7 +30,7 @@ from stateline.spark.event_time import EventTimeWatch, WatermarkPlan
 from stateline.spark.plan import OperatorPlan
 from stateline.state.merge import Expired, MergeSettings
 from stateline.state.rows import StateRows
-from stateline.state.run_cache import OpenRuns, RunCache
+from stateline.state.open_runs import OpenRuns
 from stateline.state.run_store import RunReader, RunWriter
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import snapshot
@@ -155,7 +156,7 @@ class TaskContext:
     root: BlobStore
     output: BlobStore | None
     environment: Environment
-    cache: RunCache | None = None
+    cache: HostCache | None = None
     merging: MergeSettings = field(default_factory=MergeSettings)
     open_runs: OpenRuns | None = None
 

@@ -25,7 +25,8 @@ import numpy as np
 import pyarrow as pa
 
 from stateline.blob.api import BlobStore
-from stateline.blob.mapping import map_object
+from stateline.changelog.host_cache import Extent, HostCache
+from stateline.changelog.section_reader import SectionReader
 from stateline.environment import Clock, Environment, system_environment
 from stateline.errors import (
     CorruptDataError,
@@ -37,6 +38,7 @@ from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange
 from stateline.options import normalise_settings, parse_int, parse_size, setting
 from stateline.state.keys import Hashes
+from stateline.state.open_runs import OpenKey, OpenRun, OpenRuns, StackKey
 from stateline.state.rows import Run, StateRows
 from stateline.state.run import (
     TAIL_GUESS_BYTES,
@@ -48,7 +50,6 @@ from stateline.state.run import (
     read_index,
     tail_bytes,
 )
-from stateline.state.run_cache import Extent, OpenKey, OpenRun, OpenRuns, RunCache, StackKey
 from stateline.state.run_index import RunIndex
 from stateline.state.schema import StateSchema
 
@@ -106,7 +107,7 @@ class RunWriter:
         max_parallelism: int,
         *,
         settings: RunSettings | None = None,
-        cache: RunCache | None = None,
+        cache: HostCache | None = None,
         environment: Environment | None = None,
     ) -> None:
         self._store = store
@@ -166,14 +167,14 @@ class RunReader:
         schema: StateSchema,
         *,
         settings: RunReaderSettings | None = None,
-        cache: RunCache | None = None,
+        cache: HostCache | None = None,
         open_runs: OpenRuns | None = None,
         environment: Environment | None = None,
     ) -> None:
         self._store = store
         self._schema = schema
         self._settings = settings or RunReaderSettings()
-        self._cache = cache
+        self._sections = SectionReader(store, cache)
         self._open_runs = process_open_runs() if open_runs is None else open_runs
         self._environment = environment or system_environment()
 
@@ -259,36 +260,21 @@ class RunReader:
 
     def _load(self, handle: RunHandle) -> OpenRun:
         """Finds and proves a run, or as much of it as the handle needs."""
+        part = handle.first_key_group, handle.last_key_group
         try:
-            mapped = map_object(self._store, handle.name)
-        except NotFoundError as error:
-            raise _gone(handle) from error
-        if mapped is not None:
-            return self._decode_whole(mapped, handle)
-        return self._from_cache(handle) or self._fetched(handle)
-
-    def _from_cache(self, handle: RunHandle) -> OpenRun | None:
-        if self._cache is None:
-            return None
-        for whole in (True, False):
-            buffer = self._cache.load(handle, self._store.url, whole=whole)
-            if buffer is None:
-                continue
-            try:
-                return (self._decode_whole if whole else self._decode_slice)(buffer, handle)
-            except CorruptDataError:
-                self._cache.failures.increment()
-                self._cache.drop(handle, self._store.url, whole=whole)
-        return None
-
-    def _fetched(self, handle: RunHandle) -> OpenRun:
-        try:
+            near = self._sections.near(
+                handle,
+                lambda buffer: self._decode_whole(buffer, handle),
+                part=part,
+                read_part=lambda buffer: self._decode_slice(buffer, handle),
+            )
+            if near is not None:
+                return near
             buffer, extents, whole = self._fetch(handle)
         except NotFoundError as error:
             raise _gone(handle) from error
         opened = (self._decode_whole if whole else self._decode_slice)(buffer, handle)
-        if self._cache is not None:
-            self._cache.save(handle, self._store.url, extents, whole=whole)
+        self._sections.keep(handle, extents, None if whole else part)
         return opened
 
     def _fetch(self, handle: RunHandle) -> tuple[pa.Buffer, list[Extent], bool]:

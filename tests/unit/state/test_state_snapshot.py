@@ -15,7 +15,7 @@ from stateline.key_groups import KeyGroupRange
 from stateline.state.merge import MergeSettings
 from stateline.state.rescale import state_of_range
 from stateline.state.rows import StateRows
-from stateline.state.run_cache import OpenRuns
+from stateline.state.open_runs import OpenRuns
 from stateline.state.run_store import RunReader, RunWriter
 from stateline.state.snapshot import snapshot
 from stateline.state.table import StateTable

@@ -20,7 +20,7 @@ from stateline.state.changes import CHANGE_COLUMN, _equal, change_schema, change
 from stateline.state.merge import MergeSettings
 from stateline.state.rescale import rescale
 from stateline.state.run import RunSettings
-from stateline.state.run_cache import OpenRuns
+from stateline.state.open_runs import OpenRuns
 from stateline.state.run_store import RunReader, RunWriter
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import snapshot

@@ -19,7 +19,7 @@ from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
 from stateline.state.rows import StateRows
 from stateline.state.run import encode_run
-from stateline.state.run_cache import OpenRuns
+from stateline.state.open_runs import OpenRuns
 from stateline.state.run_store import RunReader, RunWriter
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import merge_once
