@@ -61,7 +61,7 @@ class Copier:
         return copy
 
     def undo(self, copy: LocalCopy) -> None:
-        """Deletes a copy soon."""
+        """Deletes a copy soon; it stays, within the bound, where no thread is to be had."""
         with suppress(RuntimeError):
             self._executor.submit(copy.delete)
 
@@ -88,7 +88,7 @@ class Copier:
             late = done and copy.abandoned
             self.monitor.notify_all()
         if late:
-            self.undo(copy)
+            copy.delete()
 
 
 class LocalCopy:

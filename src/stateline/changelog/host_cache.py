@@ -225,7 +225,7 @@ class HostCache:
             return  # It is being evicted.
         finally:
             os.close(descriptor)
-        self._sweep_later()
+            self._sweep_later()
 
     # -- writing --------------------------------------------------------------------------------------------------
 

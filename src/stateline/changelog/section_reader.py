@@ -67,7 +67,7 @@ class SectionReader:
             NotFoundError: The store is this host's disk, and the object is gone.
             CorruptDataError: What ``read`` raises, where there is no copy to be replaced.
         """
-        if isinstance(section, SectionHandle) and section.data:
+        if isinstance(section, SectionHandle) and section.is_inline:
             return read(pa.py_buffer(section.data))
         mapped = map_object(self.store, section.name)
         if mapped is not None:

@@ -61,6 +61,7 @@ from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVer
 
 __all__ = [
     "MAX_SECTIONS",
+    "SECTION_ALIGNMENT",
     "SEGMENT_VERSION",
     "DirectoryEntry",
     "EncodedSegment",
@@ -76,8 +77,10 @@ SEGMENT_VERSION: Final = 1
 MAX_SECTIONS: Final = 65_536
 """Sections of one segment."""
 
-_ALIGNMENT: Final = 64
-_ZEROS: Final = bytes(_ALIGNMENT)
+SECTION_ALIGNMENT: Final = 64
+"""Sections begin at multiples of so many bytes."""
+
+_ZEROS: Final = bytes(SECTION_ALIGNMENT)
 _MAGIC: Final = b"SLSG"
 _TRAILER: Final = struct.Struct("<QH6sI4s")
 _CHECKED_TRAILER_BYTES: Final = 16
@@ -273,7 +276,7 @@ def _decode_directory(directory: memoryview, subject: str) -> tuple[DirectoryEnt
 
 
 def _aligned(position: int) -> int:
-    return position + -position % _ALIGNMENT
+    return position + -position % SECTION_ALIGNMENT
 
 
 def _refuse(message: str, name: str, offset: int) -> NoReturn:

@@ -80,7 +80,7 @@ class ChangelogStorage:
             checkpoints = LocalChangelogRegistry(place, environment=self._environment)
         self._ownership = Ownership(self.registry, self._copy_registry, checkpoints)
         self._scheduler = scheduler or self._make_scheduler(uploader)
-        self._downloaded = self._open_cache()
+        self._cache = self._open_cache()
         self._downloads = Downloads(settings.num_download_threads, self._environment)
         self._process = os.getpid()
         self._closed = False
@@ -192,7 +192,7 @@ class ChangelogStorage:
         return ChangelogReader(
             self.store,
             cache=self._copies,
-            downloaded=self._downloaded,
+            downloaded=self._cache,
             num_threads=self.settings.num_download_threads,
             downloads=self._downloads,
             metrics=self.metrics,
@@ -212,7 +212,7 @@ class ChangelogStorage:
         self._ownership.close()
         if self._copy_registry is not None:
             self._copy_registry.close()
-        for cache in (self._copies, self._downloaded):
+        for cache in (self._copies, self._cache):
             if cache is not None:
                 cache.close()
         if self._closes_store:

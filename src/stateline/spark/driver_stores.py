@@ -47,7 +47,7 @@ class DriverStores:
             },
         )
         if plan.local_copies:
-            copies = HostCache(plan.local_copies, plan.local_copies_bytes, environment)
+            copies = HostCache(plan.local_copies, plan.local_copies_bytes, environment=environment)
             copies.check_apart([stores.root, *stores.outputs.values()], "local_copies")
         return stores
 

@@ -36,8 +36,8 @@ class OpenRun:
     run: Run
 
 
-OpenKey = tuple[str, str, int, StateSchema]
-"""Store URL, name, CRC32C, schema."""
+OpenKey = tuple[str, str, int, int, int, bytes, StateSchema]
+"""Store URL, name, offset, length, CRC32C, inline bytes, schema."""
 
 StackKey = tuple[str, str, int, int]
 """Whose runs a stack has: operator, table, first and last key group."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.changelog import (
     BlobUploader,
     ChangelogMetrics,
@@ -24,9 +23,9 @@ from stateline.changelog import (
 )
 from stateline.changelog.block import Compression
 from stateline.changelog.columns import batch_columns
-from stateline.changelog.inspection import inspect_object
 from stateline.changelog.copier import Copier
 from stateline.changelog.host_cache import HostCache
+from stateline.changelog.inspection import inspect_object
 from stateline.changelog.uploader import gather
 from stateline.errors import ClosedError, InvalidInputError, OutcomeUnknownError, StorageFullError, UnavailableError
 from stateline.key_groups import KeyGroupRange

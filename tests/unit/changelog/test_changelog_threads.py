@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 
 from stateline.blob import StoreDecorator
 from stateline.blob.api import Buffer, ObjectInfo
-from stateline.blob.local import LocalStore, LocalStoreSettings
+from stateline.blob.local import LocalStore
 from stateline.blob.memory import MemoryStore
 from stateline.changelog import (
     BlobUploader,
@@ -265,12 +265,10 @@ def test_a_hanging_disk_costs_an_upload_the_copy_timeout_and_a_late_copy_is_dele
     MemoryStore.forget("threads-remote")
 
 
-def test_a_copy_that_nobody_waits_for_lands_all_the_same(tmp_path: Path) -> None:
+def test_a_copy_of_an_object_is_found_by_its_sections(tmp_path: Path) -> None:
     remote = MemoryStore("threads-remote")
-    cache = HostCache(tmp_path, 10**6)
-    copy = cache.start(remote, "object", [b"abc", b"def"])
-    cache.copier._executor.close()
-    assert copy.wait()
+    cache = HostCache(tmp_path, 10**6, copy_timeout=WAIT)
+    assert cache.start(remote, "object", [b"abc", b"def"]).wait()
     assert [bytes(found.buffer) for found in cache.find(remote.url, "object", 2, 3)] == [b"cde"]
     MemoryStore.forget("threads-remote")
 

@@ -30,8 +30,8 @@ from stateline.spark.plan import OperatorPlan, PipelinePlan, SavepointStart
 from stateline.spark.task import BatchMoment, Processed, TaskContext, run_subtask
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
-from stateline.state.rows import StateRows
 from stateline.state.open_runs import OpenRuns
+from stateline.state.rows import StateRows
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
