@@ -306,14 +306,8 @@ class PipelineJob(Job):
     def sweep(self, environment: Environment) -> None:
         """As the next batch and an operator would: retention, which a kill may have interrupted, and both sweeps."""
         checkpoints = CheckpointStore(self.root)
-        checkpoints.retain(self.retained, {self.out.url: self.out})
-        points = [
-            file.resume
-            for record in checkpoints.list()
-            for output in record.outputs
-            for file in output.open
-            if file.resume
-        ] + [file.commit for record in checkpoints.list() for output in record.outputs for file in output.finished]
+        checkpoints.retain(self.retained)
+        points = [file.commit for record in checkpoints.list() for output in record.outputs for file in output.finished]
         for store, reachable in ((self.out, reachable_names(points)), (self.root, set())):
             sweep(store, reachable, min_age=0, delete=True, environment=environment)
         sweep_root(checkpoints, min_age=0, delete=True, environment=environment)

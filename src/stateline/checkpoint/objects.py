@@ -27,11 +27,9 @@ from stateline.handles import OpenFile, Part, RunHandle
 __all__ = [
     "Extent",
     "check_extents",
-    "check_piece",
     "copy_object",
     "extents_of",
     "flat_names",
-    "pieces_of",
     "read_piece",
     "renamed",
 ]
@@ -72,11 +70,6 @@ def extents_of(checkpoint: Checkpoint) -> dict[str, set[Extent]]:
             name = state.object_name(checkpoint.folder)
             found.setdefault(name, set()).add(Extent(0, state.size, state.crc32c, is_whole=True))
     return found
-
-
-def pieces_of(output: OutputState) -> list[Part]:
-    """The pieces of the files of an output that grow byte by byte and go on."""
-    return [part for file in output.open if file.resume is not None for part in file.resume.parts]
 
 
 def check_extents(store: BlobStore, name: str, extents: Iterable[Extent]) -> int:
@@ -149,28 +142,14 @@ def read_piece(store: BlobStore, part: Part) -> bytes | None:
         CorruptDataError: It is not what was staged.
     """
     data = store.read_staged(part)
-    if data is not None:
-        check_piece(store, part, data)
+    if data is not None and (len(data) != part.length or crc32c(data) != part.crc32c):
+        extent = Extent(0, part.length, part.crc32c, is_whole=True)
+        raise _changed(store, part.name, extent, f"it has {len(data)} bytes with CRC32C {crc32c(data):08x}")
     return data
 
 
-def check_piece(store: BlobStore, part: Part, data: bytes) -> None:
-    """Compares the bytes of a piece with what it says.
-
-    Raises:
-        CorruptDataError: They differ.
-    """
-    if len(data) != part.length or crc32c(data) != part.crc32c:
-        extent = Extent(0, part.length, part.crc32c, is_whole=True)
-        raise _changed(store, part.name, extent, f"it has {len(data)} bytes with CRC32C {crc32c(data):08x}")
-
-
 def renamed(
-    checkpoint: Checkpoint,
-    name_of: Callable[[str], str],
-    part_of: Callable[[str, str, Part], Part],
-    *,
-    run_checkpoint_id: int | None = None,
+    checkpoint: Checkpoint, name_of: Callable[[str], str], *, run_checkpoint_id: int | None = None
 ) -> Checkpoint:
     """The same state under other names: what a copy of a checkpoint's objects is described by.
 
@@ -179,7 +158,6 @@ def renamed(
     Args:
         checkpoint: The original.
         name_of: From the name of an object of the root to its new name.
-        part_of: From the URL of an output, the name of a file that grows there and a piece of it to the new piece.
         run_checkpoint_id: What the runs say they were first named by; as they were if ``None``.
     """
 
@@ -193,17 +171,11 @@ def renamed(
     def new_operator(operator: OperatorState) -> OperatorState:
         return replace(operator, subtasks=tuple(map(new_subtask, operator.subtasks)))
 
-    def new_file(url: str, file: OpenFile) -> OpenFile:
-        resume = file.resume
-        if resume is not None:
-            resume = replace(
-                resume, parts=tuple(part_of(url, file.target, part) for part in resume.parts), superseded=()
-            )
-        pending = tuple(replace(rows, name=name_of(rows.name)) for rows in file.pending)
-        return replace(file, pending=pending, resume=resume)
+    def new_file(file: OpenFile) -> OpenFile:
+        return replace(file, pending=tuple(replace(rows, name=name_of(rows.name)) for rows in file.pending))
 
     def new_output(output: OutputState) -> OutputState:
-        return replace(output, finished=(), open=tuple(new_file(output.url, file) for file in output.open))
+        return replace(output, finished=(), open=tuple(map(new_file, output.open)))
 
     return replace(
         checkpoint,

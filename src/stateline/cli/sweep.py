@@ -6,7 +6,6 @@ Owns arguments, printing, and which sweep sees which reach. Does not own what ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
@@ -18,7 +17,6 @@ from stateline.checkpoint import Checkpoint, CheckpointStore, RootSweep, sweep_r
 from stateline.cli.jobs import jobs_beside, sweep_jobs
 from stateline.cli.output import json_option, map_options, plain, print_json, store_option, time_text
 from stateline.environment import system_environment
-from stateline.handles import CommitPoint
 from stateline.options import parse_duration
 from stateline.recoverable.sweep import SweepResult, reachable_names
 from stateline.recoverable.sweep import sweep as sweep_staged
@@ -58,8 +56,8 @@ def sweep(
 ) -> None:
     """Find what crashed writers left behind in checkpoint roots, and with --delete remove it.
 
-    A leftover is an object that no retained checkpoint reaches (no run, no pending rows, no state file, no piece of an
-    open or finished file) and that is older than --min-age. Give more than the longest time between writing an object
+    A leftover is an object that no retained checkpoint reaches (no run, no pending rows, no state file, no piece of a
+    finished file) and that is older than --min-age. Give more than the longest time between writing an object
     and recording it, which is one micro-batch with all its retries.
 
     With --outputs the hidden staging folders of the outputs are swept, too. Give every ROOT whose query writes to
@@ -106,7 +104,9 @@ def sweep(
         output = open_store(url, map_options(output_options))
         targets.setdefault(output.url, output)
     # Of all outputs: one place may have several URLs, such as a link to a moved folder. Names of pieces are unique.
-    needed = reachable_names(_points(checkpoints))
+    needed = reachable_names(
+        file.commit for checkpoint in checkpoints for output in checkpoint.outputs for file in output.finished
+    )
     newest_age = max((result.newest_age for result in swept), default=0.0) + _SLACK_SECONDS
     for store in targets.values():
         # Each target is swept at its own present: what was just younger than the newest record must be so there, too.
@@ -118,14 +118,6 @@ def sweep(
         tell.result(store, found, what="staged pieces")
     if not delete and not as_json:
         click.echo("Nothing was deleted: add --delete")
-
-
-def _points(checkpoints: list[Checkpoint]) -> Iterator[CommitPoint]:
-    """The files that some checkpoint needs: those that it finishes, and those that go on."""
-    for checkpoint in checkpoints:
-        for output in checkpoint.outputs:
-            yield from (file.commit for file in output.finished)
-            yield from (file.resume for file in output.open if file.resume is not None)
 
 
 class _Teller:
