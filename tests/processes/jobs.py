@@ -18,6 +18,7 @@ import pandas  # noqa: F401, ICN001 - pyarrow loads it with the first array; her
 import pyarrow as pa
 
 from stateline.blob.local import LocalStore
+from stateline.blob.sweep import reachable_names, sweep
 from stateline.changelog import ChangelogHandle, ChangelogSettings, ChangelogStorage
 from stateline.checkpoint import Checkpoint, CheckpointStore, layout, sweep_root, verify_root
 from stateline.environment import Environment, system_environment
@@ -26,7 +27,6 @@ from stateline.files import RollingPolicy
 from stateline.handles import CommitPoint, ResumePoint
 from stateline.key_groups import KeyGroupRange
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
-from stateline.recoverable.sweep import reachable_names, sweep
 from stateline.state.merge import MergeSettings
 from stateline.state.run_cache import OpenRuns
 from stateline.state.run_store import RunReader

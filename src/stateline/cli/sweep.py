@@ -1,7 +1,7 @@
 """``stateline sweep``: what crashed writers left in checkpoint roots and in the outputs of their queries.
 
 Owns arguments, printing, and which sweep sees which reach. Does not own what may go (``stateline.checkpoint.sweep``,
-``stateline.recoverable.sweep``).
+``stateline.blob.sweep``).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import click
 
 from stateline.blob import BlobStore, open_store
 from stateline.blob.api import ObjectInfo
+from stateline.blob.sweep import SweepResult, reachable_names
+from stateline.blob.sweep import sweep as sweep_staged
 from stateline.checkpoint import Checkpoint, CheckpointStore, RootSweep, sweep_root
 from stateline.cli.jobs import jobs_beside, sweep_jobs
 from stateline.cli.output import json_option, map_options, plain, print_json, store_option, time_text
 from stateline.environment import system_environment
 from stateline.options import parse_duration
-from stateline.recoverable.sweep import SweepResult, reachable_names
-from stateline.recoverable.sweep import sweep as sweep_staged
 
 __all__ = ["sweep"]
 
@@ -96,7 +96,7 @@ def sweep(
                 CheckpointStore(store), min_age=min_age, delete=delete, on_leftover=partial(tell.leftover, store.url)
             )
         )
-        tell.result(store, swept[-1])
+        tell.result(store, swept[-1].result)
     checkpoints += [checkpoint for result in swept for checkpoint in result.checkpoints]
     targets = {store.url: store for store in stores}
     urls = {output.url for checkpoint in checkpoints for output in checkpoint.outputs} if outputs else set()
@@ -135,7 +135,7 @@ class _Teller:
         else:
             click.echo(f"{self._verb}  {plain(url)}/{plain(info.name)}  {info.size:,} bytes, modified {modified}")
 
-    def result(self, store: BlobStore, result: RootSweep | SweepResult, what: str = "objects") -> None:
+    def result(self, store: BlobStore, result: SweepResult, what: str = "objects") -> None:
         if self._as_json:
             facts = {name: getattr(result, name) for name in _COUNTS}
             print_json({"store": store.url, "looked_at": what, **facts})

@@ -9,10 +9,10 @@ from typing import Any, Final
 import pyarrow as pa
 from msgspec.structs import replace
 
+from stateline.blob import sweep as sweep_module
 from stateline.blob.api import BlobStore
 from stateline.checkpoint import Checkpoint, CheckpointStore, Savepoint
 from stateline.checkpoint import savepoint as savepoint_module
-from stateline.checkpoint import sweep as root_sweep
 from stateline.checkpoint.layout import METADATA, SAVEPOINT_PREFIX, record_name
 from stateline.checkpoint.metadata import encode_retired, encode_savepoint
 from stateline.checkpoint.objects import copy_object, extents_of, flat_names, renamed
@@ -22,7 +22,6 @@ from stateline.errors import DataLossError, NotFoundError
 from stateline.files import writer as files_writer
 from stateline.files.pending import load_rows
 from stateline.handles import RowsHandle
-from stateline.recoverable import sweep as staged_sweep
 from stateline.testing.planted import PlantedBug, register_bug, replaced
 from stateline.testing.scenarios import beside as beside_module
 
@@ -203,7 +202,7 @@ _bug(
 _bug(
     "sweep_ignores_records",
     "every old piece counts as a leftover, whatever records say",
-    [(staged_sweep, "reachable_names")],
+    [(sweep_module, "reachable_names")],
     _reaches_nothing,
     "single",
     _SWEEP,
@@ -211,7 +210,7 @@ _bug(
 _bug(
     "sweep_by_a_wrong_clock",
     "ages are measured against a clock that is far ahead",
-    [(root_sweep, "store_time"), (staged_sweep, "store_time")],
+    [(sweep_module, "_store_time")],
     _far_ahead,
     "zombies",
     _SWEEP,

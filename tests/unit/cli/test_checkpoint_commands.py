@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from stateline.blob import BlobStore, open_store
 from stateline.blob.checksum import crc32c
+from stateline.blob.sweep import SweepResult
 from stateline.checkpoint import (
     Checkpoint,
     CheckpointStore,
@@ -35,7 +36,6 @@ from stateline.environment import Environment, SystemIds
 from stateline.errors import CorruptDataError
 from stateline.files.pending import store_rows
 from stateline.handles import CommitPoint, FinishedFile, OpenFile, Part
-from stateline.recoverable.sweep import SweepResult
 from stateline.state import KeyedStateBackend, StateSchema
 from stateline.testing import ManualClock
 

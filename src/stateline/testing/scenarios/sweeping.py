@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Final
 
+from stateline.blob import sweep as staged
 from stateline.checkpoint import Checkpoint, CheckpointStore, sweep_root
 from stateline.handles import CommitPoint
-from stateline.recoverable import sweep as staged
 from stateline.testing.invariants import require
 from stateline.testing.scenarios.beside import BesideQuery, holdings
 from stateline.testing.scenarios.pipeline import FIRST_QUERY
