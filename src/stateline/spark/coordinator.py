@@ -404,7 +404,7 @@ class MicroBatchCoordinator(Generic[D]):
         self._newest, self._is_published = record, False
         self._publish(record)
         published = clock.monotonic()
-        self._checkpoints.retain(self._plan.retained_checkpoints, self._stores_by_url(record))
+        self._checkpoints.retain(self._plan.retained_checkpoints)
         return {
             "record_seconds": decided - began,
             "publish_seconds": published - decided,
@@ -462,9 +462,6 @@ class MicroBatchCoordinator(Generic[D]):
         if record.publishes:
             self._checkpoints.mark_published(record.checkpoint_id)
         self._is_published = True
-
-    def _stores_by_url(self, record: Checkpoint) -> dict[str, BlobStore]:
-        return {output.url: self._outputs[output.operator] for output in record.outputs}
 
 
 def _next_id(newest: Checkpoint | None) -> int:
