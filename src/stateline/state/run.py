@@ -69,6 +69,7 @@ __all__ = [
     "check_whole",
     "damaged_place",
     "decode_batches",
+    "described",
     "encode_run",
     "read_index",
     "tail_bytes",
@@ -366,6 +367,28 @@ def read_index(buffer: pa.Buffer, handle: RunHandle) -> RunIndex:
     if wrong is not None:
         raise corrupt_run(handle.name, wrong)
     return index
+
+
+def described(buffer: pa.Buffer, name: str, checkpoint_id: int, checksum: int) -> RunHandle:
+    """The handle of a run whose record nobody has at hand, from what its own tail says.
+
+    Raises:
+        CorruptDataError: It is no run.
+    """
+    metadata = dict(_open(buffer, name).metadata or {})
+    rows, tombstones, max_parallelism = (
+        _number(metadata, key, name) for key in (b"rows", b"tombstones", b"max_parallelism")
+    )
+    return RunHandle(
+        name=name,
+        size=buffer.size,
+        crc32c=checksum,
+        rows=rows,
+        tombstones=tombstones,
+        first_key_group=0,
+        last_key_group=max_parallelism - 1,
+        checkpoint_id=checkpoint_id,
+    )
 
 
 def decode_batches(
