@@ -31,8 +31,8 @@ from stateline.checkpoint.metadata import decode_claim, decode_record, decode_sa
 from stateline.checkpoint.retention import reach_of
 from stateline.cli.sections import batches_of
 from stateline.errors import CorruptDataError, DataLossError, StatelineError, UnsupportedVersionError
-from stateline.files.pending import load_rows
-from stateline.handles import RowsHandle, RunHandle
+from stateline.files.pending import decode_rows
+from stateline.handles import RunHandle, SectionHandle
 from stateline.key_groups import KeyGroupRange
 from stateline.recoverable.gcs_interchange import (
     FlinkCommit,
@@ -208,7 +208,7 @@ def _read_segment(data: bytes) -> None:
 
 def _state_segment() -> bytes:
     """A run and rows of an open file in one segment."""
-    made = [(SectionKind.RUN, _golden("run/run.v1.arrow")), (SectionKind.ROWS, _golden("pending/rows.v1.arrows"))]
+    made = [(SectionKind.RUN, _golden("run/run.v2.arrow")), (SectionKind.ROWS, _golden("pending/rows.v1.arrows"))]
     sections = [Section(kind, "owner", 3, (data,), len(data), crc32c(data)) for kind, data in made]
     return b"".join(encode_segment(sections).pieces)
 
@@ -233,7 +233,7 @@ def _record(data: bytes) -> None:
 def _run(handle: RunHandle) -> Callable[[bytes], None]:
     def read(data: bytes) -> None:
         buffer = pa.py_buffer(data)
-        told = msgspec.structs.replace(handle, size=len(data), crc32c=crc32c(data))
+        told = msgspec.structs.replace(handle, length=len(data), crc32c=crc32c(data))
         check_whole(buffer, told)
         index = read_index(buffer, told)
         schema = StateSchema.of_run(pa.ipc.open_file(pa.BufferReader(buffer)).schema)
@@ -245,10 +245,8 @@ def _run(handle: RunHandle) -> Callable[[bytes], None]:
 
 
 def _pending_rows(data: bytes) -> None:
-    with _holding("rows", data) as store:
-        handle = RowsHandle(name="rows", offset=0, length=len(data), crc32c=crc32c(data), rows=None)
-        for table in load_rows(store, [handle]):
-            table.take(pa.array(range(table.num_rows - 1, -1, -1), pa.int64()))
+    table = decode_rows(SectionHandle(name="rows", offset=0, length=len(data), crc32c=crc32c(data)), data)
+    table.take(pa.array(range(table.num_rows - 1, -1, -1), pa.int64()))
 
 
 def _schema(data: bytes) -> None:
@@ -317,8 +315,8 @@ _DEFAULT = pa.record_batch({"n": pa.array([7], pa.int64())}).serialize().to_pyby
 
 
 def _run_target(name: str) -> Target:
-    handle = msgspec.json.decode(_golden(f"run/{name}.v1.json"), type=RunHandle)
-    return Target(name, _run(handle), [_golden(f"run/{name}.v1.arrow")])
+    handle = msgspec.json.decode(_golden(f"run/{name}.v2.json"), type=RunHandle)
+    return Target(name, _run(handle), [_golden(f"run/{name}.v2.arrow")])
 
 
 TARGETS = {

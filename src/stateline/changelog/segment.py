@@ -61,6 +61,7 @@ from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVer
 
 __all__ = [
     "MAX_SECTIONS",
+    "SECTION_ALIGNMENT",
     "SEGMENT_VERSION",
     "DirectoryEntry",
     "EncodedSegment",
@@ -76,8 +77,10 @@ SEGMENT_VERSION: Final = 1
 MAX_SECTIONS: Final = 65_536
 """Sections of one segment."""
 
-_ALIGNMENT: Final = 64
-_ZEROS: Final = bytes(_ALIGNMENT)
+SECTION_ALIGNMENT: Final = 64
+"""Sections begin at multiples of so many bytes."""
+
+_ZEROS: Final = bytes(SECTION_ALIGNMENT)
 _MAGIC: Final = b"SLSG"
 _TRAILER: Final = struct.Struct("<QH6sI4s")
 _CHECKED_TRAILER_BYTES: Final = 16
@@ -162,7 +165,7 @@ class DirectoryEntry:
     @property
     def padding(self) -> int:
         """Zeros between the section and what follows it."""
-        return -self.length % _ALIGNMENT
+        return -self.length % SECTION_ALIGNMENT
 
 
 def encode_segment(sections: Sequence[Section]) -> EncodedSegment:
@@ -177,7 +180,7 @@ def encode_segment(sections: Sequence[Section]) -> EncodedSegment:
     for section in sections:
         offsets.append(position)
         pieces += section.pieces
-        padding = -section.length % _ALIGNMENT
+        padding = -section.length % SECTION_ALIGNMENT
         if padding:
             pieces.append(_ZEROS[:padding])
         position += section.length + padding

@@ -23,6 +23,7 @@ from stateline.changelog.inspection import (
     verify_section,
 )
 from stateline.changelog.segment import SectionKind
+from stateline.changelog.segment_writer import SEGMENT_SUFFIX
 from stateline.cli.output import (
     CommandGroup,
     json_option,
@@ -38,9 +39,6 @@ from stateline.errors import CorruptDataError, InvalidInputError, NotFoundError
 from stateline.key_groups import KeyGroupRange
 
 __all__ = ["cat", "changelog", "ls", "verify"]
-
-_SEGMENT_ENDING: Final = ".segment"
-"""Of segments among other objects, as in a checkpoint root. The folder of a changelog has nothing else."""
 
 _COLUMNS: Final = (
     "offset",
@@ -174,7 +172,7 @@ def _objects(url: str, options: Mapping[str, str]) -> Iterator[tuple[BlobStore, 
             return
     store = open_store(url, options)
     names = sorted(info.name for info in store.list("") if not info.name.startswith(STAGING_PREFIX))
-    names = [name for name in names if name.endswith(_SEGMENT_ENDING)] or names
+    names = [name for name in names if name.endswith(SEGMENT_SUFFIX)] or names
     if not names:
         raise NotFoundError("there is no object and no folder with objects", subject=url, hint="Check the URL")
     for name in names:

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from stateline.blob import BlobStore
 from stateline.changelog.segment import DirectoryEntry, SectionKind
-from stateline.files.pending import load_rows
-from stateline.handles import RowsHandle
+from stateline.files.pending import decode_rows
+from stateline.handles import SectionHandle
 from stateline.state.run import TAIL_GUESS_BYTES, check_whole, decode_batches, described, read_index, tail_bytes
 from stateline.state.schema import StateSchema
 
@@ -26,13 +26,12 @@ def batches_of(store: BlobStore, name: str, entry: DirectoryEntry) -> Iterator[p
     Raises:
         CorruptDataError: The section is damaged, or contradicts itself.
     """
+    section = _handle(name, entry)
+    buffer = pa.py_buffer(store.get_range(name, section.offset, section.end))
     if entry.kind is SectionKind.ROWS:
-        handle = RowsHandle(name=name, offset=entry.offset, length=entry.length, crc32c=entry.crc32c, rows=None)
-        for table in load_rows(store, [handle]):
-            yield from table.to_batches()
+        yield from decode_rows(section, buffer).to_batches()
         return
-    buffer = pa.py_buffer(store.get_range(name, entry.offset, entry.offset + entry.length))
-    run = described(buffer, _subject(name, entry), entry.number, entry.crc32c)
+    run = described(buffer, section, entry.number)
     check_whole(buffer, run)
     index = read_index(buffer, run)
     with pa.ipc.open_file(buffer) as reader:
@@ -48,17 +47,17 @@ def row_count(store: BlobStore, name: str, entry: DirectoryEntry) -> int | None:
     """
     if entry.kind is not SectionKind.RUN:
         return None
-    sparse = np.zeros(entry.length, np.uint8)  # As long as the run; only the pages of its tail are ever touched.
+    section = _handle(name, entry)
+    sparse = np.zeros(section.length, np.uint8)  # As long as the run; only the pages of its tail are ever touched.
     known = 0
-    wanted = min(TAIL_GUESS_BYTES, entry.length)
+    wanted = min(TAIL_GUESS_BYTES, section.length)
     while known < wanted:
-        end = entry.offset + entry.length
-        tail = store.get_range(name, end - wanted, end)
+        tail = store.get_range(name, section.end - wanted, section.end)
         known = wanted
         sparse[-known:] = np.frombuffer(tail, np.uint8)
-        wanted = min(tail_bytes(tail), entry.length)
-    return described(pa.py_buffer(sparse), _subject(name, entry), entry.number, entry.crc32c).rows
+        wanted = min(tail_bytes(tail), section.length)
+    return described(pa.py_buffer(sparse), section, entry.number).rows
 
 
-def _subject(name: str, entry: DirectoryEntry) -> str:
-    return f"{name} at byte {entry.offset}"
+def _handle(name: str, entry: DirectoryEntry) -> SectionHandle:
+    return SectionHandle(name=name, offset=entry.offset, length=entry.length, crc32c=entry.crc32c)

@@ -73,7 +73,7 @@ def ls(pointer: str, options: tuple[str, ...], *, as_json: bool) -> None:
     facts = []
     for operator in snapshot.checkpoint.operators:
         stored = StoredState.of(snapshot.store, snapshot.checkpoint, operator.name)
-        runs = {run.name: run for subtask in operator.subtasks for run in subtask.runs}.values()
+        runs = {run.identity: run for subtask in operator.subtasks for run in subtask.runs}.values()
         facts.append(
             {
                 "operator": operator.name,
@@ -82,7 +82,7 @@ def ls(pointer: str, options: tuple[str, ...], *, as_json: bool) -> None:
                 "subtasks": len(operator.subtasks),
                 "runs": len(runs),
                 "stored_rows": sum(run.rows for run in runs),
-                "bytes": sum(run.size for run in runs),
+                "bytes": sum(run.length for run in runs),
                 "checkpoint_id": snapshot.checkpoint.checkpoint_id,
             }
         )
