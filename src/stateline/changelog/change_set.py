@@ -1,12 +1,17 @@
 """One change set: what a writer collected between two sequence numbers.
 
+<<<<<<< HEAD
 Owns the life of its bytes in memory: columns first, the encoded section once somebody asked for it, never both; and how
 sets are counted together. Does not own the section's format.
+=======
+Owns the life of its bytes in memory: columns first, the encoded frame once somebody asked for it, never both. Does not
+own the frame's format.
+>>>>>>> c3f1c6262e92a15710aee553d591aaf7f25121b1
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from stateline.changelog.api import SequenceNumber, StateChange
@@ -16,7 +21,7 @@ from stateline.changelog.columns import ChangeColumns, joined_columns
 from stateline.errors import ClosedError
 from stateline.options import check_kind
 
-__all__ = ["StateChangeSet", "WeighedSets"]
+__all__ = ["StateChangeSet"]
 
 
 class StateChangeSet:
@@ -97,6 +102,7 @@ class StateChangeSet:
         self._columns = self._encoded = None
 
 
+<<<<<<< HEAD
 class WeighedSets(dict[int, StateChangeSet]):
     """Change sets of one writer by number, and what they weigh together."""
 
@@ -133,6 +139,11 @@ class WeighedSets(dict[int, StateChangeSet]):
 def _changes_of(encoded: EncodedChanges) -> Iterable[StateChange]:
     data = memoryview(b"".join(encoded.section.pieces))
     for block in encoded.table.blocks:
+=======
+def _changes_of(frame: EncodedFrame) -> Iterable[StateChange]:
+    data = memoryview(b"".join(frame.pieces))
+    for block in frame.head.blocks:
+>>>>>>> c3f1c6262e92a15710aee553d591aaf7f25121b1
         key_groups, values = decode_block(
             data[block.offset : block.offset + block.length],
             rows=block.rows,
