@@ -29,7 +29,8 @@ from typing import Any, Final, Protocol, TypeVar
 from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore, Buffer
-from stateline.changelog.retry import RetryingExecutor
+from stateline.changelog.racing import is_raced, scaled
+from stateline.changelog.retry import shared_uploads
 from stateline.changelog.segment import SECTION_ALIGNMENT, EncodedSegment, Section, encode_segment
 from stateline.changelog.upload_table import RetryPolicy
 from stateline.environment import Environment, Ids
@@ -40,7 +41,6 @@ __all__ = [
     "SEGMENTS_PREFIX",
     "SEGMENT_SUFFIX",
     "Placement",
-    "Racing",
     "SectionCopies",
     "SegmentWriter",
     "Segments",
@@ -65,19 +65,6 @@ class SectionCopies(Protocol):
     def keep(self, handle: SectionHandle, store_url: str, pieces: Sequence[Buffer]) -> None:
         """Keeps a section that was just written. Never fails, and never waits long."""
         ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Racing:
-    """How late attempts are raced.
-
-    Attributes:
-        executor: Where attempts run.
-        policy: When the next one starts, and how many there are.
-    """
-
-    executor: RetryingExecutor
-    policy: RetryPolicy
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,14 +97,14 @@ class Segments:
     Attributes:
         store: The store of the root.
         environment: Ids for names, and monitors.
-        racing: How late attempts are raced; ``None``: one attempt, in the caller's thread, for a store on this host.
+        policy: When a late upload is raced, and how often; on this host there is one attempt, by the caller.
         copies: Where to keep copies; ``None`` for none.
         segment_bytes: Above so many bytes in memory a segment is uploaded, and another one begun.
     """
 
     store: BlobStore
     environment: Environment
-    racing: Racing | None = None
+    policy: RetryPolicy = dataclasses.field(default_factory=RetryPolicy.none)
     copies: SectionCopies | None = None
     segment_bytes: int = _SEGMENT_BYTES
 
@@ -132,7 +119,7 @@ class SegmentWriter:
     def __init__(self, segments: Segments, inline_bytes: int) -> None:
         self.environment = segments.environment
         self._store = segments.store
-        self._racing = segments.racing
+        self._policy = segments.policy if is_raced(segments.store, segments.policy) else None
         self._copies = segments.copies
         self._inline_bytes = inline_bytes
         self._segment_bytes = segments.segment_bytes
@@ -188,7 +175,7 @@ class SegmentWriter:
         if encoded.offsets != tuple(handle.offset for handle in self._handles):
             raise InternalError("sections are not where their handles say", operation="write", subject=self._name)
         upload = _Upload(self._store, self._name, encoded, self.environment)
-        upload.start(self._racing)
+        upload.start(self._policy)
         self._uploads.append(upload)
         if self._copies is not None:
             for handle, section in zip(self._handles, self._sections, strict=True):
@@ -211,12 +198,12 @@ class _Upload:
         self._future: Future[Any] | None = None
         self._won = name
 
-    def start(self, racing: Racing | None) -> None:
+    def start(self, policy: RetryPolicy | None) -> None:
         """Starts the first attempt, or makes the only one."""
-        if racing is None:
+        if policy is None:
             self.complete(self.try_execute())
         else:
-            self._future = racing.executor.execute(racing.policy, self)
+            self._future = shared_uploads(self._environment).execute(scaled(policy, self.size), self)
             self._future.add_done_callback(self._wake)
 
     def result(self) -> str:
