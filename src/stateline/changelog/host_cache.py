@@ -128,8 +128,7 @@ class HostCache:
         self._executors = environment.executors
         self._monitor = environment.executors.monitor()
         self._timers: Executor | None = None
-        self._sweeping = self._closed = False
-        self._is_private = self._has_counted = False
+        self._sweeping = self._closed = self._has_counted = False
 
     def check_apart(self, stores: Iterable[BlobStore], option: str) -> None:
         """Refuses a folder that overlaps the root of a store, where files that are not copies must stay.
@@ -147,8 +146,6 @@ class HostCache:
             InvalidInputError: It cannot be made.
             AccessDeniedError: The same, or it is not for this user alone.
         """
-        if self._is_private:
-            return
         try:
             os.makedirs(self.folder, 0o700, exist_ok=True)
             status = os.lstat(self.folder)
@@ -167,7 +164,6 @@ class HostCache:
                 subject=str(self.folder),
                 hint="Give a folder that only this user can write to",
             )
-        self._is_private = True
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -319,27 +315,25 @@ class HostCache:
 
     def _take_room(self, room: int) -> tuple[Path, int]:
         """Makes an empty file that is held, and for which so many bytes are counted from now on."""
-        try:
-            return self._in_ledger(room)
-        except FileNotFoundError:  # Somebody deleted the folder.
-            self._is_private = self._has_counted = False
-            return self._in_ledger(room)
-
-    def _in_ledger(self, room: int) -> tuple[Path, int]:
         self.prepare()
         with self._locked(_LEDGER, self.copier.timeout) as ledger:
-            if ledger is None or room > self._max_bytes:
-                raise _full(self.folder, room)
-            entry = os.pread(ledger, _ENTRY.size, 0)
-            taken, files = _ENTRY.unpack(entry) if len(entry) == _ENTRY.size else (0, 0)
-            # What a ledger says that was there before this process may be from before a loss of power.
-            if not self._has_counted or taken + room > self._limit(taken) or files >= _FILES_MAX:
-                taken, files = self._make_room(room)
-                self._has_counted = True
-            fits = taken + room <= self._limit(taken)
-            os.pwrite(ledger, _ENTRY.pack(taken + room * fits, files + fits), 0)
+            fits = False
+            if ledger is not None and room <= self._max_bytes:
+                entry = os.pread(ledger, _ENTRY.size, 0)
+                taken, files = _ENTRY.unpack(entry) if len(entry) == _ENTRY.size else (0, _FILES_MAX)
+                # What a ledger says that was there before this process may be from before a loss of power.
+                if not self._has_counted or taken + room > self._limit(taken) or files >= _FILES_MAX:
+                    taken, files = self._make_room(room)
+                    self._has_counted = True
+                fits = taken + room <= self._limit(taken)
+                os.pwrite(ledger, _ENTRY.pack(taken + room * fits, files + fits), 0)
             if not fits:
-                raise _full(self.folder, room)
+                raise StorageFullError(
+                    f"{room} bytes do not fit, or another process keeps the folder locked",
+                    operation="copy",
+                    subject=str(self.folder),
+                    hint="Nothing depends on it; raise the bound to keep more copies",
+                )
             path = self.folder / f"{self._ids.new_id()}-{room}.tmp"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -480,15 +474,6 @@ class HostCopies(StoreDecorator):
         """See :meth:`HostCache.delete`."""
         for name in names:
             self._cache.delete(self.url, name)
-
-
-def _full(folder: Path, room: int) -> StorageFullError:
-    return StorageFullError(
-        f"{room} bytes do not fit, or another process keeps the folder locked",
-        operation="copy",
-        subject=str(folder),
-        hint="Nothing depends on it; raise the bound to keep more copies",
-    )
 
 
 def _key(store_url: str, name: str) -> str:

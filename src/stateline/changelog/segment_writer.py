@@ -31,8 +31,10 @@ from msgspec.structs import replace
 from stateline.blob.api import BlobStore
 from stateline.changelog.copier import LocalCopy
 from stateline.changelog.host_cache import HostCache
-from stateline.changelog.retry import RetryingExecutor, RetryPolicy
+from stateline.changelog.racing import is_raced, scaled
+from stateline.changelog.retry import shared_uploads
 from stateline.changelog.segment import SECTION_ALIGNMENT, EncodedSegment, Section, encode_segment
+from stateline.changelog.upload_table import RetryPolicy
 from stateline.environment import Environment, Ids
 from stateline.errors import InternalError, StatelineError
 from stateline.handles import SectionHandle
@@ -41,7 +43,6 @@ __all__ = [
     "SEGMENTS_PREFIX",
     "SEGMENT_SUFFIX",
     "Placement",
-    "Racing",
     "SegmentWriter",
     "Segments",
     "segment_name",
@@ -57,19 +58,6 @@ SEGMENT_SUFFIX: Final = ".segment"
 
 _ON_THEIR_WAY: Final = 2
 _SEGMENT_BYTES: Final = 64 * 1024 * 1024
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Racing:
-    """How late attempts are raced.
-
-    Attributes:
-        executor: Where attempts run.
-        policy: When the next one starts, and how many there are.
-    """
-
-    executor: RetryingExecutor
-    policy: RetryPolicy
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,14 +90,14 @@ class Segments:
     Attributes:
         store: The store of the root.
         environment: Ids for names, and monitors.
-        racing: How late attempts are raced; ``None``: one attempt, in the caller's thread, for a store on this host.
+        policy: When a late upload is raced, and how often; on this host there is one attempt, by the caller.
         copies: Where to keep copies of what goes to a store that is not this host's disk; ``None`` for none.
         segment_bytes: Above so many bytes in memory a segment is uploaded, and another one begun.
     """
 
     store: BlobStore
     environment: Environment
-    racing: Racing | None = None
+    policy: RetryPolicy = dataclasses.field(default_factory=RetryPolicy.none)
     copies: HostCache | None = None
     segment_bytes: int = _SEGMENT_BYTES
 
@@ -124,7 +112,7 @@ class SegmentWriter:
     def __init__(self, segments: Segments, inline_bytes: int) -> None:
         self.environment = segments.environment
         self._store = segments.store
-        self._racing = segments.racing
+        self._policy = segments.policy if is_raced(segments.store, segments.policy) else None
         self._copies = segments.copies
         self._inline_bytes = inline_bytes
         self._segment_bytes = segments.segment_bytes
@@ -180,7 +168,7 @@ class SegmentWriter:
         if encoded.offsets != tuple(handle.offset for handle in self._handles):
             raise InternalError("sections are not where their handles say", operation="write", subject=self._name)
         upload = _Upload(self._store, self._name, encoded, self.environment, self._copies)
-        upload.start(self._racing)
+        upload.start(self._policy)
         self._uploads.append(upload)
         self._name = segment_name(self.environment.ids)
         self._sections, self._handles, self._end = [], [], 0
@@ -209,17 +197,17 @@ class _Upload:
         self._copies = None if copies is None or store.local_path(name) is not None else copies
         self._copy: LocalCopy | None = None
 
-    def start(self, racing: Racing | None) -> None:
+    def start(self, policy: RetryPolicy | None) -> None:
         """Starts the first attempt, or makes the only one; and the copy, which is written meanwhile."""
         self._start_copy()
-        if racing is None:
+        if policy is None:
             try:
                 self.complete(self.try_execute())
             except BaseException:
                 self._abandon_copy()
                 raise
         else:
-            self._future = racing.executor.execute(racing.policy, self)
+            self._future = shared_uploads(self._environment).execute(scaled(policy, self.size), self)
             self._future.add_done_callback(self._wake)
 
     def result(self) -> str:

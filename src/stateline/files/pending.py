@@ -18,9 +18,9 @@ from stateline.changelog.segment import Section, SectionKind
 from stateline.changelog.segment_writer import SegmentWriter
 from stateline.errors import CorruptDataError, DataLossError, NotFoundError
 from stateline.files.formats import SinkFile
-from stateline.handles import RowsHandle
+from stateline.handles import RowsHandle, SectionHandle
 
-__all__ = ["add_rows", "encoded_rows", "load_rows", "load_short_rows"]
+__all__ = ["add_rows", "decode_rows", "encoded_rows", "load_rows", "load_short_rows"]
 
 _BATCH_ROWS: Final = 32_768
 """Rows of a record batch, on average; shorter ones are joined before they are stored."""
@@ -96,9 +96,14 @@ def load_short_rows(store: BlobStore, handles: Iterable[RowsHandle]) -> dict[Row
     }
 
 
-def _decoded(handle: RowsHandle, data: bytes | pa.Buffer) -> pa.Table:
-    where = handle.place
-    if crc32c(memoryview(data)) != handle.crc32c:
+def decode_rows(section: SectionHandle, data: bytes | pa.Buffer) -> pa.Table:
+    """The rows of a section, from its bytes.
+
+    Raises:
+        CorruptDataError: They are not what was stored, or no rows.
+    """
+    where = section.place
+    if crc32c(memoryview(data)) != section.crc32c:
         raise CorruptDataError("the checksum does not match", operation="load_rows", subject=where)
     check_stream(memoryview(data), where)
     try:
@@ -109,9 +114,14 @@ def _decoded(handle: RowsHandle, data: bytes | pa.Buffer) -> pa.Table:
         check_table(table)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptDataError(f"not an Arrow stream ({error})", operation="load_rows", subject=where) from error
+    return table
+
+
+def _decoded(handle: RowsHandle, data: bytes | pa.Buffer) -> pa.Table:
+    table = decode_rows(handle, data)
     if table.num_rows != handle.rows:
         raise CorruptDataError(
-            f"{table.num_rows} rows, its record says {handle.rows}", operation="load_rows", subject=where
+            f"{table.num_rows} rows, its record says {handle.rows}", operation="load_rows", subject=handle.place
         )
     return table
 

@@ -168,7 +168,6 @@ class MicroBatchCoordinator(Generic[D]):
         run_subtasks: Runs the subtasks of a batch.
         environment: Clock for ages, ids for nonces.
         deliver: Hands over rows that a checkpoint delivers; called after the checkpoint exists, until it returns.
-        segments: Where sections go that came inline and are too many for a record; by default, the root as it is.
     """
 
     def __init__(
@@ -179,7 +178,6 @@ class MicroBatchCoordinator(Generic[D]):
         run_subtasks: SubtaskRunner[D],
         environment: Environment,
         deliver: Callable[[Delivery], None] | None = None,
-        segments: Segments | None = None,
     ) -> None:
         check_parallelism(plan.parallelism, plan.max_parallelism)
         self._plan = plan
@@ -189,7 +187,7 @@ class MicroBatchCoordinator(Generic[D]):
         self._run_subtasks = run_subtasks
         self._environment = environment
         self._deliver = deliver
-        self._segments = segments or Segments(checkpoints.store, environment)
+        self._segments = Segments(checkpoints.store, environment, plan.retry_policy)
         self._newest: Checkpoint | None = None
         self._started = False
         self._is_published = True
@@ -404,7 +402,7 @@ class MicroBatchCoordinator(Generic[D]):
         self._newest, self._is_published = record, False
         self._publish(record)
         published = clock.monotonic()
-        self._checkpoints.retain(self._plan.retained_checkpoints, self._stores_by_url(record))
+        self._checkpoints.retain(self._plan.retained_checkpoints)
         return {
             "record_seconds": decided - began,
             "publish_seconds": published - decided,
@@ -462,9 +460,6 @@ class MicroBatchCoordinator(Generic[D]):
         if record.publishes:
             self._checkpoints.mark_published(record.checkpoint_id)
         self._is_published = True
-
-    def _stores_by_url(self, record: Checkpoint) -> dict[str, BlobStore]:
-        return {output.url: self._outputs[output.operator] for output in record.outputs}
 
 
 def _next_id(newest: Checkpoint | None) -> int:

@@ -50,7 +50,7 @@ import pyarrow as pa
 from stateline.arrow_bounds import MAX_INFLATED_BYTES, check_file, check_nested_values, check_values
 from stateline.blob.checksum import combine_crc32c, crc32c
 from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVersionError
-from stateline.handles import RunHandle
+from stateline.handles import RunHandle, SectionHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds, key_group_of
 from stateline.options import normalise_settings, parse_choice, parse_int, parse_size, setting
 from stateline.state.evolution import apply_evolution, plan_evolution
@@ -69,6 +69,7 @@ __all__ = [
     "check_whole",
     "damaged_place",
     "decode_batches",
+    "described",
     "encode_run",
     "read_index",
     "tail_bytes",
@@ -366,6 +367,29 @@ def read_index(buffer: pa.Buffer, handle: RunHandle) -> RunIndex:
     if wrong is not None:
         raise corrupt_run(handle.place, wrong)
     return index
+
+
+def described(buffer: pa.Buffer, section: SectionHandle, checkpoint_id: int) -> RunHandle:
+    """The handle of a run whose record nobody has at hand, from what its own tail says.
+
+    Raises:
+        CorruptDataError: It is no run.
+    """
+    metadata = dict(_open(buffer, section.place).metadata or {})
+    rows, tombstones, max_parallelism = (
+        _number(metadata, key, section.place) for key in (b"rows", b"tombstones", b"max_parallelism")
+    )
+    return RunHandle(
+        name=section.name,
+        offset=section.offset,
+        length=section.length,
+        crc32c=section.crc32c,
+        rows=rows,
+        tombstones=tombstones,
+        first_key_group=0,
+        last_key_group=max_parallelism - 1,
+        checkpoint_id=checkpoint_id,
+    )
 
 
 def decode_batches(
