@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, TypeVar
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo, closed_store
 from stateline.blob.arguments import checked_names, checked_parts, own_bytes
 from stateline.blob.instrumented import StoreDecorator
-from stateline.changelog.retry import RetryPolicy
+from stateline.changelog.upload_table import RetryPolicy
 from stateline.environment import Environment, Executor, system_environment
 from stateline.errors import (
     AccessDeniedError,
@@ -38,7 +38,7 @@ from stateline.errors import (
 )
 from stateline.handles import Part
 
-__all__ = ["RacingStore", "raced"]
+__all__ = ["RacingStore", "is_raced", "raced", "scaled"]
 
 T = TypeVar("T")
 
@@ -68,8 +68,20 @@ def raced(store: BlobStore, policy: RetryPolicy, environment: Environment) -> Bl
         policy: How many attempts there are, and when one is late. Its delay is not used: stores retry by themselves.
         environment: Clock and threads.
     """
+    return RacingStore(store, policy, environment) if is_raced(store, policy) else store
+
+
+def is_raced(store: BlobStore, policy: RetryPolicy) -> bool:
+    """Whether late requests are raced there: not on this host, and not where the policy races nothing."""
     never = policy.timeout_seconds is None or policy.max_attempts == 1
-    return store if never or store.url.startswith(_ON_THIS_HOST) else RacingStore(store, policy, environment)
+    return not never and not store.url.startswith(_ON_THIS_HOST)
+
+
+def scaled(policy: RetryPolicy, size: int) -> RetryPolicy:
+    """The policy of a request that moves so many bytes, which may take longer the more they are."""
+    timeout = policy.timeout_seconds
+    times = -(-size // _BYTES_IN_TIME)
+    return policy if timeout is None or times <= 1 else RetryPolicy(policy.max_attempts, timeout * times, 0.0)
 
 
 class RacingStore(StoreDecorator):

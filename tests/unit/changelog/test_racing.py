@@ -9,7 +9,7 @@ import pytest
 from stateline.blob import InstrumentedStore
 from stateline.blob.memory import MemoryStore
 from stateline.changelog.racing import RacingStore, raced
-from stateline.changelog.retry import RetryPolicy
+from stateline.changelog.upload_table import RetryPolicy
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.checkpoint.layout import FLOOR_BLOCK, floor_name, record_name
 from stateline.environment import system_environment

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 from stateline.blob.api import BlobStore, Buffer
 from stateline.blob.instrumented import StoreDecorator
 from stateline.changelog.racing import RacingStore
-from stateline.changelog.retry import RetryPolicy
+from stateline.changelog.upload_table import RetryPolicy
 from stateline.environment import Clock
 from stateline.testing.effects import Effect
 from stateline.testing.scenario import Scenario
