@@ -281,15 +281,9 @@ class PipelineAdapter(MicroBatchAdapter):
 
     def missing(self, world: World) -> Iterable[str]:
         """See :meth:`MicroBatchAdapter.missing`."""
-        root, out = world.objects(self.places.root), world.objects(self.places.out)
+        root = world.objects(self.places.root)
         newest = self.newest(world)
-        if newest is None:
-            return
-        yield from (name for name in newest.object_names() if not _exists(root, name))
-        for output in newest.outputs:
-            for file in output.open:
-                parts = file.resume.parts if file.resume else ()
-                yield from (part.name for part in parts if not _exists(out, part.name))
+        return () if newest is None else [name for name in newest.object_names() if not _exists(root, name)]
 
     def unclean(self, world: World, batch_id: int) -> Iterable[str]:
         """See :meth:`MicroBatchAdapter.unclean`.
