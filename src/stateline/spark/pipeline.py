@@ -127,7 +127,7 @@ class Pipeline:
         stores = DriverStores.open(plan, environment)
         try:
             make_coordinator = partial(self._coordinator, plan, job, stores, environment)
-            run = PipelineRun(plan, narrowed, stores, make_coordinator, environment)
+            run = PipelineRun(plan, narrowed, stores, make_coordinator, environment, job.close)
             read = self._check_follows(run.coordinator, spark_checkpoint)
             if is_below and run.coordinator.newest is None:
                 make_spark_folder(stores.root)
