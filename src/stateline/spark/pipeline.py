@@ -128,7 +128,7 @@ class Pipeline:
         stores, upkeep = DriverStores.open(plan, environment), Upkeep(environment)
         try:
             make_coordinator = partial(self._coordinator, plan, job, stores, upkeep, environment)
-            run = PipelineRun(plan, narrowed, stores, upkeep, make_coordinator, environment)
+            run = PipelineRun(plan, narrowed, stores, upkeep, make_coordinator, environment, job.close)
             read = self._check_follows(run.coordinator, spark_checkpoint)
             if is_below and run.coordinator.newest is None:
                 make_spark_folder(stores.root)
