@@ -229,7 +229,14 @@ class Driver:
         for each in name, rows:
             self.root.put_if_absent(each, attempt.encode())
         run = RunHandle(
-            name=name, size=1, crc32c=1, rows=1, first_key_group=0, last_key_group=0, checkpoint_id=checkpoint_id
+            name=name,
+            offset=0,
+            length=1,
+            crc32c=1,
+            rows=1,
+            first_key_group=0,
+            last_key_group=0,
+            checkpoint_id=checkpoint_id,
         )
         kept = () if newest is None else newest.operators[0].subtasks[0].runs[-1:]
         subtask = SubtaskState(first_key_group=0, last_key_group=0, runs=(*kept, run))

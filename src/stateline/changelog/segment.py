@@ -61,6 +61,7 @@ from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVer
 
 __all__ = [
     "MAX_SECTIONS",
+    "SECTION_ALIGNMENT",
     "SEGMENT_VERSION",
     "DirectoryEntry",
     "EncodedSegment",
@@ -76,8 +77,10 @@ SEGMENT_VERSION: Final = 1
 MAX_SECTIONS: Final = 65_536
 """Sections of one segment."""
 
-_ALIGNMENT: Final = 64
-_ZEROS: Final = bytes(_ALIGNMENT)
+SECTION_ALIGNMENT: Final = 64
+"""Sections begin at multiples of so many bytes."""
+
+_ZEROS: Final = bytes(SECTION_ALIGNMENT)
 _MAGIC: Final = b"SLSG"
 _TRAILER: Final = struct.Struct("<QH6sI4s")
 _CHECKED_TRAILER_BYTES: Final = 16
@@ -159,6 +162,11 @@ class DirectoryEntry:
     crc32c: int
     head_length: int
 
+    @property
+    def padding(self) -> int:
+        """Zeros between the section and what follows it."""
+        return -self.length % SECTION_ALIGNMENT
+
 
 def encode_segment(sections: Sequence[Section]) -> EncodedSegment:
     """Lays sections out as one object. Their pieces are not copied.
@@ -172,10 +180,10 @@ def encode_segment(sections: Sequence[Section]) -> EncodedSegment:
     for section in sections:
         offsets.append(position)
         pieces += section.pieces
-        end = position + section.length
-        position = _aligned(end)
-        if position > end:
-            pieces.append(_ZEROS[: position - end])
+        padding = -section.length % SECTION_ALIGNMENT
+        if padding:
+            pieces.append(_ZEROS[:padding])
+        position += section.length + padding
     directory = _encode_directory(sections, offsets)
     if len(sections) > MAX_SECTIONS or len(directory) > _MAX_DIRECTORY_BYTES:
         raise InvalidInputError(
@@ -230,7 +238,7 @@ def read_directory(store: BlobStore, name: str) -> tuple[DirectoryEntry, ...]:
         head_fits = 0 <= entry.head_length <= (entry.length if entry.kind is SectionKind.CHANGES else 0)
         if not in_order or not head_fits or entry.number < 0:
             _refuse("a section of the directory is out of bounds", name, offset)
-        position = _aligned(entry.offset + entry.length)
+        position = entry.offset + entry.length + entry.padding
     if position != offset:
         _refuse("the sections of the directory do not fill the segment", name, offset)
     return entries
@@ -269,11 +277,7 @@ def _decode_directory(directory: memoryview, subject: str) -> tuple[DirectoryEnt
         rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
         return tuple(DirectoryEntry(SectionKind(kind), *rest) for kind, *rest in rows)
     except (pa.ArrowException, OSError, ValueError, MemoryError, StopIteration) as error:
-        raise _damage(f"the directory is none: {error}", subject) from error
-
-
-def _aligned(position: int) -> int:
-    return position + -position % _ALIGNMENT
+        raise _damage(f"the directory cannot be read: {error}", subject) from error
 
 
 def _refuse(message: str, name: str, offset: int) -> NoReturn:

@@ -21,9 +21,8 @@ from stateline.changelog.cache import HostCache
 from stateline.changelog.local_recovery import COPIES_FOLDER, LocalCopies
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.changelog.object_names import check_job_id
-from stateline.changelog.ownership import Ownership
 from stateline.changelog.reader import ChangelogReader, Downloads
-from stateline.changelog.registry import LocalChangelogRegistry, TaskChangelogRegistry
+from stateline.changelog.registry import LocalChangelogRegistry, Ownership, TaskChangelogRegistry
 from stateline.changelog.scheduler import scheduler_from_options
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.uploader import BlobUploader, DuplicatingUploader, without_encoding_room

@@ -1,7 +1,7 @@
 """From upload tasks to one durable object.
 
-Owns the layout of an object, its name and its one write. Does not own retries (``retry``), batches (``scheduler``) or
-who deletes it (``registry``).
+Owns which change sets an object has, its name and its one write. Does not own its layout (``segment``), retries
+(``retry``), batches (``scheduler``) or who deletes it (``registry``).
 
 Rules:
 - A name is never used twice: every call, so every attempt, makes a fresh one. The write is create-if-absent, and
@@ -23,12 +23,13 @@ from stateline.blob.urls import store_of
 from stateline.changelog.api import UploadResult, UploadTasksResult
 from stateline.changelog.block import Compression
 from stateline.changelog.change_set import StateChangeSet
-from stateline.changelog.frame import FrameHead, encode_index
+from stateline.changelog.changes import ChangesTable
 from stateline.changelog.handle import SegmentHandle
 from stateline.changelog.local_recovery import LocalCopies
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.changelog.object_names import object_prefix
 from stateline.changelog.registry import TaskChangelogRegistry
+from stateline.changelog.segment import encode_segment
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.upload_task import UploadTask
 from stateline.environment import Environment, system_environment
@@ -129,21 +130,16 @@ class BlobUploader:
 
     def _lay_out(self, tasks: Iterable[UploadTask]) -> ChangelogObject:
         name = self._prefix + self._ids.new_id()
-        pieces: list[Buffer] = []
-        frames: list[tuple[int, FrameHead]] = []
-        results: dict[UploadTask, list[UploadResult]] = {}
-        position = 0
-        for task in tasks:
-            results[task] = []
-            for change_set in sorted(task.change_sets, key=_order):
-                frame = change_set.encode(self._compression)
-                results[task].append(_result(name, position, frame.head, change_set))
-                frames.append((position, frame.head))
-                pieces += frame.pieces
-                position += frame.head.length
-        index = encode_index(frames)
-        gathered = tuple(gather((*pieces, index), self._buffer_size))
-        return ChangelogObject(name, gathered, position + len(index), results)
+        results: dict[UploadTask, list[UploadResult]] = {task: [] for task in tasks}
+        parts = [
+            (task, change_set, change_set.encode(self._compression))
+            for task in results
+            for change_set in sorted(task.change_sets, key=_order)
+        ]
+        made = encode_segment([encoded.section for _, _, encoded in parts])
+        for (task, change_set, encoded), offset in zip(parts, made.offsets, strict=True):
+            results[task].append(_result(name, offset, encoded.table, change_set))
+        return ChangelogObject(name, tuple(gather(made.pieces, self._buffer_size)), made.size, results)
 
     def write(self, made: ChangelogObject) -> None:
         """Makes the object durable, then tracks it.
@@ -271,20 +267,20 @@ def _order(change_set: StateChangeSet) -> tuple[int, int]:
     return change_set.log_id.int, change_set.sequence_number.value
 
 
-def _result(name: str, offset: int, head: FrameHead, change_set: StateChangeSet) -> UploadResult:
+def _result(name: str, offset: int, table: ChangesTable, change_set: StateChangeSet) -> UploadResult:
     handle = SegmentHandle(
         name=name,
         offset=offset,
-        length=head.length,
-        head_length=head.head_length,
-        crc32c=head.crc32c,
-        log_id=head.log_id.hex,
-        sequence_number=head.sequence_number,
-        size=head.size,
-        first_key_group=head.key_groups[0],
-        last_key_group=head.key_groups[1],
+        length=table.length,
+        head_length=table.head_length,
+        crc32c=table.crc32c,
+        log_id=table.log_id.hex,
+        sequence_number=table.sequence_number,
+        size=table.size,
+        first_key_group=table.key_groups[0],
+        last_key_group=table.key_groups[1],
     )
-    return UploadResult(change_set.sequence_number, handle, None, offset, head.size)
+    return UploadResult(change_set.sequence_number, handle, None, offset, table.size)
 
 
 def _with_local(result: UploadResult) -> UploadResult:

@@ -32,6 +32,7 @@ import msgspec
 
 from stateline.checkpoint.api import (
     Checkpoint,
+    DeliveryState,
     OperatorState,
     OutputState,
     SubtaskState,
@@ -109,7 +110,7 @@ _DECODERS: Final[dict[bytes, msgspec.json.Decoder[Any]]] = {
     _RETIRED: msgspec.json.Decoder(_RetiredDocument),
     _CLAIMED: msgspec.json.Decoder(_ClaimedDocument),
 }
-_BROKEN: Final = (OperatorState, SubtaskState, OutputState)
+_BROKEN: Final = (OperatorState, SubtaskState, OutputState, DeliveryState)
 """Values whose members get lines of their own; every other value is written on one line."""
 
 

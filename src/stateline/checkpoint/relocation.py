@@ -101,7 +101,7 @@ def relocate_outputs(
     if not moved:
         return Relocation(before=newest, record=newest, bytes_read=0)
     published = root.is_published(newest)
-    if not published and newest.delivers:
+    if not published and newest.deliveries:
         raise InvalidInputError(
             "rows of it may not have been handed over yet, and another checkpoint would hand them over once more",
             operation="relocate",

@@ -40,7 +40,7 @@ from stateline.checkpoint.layout import (
     record_name,
 )
 from stateline.checkpoint.metadata import check_mark, encode_floor, encode_published
-from stateline.checkpoint.objects import Extent, check_extents, extents_of, read_piece
+from stateline.checkpoint.objects import Extent, check_object, extents_of, read_piece
 from stateline.checkpoint.savepoint import Savepoint
 from stateline.checkpoint.slots import Empty, Slots
 from stateline.checkpoint.store import CheckpointStore
@@ -263,7 +263,7 @@ def _look_at_object(
     store: BlobStore, name: str, extents: set[Extent], checkpoint_ids: tuple[int, ...], report: VerifyReport
 ) -> None:
     try:
-        report.bytes_read += check_extents(store, name, extents)
+        report.bytes_read += check_object(store, name, extents)
     except NotFoundError as error:
         _add(report, Problem.MISSING, name, checkpoint_ids, error.message)
     except CorruptDataError as error:
@@ -328,7 +328,7 @@ def _look_at_file(store: BlobStore, commit: CommitPoint, checkpoint_id: int, rep
     """A file to be published: it is there already, or all its pieces are."""
     extent = Extent(0, commit.length, commit.crc32c, is_whole=True)
     try:
-        report.bytes_read += check_extents(store, commit.target, [extent])
+        report.bytes_read += check_object(store, commit.target, [extent])
     except NotFoundError:
         _look_at_parts(store, commit.parts, checkpoint_id, report)
     except CorruptDataError as error:

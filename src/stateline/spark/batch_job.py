@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchJob", "in_windows", "subtask_expression", "task_context"]
 
 _RESULT: Final = pa.schema([pa.field("result", pa.binary(), nullable=False)])
-_ENCODER: Final = msgspec.json.Encoder()
+_ENCODER: Final = msgspec.msgpack.Encoder()
 _STORES_MAX: Final = 32
 """Stores that a process keeps open for its next tasks. One that is dropped is given back when no task uses it."""
 
@@ -84,7 +84,7 @@ class BatchJob:
         ]
         with rebuilt(), nullcontext() if len(frames) == 1 else computed(batch.data):
             rows = reduce(lambda left, right: left.union(right), frames).collect()
-        results = [msgspec.json.decode(bytes(row[0]), type=SubtaskResult) for row in rows]
+        results = [msgspec.msgpack.decode(bytes(row[0]), type=SubtaskResult) for row in rows]
         return _one_each(tasks, results, functions)
 
     def narrowed(self, rows: DataFrame) -> DataFrame:
@@ -218,7 +218,7 @@ class _TaskFunction:
             raise InternalError("not inside a Spark task", operation="run_subtask")
         encoded = self._tasks[context.partitionId() % len(self._tasks)]
         with noted():
-            result = self.run(msgspec.json.decode(encoded, type=SubtaskTask), in_utc(self._named(batches)))
+            result = self.run(msgspec.msgpack.decode(encoded, type=SubtaskTask), in_utc(self._named(batches)))
         freeze_imports()
         yield pa.RecordBatch.from_arrays([pa.array([_ENCODER.encode(result)], pa.binary())], schema=_RESULT)
 
@@ -255,6 +255,7 @@ def task_context(plan: PipelinePlan, operator: OperatorPlan) -> TaskContext:
         output=None if output is None else _process_store(output.url, tuple(sorted(output.store_options.items()))),
         environment=_process_environment(),
         cache=_process_cache(plan.local_copies, plan.local_copies_bytes) if plan.local_copies else None,
+        inline_bytes=plan.subtask_inline_bytes,
     )
 
 

@@ -13,7 +13,8 @@ from typing import Any, Final, Self
 from stateline.blob.urls import absolute_url
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
-from stateline.options import check_known, normalise_settings, parse_bool, parse_int, setting
+from stateline.options import check_known, normalise_settings, parse_bool, parse_int, parse_size, setting
+from stateline.spark.plan import parse_record_size
 from stateline.spark.stream_checks import check_hidden, check_shared
 
 __all__ = ["FilesSinkOptions"]
@@ -55,6 +56,9 @@ class FilesSinkOptions:
             ended), ``stop`` (also when the query is stopped) or ``never``.
         checkpoint: Root URL of the sink's records; by default ``<path>/.stateline``, which readers skip.
         retained_checkpoints: How many of the newest records are kept.
+        inline_bytes: Rows of a task that wait for their file come to the driver with its result, up to so many bytes,
+            in place of an object of their own.
+        record_bytes: What came so goes into the sink's record, up to so many bytes in all; else into one object.
         checkpoint_location: Spark's ``checkpointLocation``, as Spark passes it on.
         query_name: Spark's ``queryName``, in the same way; the sink has no use for it.
         root_options: Options of the records' store, given as ``root.<option>``; where the records lie below the output,
@@ -76,6 +80,8 @@ class FilesSinkOptions:
     finish: str = setting("available_now", _text, help="when open files are finished: available_now, stop or never")
     checkpoint: str = setting("", _text, help="root URL of the sink's records; `.stateline` below the output if empty")
     retained_checkpoints: int = setting(3, _retained, help="newest records that are kept")
+    inline_bytes: int = setting("64KiB", parse_size, help="of a task that come with its result, without an object")
+    record_bytes: int = setting("20KiB", parse_record_size, help="of these that the sink's record may hold")
     checkpoint_location: str = setting("", _text, help="Spark's checkpointLocation")
     query_name: str = setting("", _text, help="Spark's queryName")
     root_options: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -375,7 +375,15 @@ class _Sink:
     def _plan(self) -> PipelinePlan:
         options = self.options
         retained, records = options.retained_checkpoints, options.options_of_records
-        return files_plan(self.root_url, self.output, retained, records, self._schema())
+        return files_plan(
+            self.root_url,
+            self.output,
+            retained,
+            records,
+            self._schema(),
+            inline_bytes=options.inline_bytes,
+            record_bytes=options.record_bytes,
+        )
 
     def _root(self) -> BlobStore:
         return open_store(self.root_url, self.options.options_of_records, _ENVIRONMENT)

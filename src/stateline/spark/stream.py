@@ -310,6 +310,8 @@ class KeyedStream:
             metrics_log=self._settings.metrics_log,
             local_copies=self._settings.local_copies,
             local_copies_bytes=self._settings.local_copies_bytes,
+            inline_bytes=self._settings.inline_bytes,
+            record_bytes=self._settings.record_bytes,
             root_options=self._root_options,
             watermark=self._watermark,
             start=self._start(),

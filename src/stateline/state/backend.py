@@ -29,9 +29,11 @@ from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from stateline.blob import BlobStore
-from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, checkpoint_time
+from stateline.changelog.segment_writer import Segments, SegmentWriter
+from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, SubtaskState, checkpoint_time
 from stateline.environment import Environment, system_environment
 from stateline.errors import ClosedError, ErrorKind, InvalidInputError
 from stateline.key_groups import KeyGroupRange, check_parallelism
@@ -366,7 +368,18 @@ class KeyedStateBackend:
         before = self._restored
         checkpoint_id = 0 if before is None else before.checkpoint_id + 1
         operators = {} if before is None else {operator.name: operator for operator in before.operators}
-        operators |= {name: self._written(state, checkpoint_id) for name, state in self._states.items()}
+        segment = Segments(self._store, self._environment, copies=self._cache).writer()
+        added = {name: self._added(segment, state, checkpoint_id) for name, state in self._states.items()}
+        placement = segment.finish()
+        operators |= {
+            name: OperatorState(
+                name=name,
+                schema=self._states[name].schema.encode(),
+                definition=self._states[name].definition,
+                subtasks=(replace(state, runs=tuple(map(placement.of, state.runs))),),
+            )
+            for name, state in added.items()
+        }
         made = self._settle(
             Checkpoint(
                 checkpoint_id=checkpoint_id,
@@ -390,20 +403,10 @@ class KeyedStateBackend:
         self._checkpoints.retain(self._retained_checkpoints)
         return made
 
-    def _written(self, state: KeyedState, checkpoint_id: int) -> OperatorState:
-        """Makes the runs of a state durable."""
-        writer = RunWriter(
-            self._store,
-            state.schema,
-            self.max_parallelism,
-            settings=self._runs,
-            cache=self._cache,
-            environment=self._environment,
-        )
-        made = snapshot(state.table, None, writer, checkpoint_id, settings=self._merging)
-        return OperatorState(
-            name=state.name, schema=state.schema.encode(), definition=state.definition, subtasks=(made.state,)
-        )
+    def _added(self, segment: SegmentWriter, state: KeyedState, checkpoint_id: int) -> SubtaskState:
+        """Adds the new runs of a state to a segment."""
+        writer = RunWriter(segment, state.name, state.schema, self.max_parallelism, settings=self._runs)
+        return snapshot(state.table, None, writer, checkpoint_id, settings=self._merging).state
 
     def _settle(self, record: Checkpoint) -> Checkpoint:
         self._unsettled = record

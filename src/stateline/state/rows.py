@@ -129,7 +129,7 @@ class Run:
         return sum(len(batch) for batch in self.batches)
 
     def __repr__(self) -> str:
-        name = "in memory" if self.handle is None else self.handle.name
+        name = "in memory" if self.handle is None else self.handle.place
         return f"Run({name}, key groups {self.key_groups}, rows {len(self)}, tombstones {self.tombstones})"
 
     @property

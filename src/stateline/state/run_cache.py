@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import os
 import re
 from collections import OrderedDict
@@ -27,11 +28,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from stateline.blob.api import BlobStore
+from stateline.blob.api import BlobStore, Buffer
 from stateline.blob.local import LocalStore
 from stateline.blob.places import check_apart
 from stateline.environment import Environment
-from stateline.handles import RunHandle
+from stateline.handles import RunHandle, SectionHandle
 from stateline.key_groups import KeyGroupRange
 from stateline.metrics import Counter
 from stateline.options import check_kind
@@ -69,8 +70,8 @@ class OpenRun:
     run: Run
 
 
-OpenKey = tuple[str, str, int, StateSchema]
-"""Store URL, name, CRC32C, schema."""
+OpenKey = tuple[str, str, int, int, int, bytes, StateSchema]
+"""Store URL, name, offset, length, CRC32C, inline bytes, schema."""
 
 StackKey = tuple[str, str, int, int]
 """Whose runs a stack has: operator, table, first and last key group."""
@@ -195,18 +196,24 @@ class RunCache:
             return None
         return buffer
 
-    def save(self, handle: RunHandle, store_url: str, extents: Sequence[Extent], *, whole: bool) -> None:
+    def save(self, handle: SectionHandle, store_url: str, extents: Sequence[Extent], *, whole: bool) -> None:
         """Keeps proved bytes of a run; what lies between the extents stays a hole."""
         with self._best_effort():
             os.makedirs(self._folder, 0o700, exist_ok=True)
             temporary = self._folder / f"{self._environment.ids.new_id()}.tmp"
             try:
-                self._write(temporary, handle.size, extents)
+                self._write(temporary, handle.length, extents)
                 os.rename(temporary, self._path(handle, store_url, whole=whole))
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
             self._trim()
+
+    def keep(self, handle: SectionHandle, store_url: str, pieces: Sequence[Buffer]) -> None:
+        """Keeps a whole section that was just written."""
+        offsets = itertools.accumulate(map(len, pieces), initial=0)
+        extents = [Extent(offset, memoryview(piece).cast("B")) for offset, piece in zip(offsets, pieces, strict=False)]
+        self.save(handle, store_url, extents, whole=True)
 
     def drop(self, handle: RunHandle, store_url: str, *, whole: bool) -> None:
         """Forgets a run whose bytes turned out damaged."""
@@ -217,9 +224,11 @@ class RunCache:
         """Bytes of disk that all files take."""
         return sum(blocks for _, blocks, _ in self._files())
 
-    def _path(self, handle: RunHandle, store_url: str, *, whole: bool) -> Path:
-        identity = f"{store_url}\0{handle.name}\0{handle.size}\0{handle.crc32c}"
-        part = "" if whole else f"-{handle.first_key_group}-{handle.last_key_group}"
+    def _path(self, handle: SectionHandle, store_url: str, *, whole: bool) -> Path:
+        identity = f"{store_url}\0{handle.name}\0{handle.offset}\0{handle.length}\0{handle.crc32c}"
+        part = (
+            "" if whole or not isinstance(handle, RunHandle) else f"-{handle.first_key_group}-{handle.last_key_group}"
+        )
         return self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()}{part}.run"
 
     def _found(self, handle: RunHandle, store_url: str, *, whole: bool) -> Path:

@@ -24,7 +24,7 @@ from stateline.changelog import (
 )
 from stateline.changelog.block import Compression
 from stateline.changelog.columns import batch_columns
-from stateline.changelog.inspection import inspect_object
+from stateline.changelog.inspection import inspect_segment
 from stateline.changelog.local_recovery import COPIES_FOLDER, LocalCopies
 from stateline.changelog.uploader import gather
 from stateline.errors import ClosedError, InvalidInputError, OutcomeUnknownError, StorageFullError, UnavailableError
@@ -52,8 +52,8 @@ def test_all_tasks_of_a_call_make_one_object_with_one_request() -> None:
     assert [call[0] for call in store.calls] == ["put_if_absent"]
     [name] = store.names()
     assert name.startswith("job/changelog/")
-    found = inspect_object(store, name)
-    assert [(frame.offset, frame.head.sequence_number, frame.head.size) for frame in found.frames] == [
+    found = inspect_segment(store, name)
+    assert [(one.entry.offset, one.table.sequence_number, one.table.size) for one in found.sections] == [
         (one.offset, one.sequence_number.value, one.size) for task in tasks for one in result.successful[task]
     ]
     assert found.problems == ()
@@ -130,15 +130,15 @@ def test_a_discarded_result_leaves_neither_object_nor_count() -> None:
     assert store.count("delete") == 1
 
 
-def test_a_set_holds_its_columns_or_its_frame_and_neither_once_it_is_durable() -> None:
+def test_a_set_holds_its_columns_or_its_section_and_neither_once_it_is_durable() -> None:
     [columns] = batch_columns(np.array([1, 0]), [b"a", b"b"], KeyGroupRange(0, 1))
     group = weakref.ref(columns.key_groups)
     change_set = StateChangeSet.of_columns(uuid.UUID(int=1), SequenceNumber(0), [columns])
     del columns
     assert group() is not None
-    frame = change_set.encode(Compression.NONE)
+    encoded = change_set.encode(Compression.NONE)
     assert group() is None
-    assert change_set.encode(Compression.NONE) is frame
+    assert change_set.encode(Compression.NONE) is encoded
     assert values(change_set.changes) == [(0, b"b"), (1, b"a")]
     change_set.give_up()
     assert change_set.changes == ()
@@ -155,7 +155,7 @@ def test_compression_and_buffers_are_options() -> None:
         uploader_on(store, world, settings=ChangelogSettings(compression=compression)).upload([task_of(100_000)])
         [name] = store.names()
         sizes[compression] = store.head(name).size
-        assert inspect_object(store, name).frames[0].head.compression.name.lower() == compression
+        assert inspect_segment(store, name).sections[0].table.compression.name.lower() == compression
     assert sizes["lz4"] < sizes["none"] / 10 > sizes["zstd"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import os
 import struct
@@ -14,12 +13,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from stateline.blob.checksum import crc32c
 from stateline.blob.local import LocalStore
 from stateline.changelog import ChangelogHandle, ChangelogMetrics, ChangelogReader, SegmentHandle, SequenceNumber
 from stateline.changelog.cache import HostCache
-from stateline.changelog.frame import encode_index
-from stateline.changelog.inspection import changes_of, inspect_object, verify_frame
+from stateline.changelog.inspection import changes_of, inspect_segment, verify_section
 from stateline.changelog.local_recovery import COPIES_FOLDER
+from stateline.changelog.segment import Section, SectionKind, encode_segment
 from stateline.errors import AccessDeniedError, CorruptDataError, DataLossError, InvalidInputError, NotFoundError
 from stateline.key_groups import KeyGroupRange, range_for_subtask
 from tests.unit.changelog.limits import bounded
@@ -180,12 +180,11 @@ def test_a_lost_object_is_data_loss() -> None:
         list(written.reader().read(written.handle))
 
 
-def test_every_flipped_byte_of_an_object_is_noticed_by_a_reader() -> None:
+def test_every_flipped_byte_of_a_section_is_noticed_by_a_reader() -> None:
     written = Written(sets=2, changes=3)
     name = written.handle.segments[0].name
     original = written.store.get(name)
-    end = sum(segment.length for segment in written.handle.segments)
-    for position in range(end):
+    for position in (at for one in written.handle.segments for at in range(one.offset, one.offset + one.length)):
         data = bytearray(original)
         data[position] ^= 0x20
         written.store.inner.put(name, bytes(data))
@@ -197,7 +196,7 @@ def test_a_truncated_object_is_noticed() -> None:
     written = Written(sets=2, changes=3)
     name = written.handle.segments[0].name
     original = written.store.get(name)
-    end = sum(segment.length for segment in written.handle.segments)
+    end = max(segment.offset + segment.length for segment in written.handle.segments)
     for length in range(0, end, 7):
         written.store.inner.put(name, original[:length])
         with pytest.raises(CorruptDataError, match=name):
@@ -385,7 +384,7 @@ def test_an_evicted_file_stays_readable_for_whoever_holds_it(tmp_path: Path) -> 
     written = WithCache(tmp_path)
     held = written.cache.acquire(written.name)
     written.cache.drop(written.name)
-    assert held.read(0, 4) == b"SLCF"
+    assert held.read(0, 4) == b"\xff\xff\xff\xff"
     with pytest.raises(CorruptDataError):
         held.read(0, held.size + 1)
     written.cache.release(held)
@@ -503,77 +502,100 @@ def test_the_storage_uses_the_cache_only_where_reading_means_a_request(tmp_path:
 def test_an_object_explains_itself() -> None:
     written = Written()
     name = written.handle.segments[0].name
-    found = inspect_object(written.store, name)
+    found = inspect_segment(written.store, name)
     assert found.problems == ()
-    assert [frame.head.sequence_number for frame in found.frames] == [0, 1, 2]
-    assert all(verify_frame(written.store, name, frame) is None for frame in found.frames)
-    read = [change for frame in found.frames for change in changes_of(written.store, name, frame)]
+    assert [section.table.sequence_number for section in found.sections] == [0, 1, 2]
+    assert all(verify_section(written.store, name, section) is None for section in found.sections)
+    read = [change for section in found.sections for change in changes_of(written.store, name, section)]
     assert values(read) == written.expected
-    some = [change for frame in found.frames for change in changes_of(written.store, name, frame, KeyGroupRange(3, 7))]
-    assert values(some) == written.of(KeyGroupRange(3, 7))
+    wanted = KeyGroupRange(3, 7)
+    some = [change for section in found.sections for change in changes_of(written.store, name, section, wanted)]
+    assert values(some) == written.of(wanted)
 
 
-def test_a_torn_object_gives_its_whole_frames_and_says_where_it_ends() -> None:
+def test_an_object_that_was_cut_off_has_no_directory() -> None:
     written = Written(sets=3, changes=10)
     name = written.handle.segments[0].name
     original = written.store.get(name)
-    ends = [segment.offset + segment.length for segment in written.handle.segments]
     for length in range(0, len(original), 11):
         written.store.inner.put(name, original[:length])
-        found = inspect_object(written.store, name)
-        assert len(found.frames) == sum(end <= length for end in ends)
+        found = inspect_segment(written.store, name)
+        assert found.sections == ()
         assert found.problems
-        if length < ends[-1]:
-            broken = max([0, *(end for end in ends if end <= length)])
-            assert length == broken or broken in [problem.offset for problem in found.problems]
 
 
-def test_damage_in_one_frame_does_not_hide_the_others() -> None:
+def test_damage_in_one_table_does_not_hide_the_other_sections() -> None:
     written = Written(sets=3, changes=10)
     name = written.handle.segments[0].name
     second = written.handle.segments[1]
-    damage(written.store.inner, name, lambda data: data.__setitem__(second.offset + 30, 0xFF))
-    found = inspect_object(written.store, name)
-    assert [frame.head.sequence_number for frame in found.frames] == [0, 2]
-    assert [problem.offset for problem in found.problems] == [second.offset]
+    table = second.offset + second.length - second.head_length
+    damage(written.store.inner, name, lambda data: data.__setitem__(table + 30, 0xFF))
+    found = inspect_segment(written.store, name)
+    assert [section.entry.number for section in found.sections] == [0, 2]
+    assert [problem.offset for problem in found.problems] == [table]
 
 
-def test_an_index_that_contradicts_its_frames_is_reported() -> None:
+def test_a_directory_that_contradicts_its_tables_is_reported() -> None:
     written = Written(sets=2, changes=3)
     name = written.handle.segments[0].name
-    first, second = inspect_object(written.store, name).frames
-    lying = encode_index([(0, dataclasses.replace(first.head, sequence_number=9)), (second.offset, second.head)])
-    data = written.store.get(name)[: second.offset + second.head.length] + lying
-    written.store.inner.put(name, data)
-    found = inspect_object(written.store, name)
-    assert [problem.offset for problem in found.problems] == [0]
-    assert [frame.head.sequence_number for frame in found.frames] == [1]
+    data = written.store.get(name)
+    lying = [
+        Section(
+            SectionKind.CHANGES,
+            one.log_id,
+            one.sequence_number + (one.offset == 0) * 9,
+            (data[one.offset : one.offset + one.length],),
+            one.length,
+            one.crc32c,
+            one.head_length,
+        )
+        for one in written.handle.segments
+    ]
+    written.store.inner.put(name, b"".join(encode_segment(lying).pieces))
+    found = inspect_segment(written.store, name)
+    first = written.handle.segments[0]
+    assert [problem.offset for problem in found.problems] == [first.length - first.head_length]
+    assert [section.entry.number for section in found.sections] == [1]
 
 
-def test_damage_in_a_block_is_reported_with_its_offset() -> None:
+@pytest.mark.parametrize("whole", [True, False], ids=["short", "long"])
+def test_damage_in_a_block_is_reported_with_its_offset(monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> None:
+    if not whole:
+        monkeypatch.setattr("stateline.changelog.inspection.RUN_BYTES", 100)
     written = Written(sets=2, changes=10)
     name = written.handle.segments[0].name
     second = written.handle.segments[1]
-    damage(written.store.inner, name, lambda data: data.__setitem__(second.offset + second.length - 1, 0xEE))
-    found = inspect_object(written.store, name)
+    position = second.offset + second.length - second.head_length - 9
+    damage(written.store.inner, name, lambda data: data.__setitem__(position, 0xEE))
+    found = inspect_segment(written.store, name)
     assert found.problems == ()
-    first_problem, second_problem = [verify_frame(written.store, name, frame) for frame in found.frames]
+    first_problem, second_problem = [verify_section(written.store, name, section) for section in found.sections]
     assert first_problem is None
-    assert second.offset < second_problem.offset < second.offset + second.length
+    assert second.offset < second_problem.offset <= position
     with pytest.raises(CorruptDataError):
-        list(changes_of(written.store, name, found.frames[1]))
+        list(changes_of(written.store, name, found.sections[1]))
 
 
-def test_every_flipped_byte_of_an_object_is_found_by_an_inspection() -> None:
+@pytest.mark.parametrize("kind", SectionKind)
+def test_every_flipped_byte_of_an_object_is_found_by_an_inspection(kind: SectionKind) -> None:
     written = Written(sets=2, changes=3)
     name = written.handle.segments[0].name
+    if kind is not SectionKind.CHANGES:
+        data = b"anything, its meaning is checked elsewhere"
+        section = Section(kind, "owner", 1, (data,), len(data), crc32c(data))
+        written.store.inner.put(name, b"".join(encode_segment([section, section]).pieces))
     original = written.store.get(name)
+    assert not _has_problems(written, name)
     for position in range(len(original)):
         data = bytearray(original)
         data[position] ^= 0x04
         written.store.inner.put(name, bytes(data))
-        found = inspect_object(written.store, name)
-        assert found.problems or any(verify_frame(written.store, name, frame) for frame in found.frames), position
+        assert _has_problems(written, name), position
+
+
+def _has_problems(written: Written, name: str) -> bool:
+    found = inspect_segment(written.store, name)
+    return bool(found.problems) or any(verify_section(written.store, name, one) for one in found.sections)
 
 
 @pytest.mark.parametrize(
@@ -583,20 +605,18 @@ def test_every_flipped_byte_of_an_object_is_found_by_an_inspection() -> None:
         b"x",
         b"x" * 24,
         os.urandom(5000),
-        b"SLCF\x01\x00" + b"\xff" * 100,
-        b"SLCF\x01\x00" + bytes(50) + struct.pack("<I", 65536) + bytes(100),
-        bytes(100) + struct.pack("<QIHHI4s", 0, 2**32 - 1, 1, 0, 0, b"SLCX"),
-        bytes(100) + struct.pack("<QIHHI4s", 2**64 - 1, 0, 1, 0, 0, b"SLCX"),
-        bytes(100) + struct.pack("<QIHHI4s", 0, 0, 9, 0, 0, b"SLCX"),
+        bytes(100) + struct.pack("<QH6xI4s", 0, 1, 0, b"SLSG"),
+        bytes(100) + struct.pack("<QH6xI4s", 2**64 - 1, 1, 0, b"SLSG"),
+        bytes(100) + struct.pack("<QH6xI4s", 0, 9, 0, b"SLSG"),
     ],
-    ids=range(9),
+    ids=range(7),
 )
 def test_foreign_and_hostile_objects_are_reported_cheaply(data: bytes) -> None:
     store = memory_store()
     store.put("object", data)
     with bounded():
-        found = inspect_object(store, "object")
-    assert found.frames == ()
+        found = inspect_segment(store, "object")
+    assert found.sections == ()
     assert found.problems
 
 

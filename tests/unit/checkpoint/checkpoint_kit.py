@@ -16,7 +16,8 @@ def run(name: str, checkpoint_id: int = 0, key_groups: tuple[int, int] = (0, 0),
     first, last = key_groups
     return RunHandle(
         name=name,
-        size=len(data),
+        offset=0,
+        length=len(data),
         crc32c=crc32c(data),
         rows=3,
         tombstones=1,

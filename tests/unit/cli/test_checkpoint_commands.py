@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from stateline.blob import BlobStore, open_store
 from stateline.blob.checksum import crc32c
 from stateline.blob.sweep import SweepResult
+from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import (
     Checkpoint,
     CheckpointStore,
@@ -32,10 +33,10 @@ from stateline.checkpoint import (
 from stateline.checkpoint.layout import record_name
 from stateline.cli import checkpoint as checkpoint_commands
 from stateline.cli.commands import stateline
-from stateline.environment import Environment, SystemIds
+from stateline.environment import Environment, system_environment
 from stateline.errors import CorruptDataError
-from stateline.files.pending import store_rows
-from stateline.handles import CommitPoint, FinishedFile, OpenFile, Part
+from stateline.files.pending import add_rows
+from stateline.handles import CommitPoint, FinishedFile, OpenFile, Part, RunHandle
 from stateline.state import KeyedStateBackend, StateSchema
 from stateline.testing import ManualClock
 
@@ -63,7 +64,9 @@ class Root:
         for name in made.object_names():
             self.store.put_if_absent(name, scratch.get(name))
         if number == 0:
-            [self.rows] = store_rows(self.store, SystemIds(), [pa.table({"x": [1, 2]})])
+            segment = Segments(self.store, system_environment()).writer()
+            rows = add_rows(segment, "later.parquet", pa.table({"x": [1, 2]}))
+            self.rows = segment.finish().of(rows)
         finished = ()
         if number == 2:
             self.piece = self.out.stage("done.csv", b"done")
@@ -90,9 +93,12 @@ class Root:
     def open_file(target: str, **how: Any) -> OpenFile:
         return OpenFile(target=target, subtask=0, layout="l", opened_at=1.0, written_at=2.0, rows=2, bytes=9, **how)
 
-    def run_names(self, checkpoint_id: int) -> list[str]:
+    def runs(self, checkpoint_id: int) -> list[RunHandle]:
         operators: tuple[OperatorState, ...] = self.checkpoints.get(checkpoint_id).operators
-        return [run.name for operator in operators for subtask in operator.subtasks for run in subtask.runs]
+        return [run for operator in operators for subtask in operator.subtasks for run in subtask.runs]
+
+    def run_names(self, checkpoint_id: int) -> list[str]:
+        return [run.name for run in self.runs(checkpoint_id)]
 
     def path(self, name: str) -> Path:
         return self.folder / "root" / name
@@ -177,9 +183,9 @@ def test_verify_of_an_intact_root_is_sound_and_counts(root: Root) -> None:
 
 
 def test_verify_names_the_damaged_bytes_and_the_checkpoints_that_need_them(root: Root) -> None:
-    name = root.run_names(0)[0]
-    size = root.store.head(name).size
-    root.damage(name, size // 2)
+    [run_of_it] = root.runs(0)
+    name, middle = run_of_it.name, run_of_it.length // 2
+    root.damage(name, run_of_it.offset + middle)
     answer = run("checkpoint", "verify", root.url)
     assert answer.exit_code == 1
     [line] = [line for line in answer.output.splitlines() if line.startswith("CORRUPT")]
@@ -188,7 +194,7 @@ def test_verify_names_the_damaged_bytes_and_the_checkpoints_that_need_them(root:
     assert "record batch 0" in line
     [report] = facts(run("checkpoint", "verify", root.url, "--json"))
     start, end = report["findings"][0]["place"].split("bytes ")[1].split(" (")[0].split(" to ")
-    assert int(start) <= size // 2 < int(end)
+    assert int(start) <= middle < int(end)
 
 
 def test_verify_tells_of_damage_though_the_query_retires_a_checkpoint_meanwhile(
@@ -199,8 +205,9 @@ def test_verify_tells_of_damage_though_the_query_retires_a_checkpoint_meanwhile(
         root.checkpoints.retain(1)
         return report
 
-    name = root.run_names(2)[-1]
-    root.damage(name, root.store.head(name).size // 2)
+    newest = root.runs(2)[-1]
+    name = newest.name
+    root.damage(name, newest.offset + newest.length // 2)
     monkeypatch.setattr(checkpoint_commands, "verify_root", verified)
     answer = run("checkpoint", "verify", root.url)
     assert answer.exit_code == 1

@@ -54,11 +54,11 @@ class WatchedStore(MemoryStore):
         super().__init__(name)
         self.names = []
 
-    def get(self, name):
+    def get_range(self, name, start, end):
         self.names.append(name)
         if self.meeting is not None and name in self.awaited:
             self.meeting.wait(timeout=60)
-        return super().get(name)
+        return super().get_range(name, start, end)
 
 
 @pytest.fixture

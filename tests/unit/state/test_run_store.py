@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from state_kit import ALL, LONGS, MAX_PARALLELISM, changes, run_of
+from state_kit import ALL, LONGS, MAX_PARALLELISM, StoredRuns, changes, run_of
 
 from stateline.blob import InstrumentedStore, open_store
 from stateline.blob.memory import MemoryStore
@@ -25,7 +25,7 @@ from stateline.state.rescale import narrowed
 from stateline.state.rows import Run
 from stateline.state.run import RunSettings
 from stateline.state.run_cache import RUNS_FOLDER, Extent, OpenRun, OpenRuns, RunCache
-from stateline.state.run_store import RunReader, RunReaderSettings, RunWriter
+from stateline.state.run_store import RunReader, RunReaderSettings
 
 BIG = RunReaderSettings(whole_bytes=0, range_bytes=4096)
 SMALL_BATCHES = RunSettings(batch_rows=64)
@@ -40,7 +40,7 @@ def remote(request: pytest.FixtureRequest) -> Iterator[InstrumentedStore]:
 
 def written(store: InstrumentedStore | object, rows: int = 3000, cache: RunCache | None = None) -> RunHandle:
     run = run_of(changes(LONGS, {number: [number * 10] for number in range(rows)}), batch_rows=10_000)
-    writer = RunWriter(store, LONGS, MAX_PARALLELISM, settings=SMALL_BATCHES, cache=cache)  # type: ignore[arg-type]
+    writer = StoredRuns(store, LONGS, MAX_PARALLELISM, settings=SMALL_BATCHES, cache=cache)  # type: ignore[arg-type]
     return writer.write(run, checkpoint_id=5)
 
 
@@ -63,9 +63,10 @@ def test_a_run_is_one_new_object_and_its_handle_says_what_it_is(remote: Instrume
     assert remote.calls == {"put_if_absent": 2}
     assert handle.name != again.name
     assert handle.name.startswith("shared/")
-    assert handle.name.endswith(".arrow")
+    assert handle.name.endswith(".segment")
     assert (handle.rows, handle.tombstones, handle.key_groups, handle.checkpoint_id) == (3000, 0, ALL, 5)
-    assert handle.size == remote.head(handle.name).size
+    data = remote.get(handle.name)[handle.offset : handle.end]
+    assert pa.ipc.open_file(data).read_all().num_rows == 3000
 
 
 @pytest.mark.parametrize("settings", [BIG, RunReaderSettings()])
@@ -88,7 +89,7 @@ def test_a_slice_fetches_only_its_bytes(remote: InstrumentedStore) -> None:
     handle = written(remote, rows=60_000)
     remote.reset()
     run = reader(remote).open(part_of(handle, 0, 0))
-    assert 0 < remote.bytes_read < handle.size / 8 + 70_000
+    assert 0 < remote.bytes_read < handle.length / 8 + 70_000
     assert remote.calls["get"] == 0
     whole = reader(remote).open(handle)
     assert keys(run) == sorted(
@@ -138,14 +139,14 @@ def test_damage_in_the_store_is_an_error(
 
 def test_a_truncated_object_is_an_error(remote: InstrumentedStore) -> None:
     handle = written(remote)
-    remote.put(handle.name, remote.get(handle.name)[:-100])
+    remote.put(handle.name, remote.get(handle.name)[: handle.end - 100])
     for settings in (BIG, RunReaderSettings()):
         with pytest.raises(CorruptDataError):
             reader(remote, settings=settings).open(handle)
 
 
 def test_a_record_that_asks_for_more_memory_than_its_object_has_bytes_gets_none(remote: InstrumentedStore) -> None:
-    handle = msgspec.structs.replace(written(remote), size=2**63 - 1)
+    handle = msgspec.structs.replace(written(remote), length=2**63 - 1)
     with pytest.raises(CorruptDataError):
         reader(remote, settings=BIG).open(handle)
     with pytest.raises(CorruptDataError):
@@ -246,13 +247,13 @@ def test_a_slice_takes_no_more_disk_than_its_bytes(remote: InstrumentedStore, tm
     cache = cache_in(tmp_path, clock)
     reader(remote, cache).open(part_of(handle, 3, 3))
     (path,) = (tmp_path / "runs" / RUNS_FOLDER).iterdir()
-    assert path.stat().st_size == handle.size
-    assert cache.size() < handle.size / 4
+    assert path.stat().st_size == handle.length
+    assert cache.size() < handle.length / 4
 
 
 def test_the_least_recently_used_copies_go_first(remote: InstrumentedStore, tmp_path: Path, clock: Clock) -> None:
     handles = [written(remote) for _ in range(4)]
-    room = -(-handles[0].size // 4096) * 4096
+    room = -(-handles[0].length // 4096) * 4096
     cache = cache_in(tmp_path, clock, bytes_max=3 * room)
     for handle in handles[:3]:
         reader(remote, cache).open(handle)
