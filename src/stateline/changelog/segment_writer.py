@@ -29,8 +29,9 @@ from typing import Any, Final, Protocol, TypeVar
 from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore, Buffer
-from stateline.changelog.retry import RetryingExecutor, RetryPolicy
+from stateline.changelog.retry import RetryingExecutor
 from stateline.changelog.segment import SECTION_ALIGNMENT, EncodedSegment, Section, encode_segment
+from stateline.changelog.upload_table import RetryPolicy
 from stateline.environment import Environment, Ids
 from stateline.errors import InternalError, StatelineError
 from stateline.handles import SectionHandle

@@ -24,6 +24,8 @@ import msgspec
 import pyarrow as pa
 
 from stateline.blob import BlobStore, open_store
+from stateline.changelog.racing import raced
+from stateline.changelog.upload_table import RetryPolicy
 from stateline.environment import Environment, system_environment
 from stateline.errors import InternalError
 from stateline.spark.coordinator import Batch, SubtaskResult, SubtaskTask
@@ -251,8 +253,8 @@ def task_context(plan: PipelinePlan, operator: OperatorPlan) -> TaskContext:
     """The stores of this process: opened once, however many tasks it runs."""
     output = operator.output
     return TaskContext(
-        root=_process_store(plan.root_url, tuple(sorted(plan.root_options.items()))),
-        output=None if output is None else _process_store(output.url, tuple(sorted(output.store_options.items()))),
+        root=_process_store(plan, plan.root_url, plan.root_options),
+        output=None if output is None else _process_store(plan, output.url, output.store_options),
         environment=_process_environment(),
         cache=_process_cache(plan.local_copies, plan.local_copies_bytes) if plan.local_copies else None,
         inline_bytes=plan.subtask_inline_bytes,
@@ -269,6 +271,12 @@ def _process_cache(folder: str, bytes_max: int) -> RunCache:
     return RunCache(folder, bytes_max, _process_environment())
 
 
+def _process_store(plan: PipelinePlan, url: str, options: Mapping[str, str]) -> BlobStore:
+    return _opened(url, tuple(sorted(options.items())), plan.upload_timeout, plan.max_attempts)
+
+
 @lru_cache(maxsize=_STORES_MAX)
-def _process_store(url: str, options: tuple[tuple[str, str], ...]) -> BlobStore:
-    return open_store(url, dict(options), _process_environment())
+def _opened(url: str, options: tuple[tuple[str, str], ...], upload_timeout: float, max_attempts: int) -> BlobStore:
+    environment = _process_environment()
+    store = open_store(url, dict(options), environment)
+    return raced(store, RetryPolicy.fixed(max_attempts, upload_timeout, 0), environment)
