@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from stateline.blob import BlobStore
 from stateline.changelog.segment_writer import Placement, Segments, SegmentWriter
-from stateline.changelog.upload_table import RetryPolicy
 from stateline.checkpoint import SubtaskState
 from stateline.environment import Environment
 from stateline.errors import ErrorKind, InternalError, InvalidInputError
@@ -152,7 +151,6 @@ class TaskContext:
         root: Store of the checkpoint root.
         output: Store of the operator's files, if it writes any.
         environment: Clock, ids, threads.
-        policy: When late uploads are raced, to a root that is elsewhere.
         cache: Copies of sections on this host's disk, for a root that is elsewhere.
         merging: When runs are merged.
         open_runs: Runs that are open; by default those that all tasks of this process share.
@@ -162,7 +160,6 @@ class TaskContext:
     root: BlobStore
     output: BlobStore | None
     environment: Environment
-    policy: RetryPolicy = field(default_factory=RetryPolicy.none)
     cache: RunCache | None = None
     merging: MergeSettings = field(default_factory=MergeSettings)
     open_runs: OpenRuns | None = None
@@ -171,7 +168,7 @@ class TaskContext:
     @property
     def segments(self) -> Segments:
         """Where the segments of a task go."""
-        return Segments(self.root, self.environment, self.policy, self.cache)
+        return Segments(self.root, self.environment, self.cache)
 
 
 def run_subtask(
