@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from stateline.changelog import ChangelogHandle, ChangelogSettings, ChangelogStorage, ChangelogWriter, SequenceNumber
 from stateline.changelog.columns import EMPTY_CHANGE_BYTES
-from stateline.changelog.inspection import inspect_object
+from stateline.changelog.inspection import inspect_segment
 from stateline.errors import OutcomeUnknownError, UnavailableError
 from stateline.key_groups import KeyGroupRange
 from tests.unit.changelog.worlds import ManualWorld, memory_store, values
@@ -115,7 +115,7 @@ class ChangelogMachine(RuleBasedStateMachine):
         try:
             append()
         except UnavailableError:
-            assert sum(known.weight for known in self.writer._failed.values()) > self.settings.max_in_flight
+            assert sum(known.weight for known in self.writer._sets.failed.values()) > self.settings.max_in_flight
         else:
             self.note(*changes)
 
@@ -220,13 +220,13 @@ class ChangelogMachine(RuleBasedStateMachine):
     @invariant()
     def bytes_in_flight_are_bounded(self) -> None:
         if hasattr(self, "storage"):
-            assert self.storage._scheduler._throttle.in_flight <= self.settings.max_in_flight
+            assert self.storage._scheduler._queue.throttle.in_flight <= self.settings.max_in_flight
 
     @invariant()
     def every_set_is_in_one_place(self) -> None:
         if hasattr(self, "writer"):
             writer = self.writer
-            places = [*writer._waiting, *writer._in_flight, *writer._uploaded]
+            places = [*writer._sets.waiting, *writer._sets.in_flight, *writer._sets.uploaded]
             assert len(places) == len(set(places))
             assert writer._active.number == len(self.sets)
 
@@ -260,11 +260,11 @@ class ChangelogMachine(RuleBasedStateMachine):
         kept = {name for handle, _ in self.confirmed for name in handle.object_names()}
         seen = set()
         for name in self.store.names():
-            for frame in inspect_object(self.store, name).frames:
-                if frame.head.log_id == self.writer.log_id:
+            for section in inspect_segment(self.store, name).sections:
+                if section.table.log_id == self.writer.log_id:
                     assert name in kept, "an object of this process was not deleted"
-                    assert frame.head.sequence_number not in seen, "a set was uploaded twice"
-                    seen.add(frame.head.sequence_number)
+                    assert section.table.sequence_number not in seen, "a set was uploaded twice"
+                    seen.add(section.table.sequence_number)
         self.storage.close()
 
 

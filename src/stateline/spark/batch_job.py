@@ -24,6 +24,9 @@ import msgspec
 import pyarrow as pa
 
 from stateline.blob import BlobStore, open_store
+from stateline.changelog.host_cache import HostCache
+from stateline.changelog.racing import raced
+from stateline.changelog.upload_table import RetryPolicy
 from stateline.environment import Environment, system_environment
 from stateline.errors import InternalError
 from stateline.spark.anchor import Anchor
@@ -36,7 +39,6 @@ from stateline.spark.task import HASH_COLUMN, OperatorProgram, TaskContext, run_
 from stateline.spark.task_errors import noted, rebuilt
 from stateline.spark.upstream_state import computed
 from stateline.spark.worker_process import freeze_imports
-from stateline.state.run_cache import RunCache
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchJob", "in_windows", "subtask_expression", "task_context"]
 
 _RESULT: Final = pa.schema([pa.field("result", pa.binary(), nullable=False)])
-_ENCODER: Final = msgspec.json.Encoder()
+_ENCODER: Final = msgspec.msgpack.Encoder()
 _STORES_MAX: Final = 32
 """Stores that a process keeps open for its next tasks. One that is dropped is given back when no task uses it."""
 
@@ -86,7 +88,7 @@ class BatchJob:
         ]
         with rebuilt(), nullcontext() if len(frames) == 1 else computed(batch.data):
             rows = reduce(lambda left, right: left.union(right), frames).collect()
-        results = [msgspec.json.decode(bytes(row[0]), type=SubtaskResult) for row in rows]
+        results = [msgspec.msgpack.decode(bytes(row[0]), type=SubtaskResult) for row in rows]
         return _one_each(tasks, results, functions)
 
     def close(self) -> None:
@@ -219,7 +221,7 @@ class _TaskFunction:
             raise InternalError("not inside a Spark task", operation="run_subtask")
         encoded = self._tasks[context.partitionId() % len(self._tasks)]
         with noted():
-            result = self.run(msgspec.json.decode(encoded, type=SubtaskTask), in_utc(self._named(batches)))
+            result = self.run(msgspec.msgpack.decode(encoded, type=SubtaskTask), in_utc(self._named(batches)))
         freeze_imports()
         yield pa.RecordBatch.from_arrays([pa.array([_ENCODER.encode(result)], pa.binary())], schema=_RESULT)
 
@@ -252,10 +254,12 @@ def task_context(plan: PipelinePlan, operator: OperatorPlan) -> TaskContext:
     """The stores of this process: opened once, however many tasks it runs."""
     output = operator.output
     return TaskContext(
-        root=_process_store(plan.root_url, tuple(sorted(plan.root_options.items()))),
-        output=None if output is None else _process_store(output.url, tuple(sorted(output.store_options.items()))),
+        root=_process_store(plan, plan.root_url, plan.root_options),
+        output=None if output is None else _process_store(plan, output.url, output.store_options),
         environment=_process_environment(),
         cache=_process_cache(plan.local_copies, plan.local_copies_bytes) if plan.local_copies else None,
+        inline_bytes=plan.subtask_inline_bytes,
+        policy=plan.retry_policy,
     )
 
 
@@ -265,10 +269,16 @@ def _process_environment() -> Environment:
 
 
 @cache
-def _process_cache(folder: str, bytes_max: int) -> RunCache:
-    return RunCache(folder, bytes_max, _process_environment())
+def _process_cache(folder: str, bytes_max: int) -> HostCache:
+    return HostCache(folder, bytes_max, environment=_process_environment())
+
+
+def _process_store(plan: PipelinePlan, url: str, options: Mapping[str, str]) -> BlobStore:
+    return _opened(url, tuple(sorted(options.items())), plan.upload_timeout, plan.max_attempts)
 
 
 @lru_cache(maxsize=_STORES_MAX)
-def _process_store(url: str, options: tuple[tuple[str, str], ...]) -> BlobStore:
-    return open_store(url, dict(options), _process_environment())
+def _opened(url: str, options: tuple[tuple[str, str], ...], upload_timeout: float, max_attempts: int) -> BlobStore:
+    environment = _process_environment()
+    store = open_store(url, dict(options), environment)
+    return raced(store, RetryPolicy.fixed(max_attempts, upload_timeout, 0), environment)

@@ -24,6 +24,7 @@ from stateline.spark.query import BatchFailure, PipelineQuery
 from stateline.spark.query_end import QueryEnd
 from stateline.spark.quiet import QuietRounds
 from stateline.spark.reporting import BatchReporter
+from stateline.spark.upkeep import Upkeep
 from stateline.spark.upstream_state import drain
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class PipelineRun:
         plan: The pipeline.
         rows: The stream, with what the operators need of it.
         stores: Of the driver; closed when the query has ended.
+        upkeep: What the driver does beside its batches; ended before that.
         make_coordinator: Makes a driver over these stores.
         environment: Clock, ids and threads.
         close: Gives back what its jobs hold in Spark.
@@ -49,6 +51,7 @@ class PipelineRun:
         plan: PipelinePlan,
         rows: DataFrame,
         stores: DriverStores,
+        upkeep: Upkeep,
         make_coordinator: Callable[[], MicroBatchCoordinator[DataFrame]],
         environment: Environment,
         close: Callable[[], None],
@@ -57,6 +60,7 @@ class PipelineRun:
         self._rows = rows
         self._session = rows.sparkSession
         self._stores = stores
+        self._upkeep = upkeep
         self._make_coordinator = make_coordinator
         self._environment = environment
         self._close_job = close
@@ -131,9 +135,11 @@ class PipelineRun:
         if settled is not None:
             self._reporter(settled)
         finish_open_files(self._plan, self._stores, self._environment, self.coordinator, self._make_coordinator)
+        self._upkeep.settle()
 
     def _close(self) -> None:
         self._rounds.close()
+        self._upkeep.close()
         self._stores.close()
         self._close_job()
 
