@@ -241,6 +241,9 @@ def executor_of(given: Executor | PlainPool | None, environment: Environment, na
     return given
 
 
+_SYSTEM: Final = Environment()
+
+
 def system_environment() -> Environment:
-    """The real world: system clocks, operating-system randomness, real threads."""
-    return Environment()
+    """The real world: system clocks, operating-system randomness, real threads. The same one for everybody."""
+    return _SYSTEM

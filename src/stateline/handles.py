@@ -154,8 +154,7 @@ class OpenFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         written_at: Wall-clock time of the newest row. For rolling by inactivity only.
         rows: Rows so far.
         bytes: Bytes so far, as rolling by size counts them.
-        pending: Formats that are encoded once, at roll: the rows so far, in order.
-        resume: Formats that grow byte by byte: where to go on.
+        pending: The rows so far, in order; they are encoded once, when the file rolls.
     """
 
     target: str
@@ -166,7 +165,6 @@ class OpenFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     rows: int
     bytes: int
     pending: tuple[RowsHandle, ...] = ()
-    resume: ResumePoint | None = None
 
 
 class FinishedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

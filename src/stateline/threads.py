@@ -5,6 +5,7 @@ Owns when threads start and end. Does not own what they run, nor who may have so
 Rules:
 - No thread keeps Python alive. At its end, Python waits for a short while for work that nobody closed; a store that
   never answers does not hold it up for longer. Whoever needs work to be done closes what does it.
+- A thread that has nothing to do for a while ends, so a pool may live as long as its process.
 - A thread that the system refuses costs the call that needed it, no later one.
 - After a fork the child has none of the threads, and the locks are as they were. So in the child pools begin anew,
   locks are free, and a wait without a bound for what only the parent's threads could bring is an error.
@@ -35,6 +36,9 @@ T = TypeVar("T")
 
 _EXIT_SECONDS: Final = 5.0
 """How long the end of Python waits for work that nobody closed."""
+
+_IDLE_SECONDS: Final = 30.0
+"""How long a thread waits for more work before it ends; the next piece of work starts another one."""
 
 
 def new_lock() -> threading.Lock:
@@ -224,14 +228,15 @@ class _Pool:
             self._threads.add(threading.current_thread())  # Whoever started it may have been interrupted.
         while True:
             with self._lock:
+                has_waited = False
                 while not self._queue:
-                    if self._is_over:
+                    if self._is_over or has_waited:
                         self._threads.discard(threading.current_thread())
                         self._is_quiet.notify_all()
                         return
                     self._idle += 1
                     self._is_quiet.notify_all()
-                    self._work_came.wait()
+                    has_waited = not self._work_came.wait(_IDLE_SECONDS)
                     self._idle -= 1
                 work = self._queue.popleft()
             work.run()
@@ -243,9 +248,9 @@ class _Pool:
                 self._timers = [timer for timer in self._timers if timer.function is not None]
                 due = min(self._timers, key=lambda timer: timer.due, default=None)
                 if due is None:
-                    if self._is_over:
+                    if self._is_over or (not self._timer_came.wait(_IDLE_SECONDS) and not self._timers):
+                        self._timer_thread = None
                         return
-                    self._timer_came.wait()
                     continue
                 left = due.due - time.monotonic()
                 if left > 0:

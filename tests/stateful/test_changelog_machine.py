@@ -115,7 +115,7 @@ class ChangelogMachine(RuleBasedStateMachine):
         try:
             append()
         except UnavailableError:
-            assert sum(known.weight for known in self.writer._failed.values()) > self.settings.max_in_flight
+            assert sum(known.weight for known in self.writer._sets.failed.values()) > self.settings.max_in_flight
         else:
             self.note(*changes)
 
@@ -220,13 +220,13 @@ class ChangelogMachine(RuleBasedStateMachine):
     @invariant()
     def bytes_in_flight_are_bounded(self) -> None:
         if hasattr(self, "storage"):
-            assert self.storage._scheduler._throttle.in_flight <= self.settings.max_in_flight
+            assert self.storage._scheduler._queue.throttle.in_flight <= self.settings.max_in_flight
 
     @invariant()
     def every_set_is_in_one_place(self) -> None:
         if hasattr(self, "writer"):
             writer = self.writer
-            places = [*writer._waiting, *writer._in_flight, *writer._uploaded]
+            places = [*writer._sets.waiting, *writer._sets.in_flight, *writer._sets.uploaded]
             assert len(places) == len(set(places))
             assert writer._active.number == len(self.sets)
 

@@ -298,6 +298,20 @@ def test_the_threads_of_an_executor_that_nobody_has_end():
         assert not thread.is_alive()
 
 
+def test_threads_without_work_end_and_start_again(monkeypatch, executor):
+    monkeypatch.setattr("stateline.threads._IDLE_SECONDS", 0.01)
+    for _ in range(2):
+        done = threading.Event()
+        executor.call_later(0, done.set)
+        threads = [executor.submit(threading.current_thread).result(30) for _ in range(3)]
+        assert done.wait(30)
+        for thread in [*threads, *filter(None, [executor._pool._timer_thread])]:
+            thread.join(30)
+            assert not thread.is_alive()
+        assert executor._pool._threads == set()
+        assert executor._pool._idle == 0
+
+
 def test_work_that_was_submitted_is_done_though_nobody_has_the_executor():
     release = threading.Event()
     executor = SystemExecutors().executor("nobody", 1)

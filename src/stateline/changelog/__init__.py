@@ -27,11 +27,11 @@ from stateline.changelog.handle import ChangelogHandle, SegmentHandle
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.changelog.reader import ChangelogReader
 from stateline.changelog.registry import LocalChangelogRegistry, TaskChangelogRegistry
-from stateline.changelog.retry import RetryingExecutor, RetryPolicy
+from stateline.changelog.retry import RetryingExecutor
 from stateline.changelog.scheduler import batching_scheduler, direct_scheduler, scheduler_from_options
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.storage import ChangelogStorage
-from stateline.changelog.throttle import UploadThrottle
+from stateline.changelog.upload_table import RetryPolicy, UploadThrottle
 from stateline.changelog.upload_task import UploadTask
 from stateline.changelog.uploader import BlobUploader, DuplicatingUploader
 from stateline.changelog.writer import ChangelogWriter

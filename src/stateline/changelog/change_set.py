@@ -1,12 +1,12 @@
 """One change set: what a writer collected between two sequence numbers.
 
-Owns the life of its bytes in memory: columns first, the encoded section once somebody asked for it, never both; and how
-sets are counted together. Does not own the section's format.
+Owns the life of its bytes in memory: columns first, the encoded section once somebody asked for it, never both. Does
+not own the section's format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from stateline.changelog.api import SequenceNumber, StateChange
@@ -16,7 +16,7 @@ from stateline.changelog.columns import ChangeColumns, joined_columns
 from stateline.errors import ClosedError
 from stateline.options import check_kind
 
-__all__ = ["StateChangeSet", "WeighedSets"]
+__all__ = ["StateChangeSet"]
 
 
 class StateChangeSet:
@@ -95,39 +95,6 @@ class StateChangeSet:
     def give_up(self) -> None:
         """The set is durable: its bytes are not needed any more. An attempt that comes too late cannot encode it."""
         self._columns = self._encoded = None
-
-
-class WeighedSets(dict[int, StateChangeSet]):
-    """Change sets of one writer by number, and what they weigh together."""
-
-    weight = 0
-
-    def put(self, change_set: StateChangeSet) -> None:
-        """Adds a set, in place of one with the same number."""
-        number = change_set.sequence_number.value
-        self.drop(number)
-        self[number] = change_set
-        self.weight += change_set.weight
-
-    def groups(self, numbers: Iterable[int], max_weight: int, max_sets: int) -> Iterator[list[StateChangeSet]]:
-        """The sets with these numbers, cut in this order, within both bounds; a single set may exceed the first."""
-        group: list[StateChangeSet] = []
-        weight = 0
-        for number in numbers:
-            change_set = self[number]
-            if group and (weight + change_set.weight > max_weight or len(group) == max_sets):
-                yield group
-                group, weight = [], 0
-            group.append(change_set)
-            weight += change_set.weight
-        if group:
-            yield group
-
-    def drop(self, number: int) -> None:
-        """Forgets the set of this number, if it is here."""
-        change_set = self.pop(number, None)
-        if change_set is not None:  # An interrupt may have left the sum wrong: it is right again when nothing is left.
-            self.weight = self.weight - change_set.weight if self else 0
 
 
 def _changes_of(encoded: EncodedChanges) -> Iterable[StateChange]:

@@ -1,13 +1,7 @@
-"""Attempts that race each other: when to try again, and who wins.
+"""The shell of attempts: does what the table of an upload says, on threads and under one monitor.
 
-Owns the life of one action over all its attempts. Does not own what an attempt does (``uploader``).
-
-Rules:
-- An attempt's time runs from its real start, not from its place in the queue. When it is over, the attempt goes on, but
-  the next one starts at once: its result goes to the first that succeeds, old or new.
-- Every later success is discarded. Every attempt makes objects of its own, so a discard cannot touch the winner's.
-- An attempt that ends with an I/O error is repeated after a delay. No other error is.
-- The action fails exactly once: when the policy allows no further attempt and none that is still in time is running.
+Owns attempts and timers as they really are, and that every action ends exactly once. Does not own which step follows
+which (``upload_table``), or what an attempt does (``uploader``).
 """
 
 from __future__ import annotations
@@ -18,89 +12,21 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Executor as PlainPool
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stateline.changelog.api import RetriableAction
 from stateline.changelog.metrics import ChangelogMetrics
-from stateline.changelog.settings import ChangelogSettings
-from stateline.environment import (
-    Cancellable,
-    Clock,
-    Environment,
-    Executor,
-    Monitor,
-    executor_of,
-    system_environment,
-)
+from stateline.changelog.upload_table import Attempts, Event, RetryPolicy
+from stateline.environment import Cancellable, Clock, Environment, Executor, executor_of, system_environment
 from stateline.errors import ClosedError, ErrorKind, StatelineError, UnavailableError, chain_of
-from stateline.options import check_kind, parse_duration, parse_int
+from stateline.options import check_kind, parse_int
 
-__all__ = ["RetryPolicy", "RetryingExecutor"]
+__all__ = ["Pledge", "RetryingExecutor", "closed_uploads", "shared_uploads"]
 
-_LOG = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger(__name__)
 
-_NONE: Final = 0
-"""The number of no attempt: a follow-up waits for its time."""
-
-
-class RetryPolicy:
-    """When a failed attempt is followed by another. Make one with :meth:`none`, :meth:`fixed` or :meth:`of`.
-
-    Attributes:
-        max_attempts: The first included.
-        timeout_seconds: Of one attempt, from its start; ``None``: never over.
-        delay_seconds: After an I/O error. After a timeout there is no delay.
-    """
-
-    __slots__ = ("delay_seconds", "max_attempts", "timeout_seconds")
-
-    def __init__(self, max_attempts: int, timeout_seconds: float | None, delay_seconds: float) -> None:
-        self.max_attempts = max_attempts
-        self.timeout_seconds = timeout_seconds
-        self.delay_seconds = delay_seconds
-
-    def __repr__(self) -> str:
-        return f"RetryPolicy({self.max_attempts}, {self.timeout_seconds}, {self.delay_seconds})"
-
-    @classmethod
-    def none(cls) -> RetryPolicy:
-        """One attempt, without a timeout."""
-        return cls(1, None, 0.0)
-
-    @classmethod
-    def fixed(cls, max_attempts: int, timeout: Any, delay_after_failure: Any) -> RetryPolicy:
-        """A fixed number of attempts.
-
-        Args:
-            max_attempts: 1 or more.
-            timeout: Of one attempt: seconds, a ``timedelta`` or a string; 0: never over.
-            delay_after_failure: Likewise.
-        """
-        seconds = parse_duration(timeout, "timeout")
-        return cls(
-            parse_int(max_attempts, "max_attempts", minimum=1),
-            seconds if seconds > 0 else None,
-            parse_duration(delay_after_failure, "delay_after_failure"),
-        )
-
-    @classmethod
-    def of(cls, settings: ChangelogSettings) -> RetryPolicy:
-        """The policy that the settings name."""
-        if settings.retry_policy == "none":
-            return cls.none()
-        return cls.fixed(settings.max_attempts, settings.upload_timeout, settings.retry_delay)
-
-    def retry_after(self, attempt: int, error: BaseException) -> float | None:
-        """Seconds until the next attempt; ``None`` if there is none.
-
-        Args:
-            attempt: The number of the attempt that failed; 1 is the first.
-            error: Why it failed. ``TimeoutError``: 0 seconds; another ``OSError``: the delay; anything else: no retry.
-        """
-        if parse_int(attempt, "attempt", minimum=1) >= self.max_attempts or not isinstance(error, OSError):
-            return None
-        return 0.0 if isinstance(error, TimeoutError) else self.delay_seconds
+_SHARED_THREADS: Final = 8
+"""Attempts of one process that run at the same time, over all its short tasks."""
 
 
 class RetryingExecutor:
@@ -113,6 +39,10 @@ class RetryingExecutor:
         clock: For latencies.
         metrics: Where to count.
         environment: Where clock, pool and monitor come from unless they are given.
+
+    Attributes:
+        executor, clock, metrics: As given, or made.
+        monitor: Of everything that is uploaded here.
     """
 
     def __init__(
@@ -126,14 +56,12 @@ class RetryingExecutor:
     ) -> None:
         environment = environment or system_environment()
         num_threads = parse_int(num_threads, "num_threads", minimum=1)
-        used = executor_of(executor, environment, "changelog-upload", num_threads)
-        self._owned = used is not executor
-        self._world = _World(
-            used,
-            clock or environment.clock,
-            environment.executors.monitor(),
-            metrics or ChangelogMetrics(),
-        )
+        self.executor = executor_of(executor, environment, "changelog-upload", num_threads)
+        self.clock = clock or environment.clock
+        self.metrics = metrics or ChangelogMetrics()
+        self.monitor = environment.executors.monitor()
+        self._owns_executor = self.executor is not executor
+        self._live: dict[_Upload, None] = {}
         self._closed = False
 
     def execute(self, policy: RetryPolicy, action: RetriableAction) -> Future[Any]:
@@ -143,174 +71,157 @@ class RetryingExecutor:
             The winner's result, or the last error. Done after ``complete`` or ``fail`` of the action has returned.
         """
         check_kind(policy, RetryPolicy, "policy")
-        execution = _Execution(self._world, policy, action)
-        with self._world.monitor:
+        upload = _Upload(policy, action)
+        with self.monitor:
             closed = self._closed
             if not closed:
-                self._world.undecided[execution] = None
-        if closed:
-            execution.give_up(_closed())
-        else:
-            execution.submit_next()
-        return execution.future
+                self._live[upload] = None
+        self._step(upload, "closed" if closed else "due", closed_uploads() if closed else None)
+        return upload.future
 
     def close(self) -> None:
         """Fails every action that has no winner yet. Attempts that run go on, and are discarded if they succeed."""
-        with self._world.monitor:
+        with self.monitor:
             self._closed = True
-            undecided = list(self._world.undecided)
-        if self._owned:
-            self._world.executor.close(wait=False)
-        for execution in undecided:
-            execution.give_up(_closed())
+            live = list(self._live)
+        if self._owns_executor:
+            self.executor.close(wait=False)
+        for upload in live:
+            self._step(upload, "closed", closed_uploads())
 
+    def _step(self, upload: _Upload, event: Event, value: Any = None, attempt: int = 0) -> None:
+        """Tells the table what happened, and does what it says. ``value``: the attempt's result, or the error."""
+        with self.monitor:
+            instruction = upload.attempts.on(event, attempt, value if event in ("broke", "late") else None)
+            number, delay = upload.attempts.started, upload.attempts.delay
+            if upload.attempts.has_ended:
+                self._live.pop(upload, None)
+        if instruction == "repeat":
+            self._repeat(upload, delay or 0.0)
+        elif instruction == "start":
+            self._start(upload, number)
+        elif instruction == "discard":
+            _call(upload.action.discard, value)
+        elif instruction == "fail":
+            _call(upload.action.fail, value)
+            upload.future.set_exception(value)
+        elif instruction == "complete":
+            self.metrics.histogram("attempts_per_upload").record(attempt)
+            self.metrics.histogram("total_attempts_per_upload").record(number)
+            _call(upload.action.complete, value)
+            upload.future.set_result(value)
 
-@dataclass(slots=True)
-class _World:
-    """What all actions of one executor share."""
-
-    executor: Executor
-    clock: Clock
-    monitor: Monitor
-    metrics: ChangelogMetrics
-    undecided: dict[_Execution, None] = field(default_factory=dict)
-
-
-class _Execution:
-    """One action. The shared monitor guards its fields and is never held while the action's methods run."""
-
-    def __init__(self, world: _World, policy: RetryPolicy, action: RetriableAction) -> None:
-        self.future: Future[Any] = Future()
-        self.future.set_running_or_notify_cancel()
-        self._world = world
-        self._policy = policy
-        self._action = action
-        self._decided = False
-        self._started = 0
-        self._in_time = _NONE
-        self._first_start: float | None = None
-
-    def submit_next(self) -> None:
-        """Queues one more attempt."""
-        with self._world.monitor:
-            if self._decided:
-                return
-            self._started += 1
-            attempt = self._in_time = self._started
+    def _start(self, upload: _Upload, attempt: int) -> None:
         try:
-            future = self._world.executor.submit(self._run, attempt)
-            future.add_done_callback(functools.partial(self._ended, attempt))
+            future = self.executor.submit(self._attempt, upload, attempt)
+            future.add_done_callback(functools.partial(self._ended, upload, attempt))
         except Exception as error:  # noqa: BLE001 - from an executor of whatever kind: the attempt has failed
-            self._failed(attempt, _refusal(error))
+            self._step(upload, "broke", _refusal(error), attempt)
 
-    def give_up(self, error: BaseException) -> None:
-        """Fails the action, unless it has a winner."""
-        if self._decide():
-            self._end(self._action.fail, error)
-            self.future.set_exception(error)
-
-    def _ended(self, attempt: int, future: Future[None]) -> None:
-        """The executor is through with an attempt, which it may have cancelled or failed without running it."""
-        error = _closed() if future.cancelled() else future.exception()
-        if error is not None:
-            self._failed(attempt, error)
-
-    def _run(self, attempt: int) -> None:
-        if self._decided:
+    def _repeat(self, upload: _Upload, delay: float) -> None:
+        if delay == 0:
+            self._step(upload, "due")
             return
-        metrics, clock = self._world.metrics, self._world.clock
-        metrics.counter("upload_attempts").increment()
-        started = clock.monotonic()
-        self._first_start = started if self._first_start is None else self._first_start
+        try:
+            self.executor.call_later(delay, functools.partial(self._step, upload, "due"))
+        except Exception as error:  # noqa: BLE001 - from an executor of whatever kind: nothing else tries again
+            self._step(upload, "closed", _refusal(error))
+
+    def _ended(self, upload: _Upload, attempt: int, future: Future[None]) -> None:
+        """The executor is through with an attempt, which it may have cancelled or failed without running it."""
+        error = closed_uploads() if future.cancelled() else future.exception()
+        if error is not None:
+            self._step(upload, "broke", error, attempt)
+
+    def _attempt(self, upload: _Upload, attempt: int) -> None:
+        if upload.attempts.has_ended:
+            return
+        self.metrics.counter("upload_attempts").increment()
+        started = self.clock.monotonic()
+        if upload.first_start is None:
+            upload.first_start = started
         timer: Cancellable | None = None
         try:
-            timer = self._start_timer(attempt)
-            result = self._action.try_execute()
+            timer = self._start_timer(upload, attempt)
+            result = upload.action.try_execute()
         except BaseException as error:
-            metrics.counter("upload_attempt_failures").increment()
+            self.metrics.counter("upload_attempt_failures").increment()
             _let_go(error)
-            self._failed(attempt, error)
+            self._step(upload, "broke", error, attempt)
             if not isinstance(error, Exception):
                 raise
         else:
-            metrics.histogram("upload_latency_seconds").record(clock.monotonic() - started)
-            self._succeeded(attempt, started, result)
+            self.metrics.histogram("upload_latency_seconds").record(self.clock.monotonic() - started)
+            if not upload.attempts.has_ended:
+                self.metrics.histogram("retry_wait_seconds").record(started - upload.first_start)
+            self._step(upload, "succeeded", result, attempt)
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def _start_timer(self, attempt: int) -> Cancellable | None:
-        timeout = self._policy.timeout_seconds
+    def _start_timer(self, upload: _Upload, attempt: int) -> Cancellable | None:
+        timeout = upload.attempts.policy.timeout_seconds
         if timeout is None:
             return None
         try:
-            return self._world.executor.call_later(timeout, functools.partial(self._timed_out, attempt, timeout))
+            return self.executor.call_later(timeout, functools.partial(self._is_late, upload, attempt, timeout))
         except RuntimeError as error:
             if isinstance(error, StatelineError):
                 raise  # No thread for the timer: an attempt that nobody would race.
             return None  # Closed meanwhile: the action has failed already.
 
-    def _timed_out(self, attempt: int, timeout: float) -> None:
+    def _is_late(self, upload: _Upload, attempt: int, timeout: float) -> None:
         error = _AttemptTimeoutError(
             f"attempt {attempt} was not done after {timeout:g} s",
             operation="upload",
             hint="Raise upload_timeout if the store is merely slow",
             kind=ErrorKind.TIMEOUT,
         )
-        self._failed(attempt, error)
+        self._step(upload, "late", error, attempt)
 
-    def _failed(self, attempt: int, error: BaseException) -> None:
-        """An attempt ended with an error or ran out of time. Only the first of the two counts, and only while in time.
 
-        An attempt that is out of time has a follow-up already, so its error says nothing about the action.
-        """
-        with self._world.monitor:
-            if self._decided or attempt != self._in_time:
-                return
-            self._in_time = _NONE
-        delay = self._policy.retry_after(attempt, error)
-        if delay is None:
-            self.give_up(error)
-        else:
-            self._retry_later(delay)
+class _Upload:
+    """One action and its place in the table."""
 
-    def _retry_later(self, delay: float) -> None:
-        if delay == 0:
-            self.submit_next()
-            return
-        try:
-            self._world.executor.call_later(delay, self.submit_next)
-        except Exception as error:  # noqa: BLE001 - from an executor of whatever kind: nothing else tries again
-            self.give_up(_refusal(error))
+    def __init__(self, policy: RetryPolicy, action: RetriableAction) -> None:
+        self.attempts = Attempts(policy)
+        self.action = action
+        self.future: Future[Any] = Pledge()
+        self.first_start: float | None = None
 
-    def _succeeded(self, attempt: int, started: float, result: object) -> None:
-        if not self._decide():
-            self._end(self._action.discard, result)
-            return
-        metrics = self._world.metrics
-        metrics.histogram("attempts_per_upload").record(attempt)
-        metrics.histogram("total_attempts_per_upload").record(self._started)
-        metrics.histogram("retry_wait_seconds").record(started - (self._first_start or started))
-        self._end(self._action.complete, result)
-        self.future.set_result(result)
 
-    def _decide(self) -> bool:
-        """Whether the caller is the first to decide the action."""
-        with self._world.monitor:
-            first, self._decided = not self._decided, True
-            self._world.undecided.pop(self, None)
-        return first
+@functools.lru_cache(maxsize=4)
+def shared_uploads(environment: Environment) -> RetryingExecutor:
+    """The one executor of this process and world, for callers that live too briefly to have threads of their own.
 
-    def _end(self, call: Callable[[Any], None], argument: object) -> None:
-        """Calls the action. An error there must not end the thread, nor the other actions."""
-        try:
-            call(argument)
-        except Exception as error:  # noqa: BLE001 - logged with its traceback
-            _LOG.error("a callback of an upload raised", exc_info=error)
+    Its threads start when there is something to do, and end when there has been nothing for a while. Nobody closes it.
+    """
+    return RetryingExecutor(_SHARED_THREADS, environment=environment)
+
+
+class Pledge(Future[Any]):
+    """A future that whoever waits for it cannot cancel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()
+
+
+def closed_uploads() -> ClosedError:
+    """Why nothing is uploaded any more."""
+    return ClosedError("it was closed before the upload ended", operation="upload", subject="changelog")
 
 
 class _AttemptTimeoutError(UnavailableError, TimeoutError):
     """An attempt ran out of time; it may still succeed."""
+
+
+def _call(call: Callable[[Any], None], argument: object) -> None:
+    """Calls an action. An error there must not end the thread, nor the other actions."""
+    try:
+        call(argument)
+    except Exception as error:  # noqa: BLE001 - logged with its traceback
+        _LOG.error("a callback of an upload raised", exc_info=error)
 
 
 def _let_go(error: BaseException) -> None:
@@ -321,8 +232,4 @@ def _let_go(error: BaseException) -> None:
 
 def _refusal(error: Exception) -> Exception:
     """What it means that an executor takes no work. ``RuntimeError`` is how those that are closed say so."""
-    return _closed() if isinstance(error, RuntimeError) and not isinstance(error, StatelineError) else error
-
-
-def _closed() -> ClosedError:
-    return ClosedError("it was closed before the upload ended", operation="upload", subject="changelog")
+    return closed_uploads() if isinstance(error, RuntimeError) and not isinstance(error, StatelineError) else error

@@ -22,15 +22,19 @@ Rules:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
-from stateline.blob.api import BlobStore, Buffer
-from stateline.changelog.retry import RetryingExecutor, RetryPolicy
+from stateline.blob.api import BlobStore
+from stateline.changelog.copier import LocalCopy
+from stateline.changelog.host_cache import HostCache
+from stateline.changelog.racing import is_raced, scaled
+from stateline.changelog.retry import shared_uploads
 from stateline.changelog.segment import SECTION_ALIGNMENT, EncodedSegment, Section, encode_segment
+from stateline.changelog.upload_table import RetryPolicy
 from stateline.environment import Environment, Ids
 from stateline.errors import InternalError, StatelineError
 from stateline.handles import SectionHandle
@@ -39,8 +43,6 @@ __all__ = [
     "SEGMENTS_PREFIX",
     "SEGMENT_SUFFIX",
     "Placement",
-    "Racing",
-    "SectionCopies",
     "SegmentWriter",
     "Segments",
     "segment_name",
@@ -56,27 +58,6 @@ SEGMENT_SUFFIX: Final = ".segment"
 
 _ON_THEIR_WAY: Final = 2
 _SEGMENT_BYTES: Final = 64 * 1024 * 1024
-
-
-class SectionCopies(Protocol):
-    """Copies on this host's disk; see ``host_cache``."""
-
-    def keep(self, handle: SectionHandle, store_url: str, pieces: Sequence[Buffer]) -> None:
-        """Keeps a section that was just written. Never fails, and never waits long."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Racing:
-    """How late attempts are raced.
-
-    Attributes:
-        executor: Where attempts run.
-        policy: When the next one starts, and how many there are.
-    """
-
-    executor: RetryingExecutor
-    policy: RetryPolicy
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,15 +90,15 @@ class Segments:
     Attributes:
         store: The store of the root.
         environment: Ids for names, and monitors.
-        racing: How late attempts are raced; ``None``: one attempt, in the caller's thread, for a store on this host.
-        copies: Where to keep copies; ``None`` for none.
+        policy: When a late upload is raced, and how often; on this host there is one attempt, by the caller.
+        copies: Where to keep copies of what goes to a store that is not this host's disk; ``None`` for none.
         segment_bytes: Above so many bytes in memory a segment is uploaded, and another one begun.
     """
 
     store: BlobStore
     environment: Environment
-    racing: Racing | None = None
-    copies: SectionCopies | None = None
+    policy: RetryPolicy = dataclasses.field(default_factory=RetryPolicy.none)
+    copies: HostCache | None = None
     segment_bytes: int = _SEGMENT_BYTES
 
     def writer(self, inline_bytes: int = 0) -> SegmentWriter:
@@ -131,7 +112,7 @@ class SegmentWriter:
     def __init__(self, segments: Segments, inline_bytes: int) -> None:
         self.environment = segments.environment
         self._store = segments.store
-        self._racing = segments.racing
+        self._policy = segments.policy if is_raced(segments.store, segments.policy) else None
         self._copies = segments.copies
         self._inline_bytes = inline_bytes
         self._segment_bytes = segments.segment_bytes
@@ -186,12 +167,9 @@ class SegmentWriter:
         encoded = encode_segment(self._sections)
         if encoded.offsets != tuple(handle.offset for handle in self._handles):
             raise InternalError("sections are not where their handles say", operation="write", subject=self._name)
-        upload = _Upload(self._store, self._name, encoded, self.environment)
-        upload.start(self._racing)
+        upload = _Upload(self._store, self._name, encoded, self.environment, self._copies)
+        upload.start(self._policy)
         self._uploads.append(upload)
-        if self._copies is not None:
-            for handle, section in zip(self._handles, self._sections, strict=True):
-                self._copies.keep(handle, self._store.url, section.pieces)
         self._name = segment_name(self.environment.ids)
         self._sections, self._handles, self._end = [], [], 0
 
@@ -199,7 +177,14 @@ class SegmentWriter:
 class _Upload:
     """One segment on its way. An action of a :class:`RetryingExecutor`: attempts share nothing but its bytes."""
 
-    def __init__(self, store: BlobStore, name: str, encoded: EncodedSegment, environment: Environment) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        name: str,
+        encoded: EncodedSegment,
+        environment: Environment,
+        copies: HostCache | None,
+    ) -> None:
         self.name = name
         self.size = encoded.size
         self._store = store
@@ -209,28 +194,36 @@ class _Upload:
         self._is_named = False
         self._future: Future[Any] | None = None
         self._won = name
+        self._copies = None if copies is None or store.local_path(name) is not None else copies
+        self._copy: LocalCopy | None = None
 
-    def start(self, racing: Racing | None) -> None:
-        """Starts the first attempt, or makes the only one."""
-        if racing is None:
-            self.complete(self.try_execute())
+    def start(self, policy: RetryPolicy | None) -> None:
+        """Starts the first attempt, or makes the only one; and the copy, which is written meanwhile."""
+        self._start_copy()
+        if policy is None:
+            try:
+                self.complete(self.try_execute())
+            except BaseException:
+                self._abandon_copy()
+                raise
         else:
-            self._future = racing.executor.execute(racing.policy, self)
+            self._future = shared_uploads(self._environment).execute(scaled(policy, self.size), self)
             self._future.add_done_callback(self._wake)
 
     def result(self) -> str:
-        """Waits for the winner.
+        """Waits for the winner, and a moment for its copy.
 
         Returns:
             The name of the segment.
         """
         future = self._future
-        if future is None:
-            return self._won
-        with self._monitor:
-            self._monitor.wait_for(future.done)
-        name: str = future.result()
-        return name
+        if future is not None:
+            with self._monitor:
+                self._monitor.wait_for(future.done)
+            future.result()
+        if self._copy is not None:
+            self._copy.wait()
+        return self._won
 
     def try_execute(self) -> str:
         """See :meth:`RetriableAction.try_execute`."""
@@ -250,11 +243,23 @@ class _Upload:
     def complete(self, result: object) -> None:
         """See :meth:`RetriableAction.complete`."""
         self._won = str(result)
+        if self._won != self.name:
+            self._abandon_copy()
+            self._start_copy()
         self._pieces = ()
 
     def fail(self, error: BaseException) -> None:  # noqa: ARG002 - the future tells it
         """See :meth:`RetriableAction.fail`."""
+        self._abandon_copy()
         self._pieces = ()
+
+    def _start_copy(self) -> None:
+        if self._copies is not None:
+            self._copy = self._copies.start(self._store, self._won, self._pieces)
+
+    def _abandon_copy(self) -> None:
+        if self._copy is not None:
+            self._copy.abandon()
 
     def _wake(self, _: Future[Any]) -> None:
         with self._monitor:

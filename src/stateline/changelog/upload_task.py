@@ -1,18 +1,24 @@
 """One request of a writer: upload these change sets, then tell me.
 
-Owns that a task ends exactly once. Does not own when it runs (``scheduler``) or how (``uploader``).
+Owns that a task ends exactly once, with what its uploader says of it, who may be somebody else's. Does not own when it
+runs (``scheduler``) or how (``uploader``).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
+from typing import Final
 
-from stateline.changelog.api import FailureCallback, SequenceNumber, SuccessCallback, UploadResult
+from stateline.changelog.api import FailureCallback, SequenceNumber, SuccessCallback, UploadResult, UploadTasksResult
 from stateline.changelog.change_set import StateChangeSet
+from stateline.errors import InternalError
 from stateline.options import check_kind
 
-__all__ = ["UploadTask"]
+__all__ = ["UploadTask", "end_tasks"]
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class UploadTask:
@@ -78,3 +84,29 @@ class UploadTask:
         with self._lock:
             callbacks, self._callbacks = self._callbacks, None
         return callbacks
+
+    def outcome(self, result: object) -> list[UploadResult] | BaseException:
+        """What an uploader made of this task: one that forgets it, or a part of it, has failed with it."""
+        if isinstance(result, UploadTasksResult):
+            error = result.failed.get(self)
+            if isinstance(error, BaseException):
+                return error
+            given = result.successful.get(self) if self not in result.failed else None
+            results: list[UploadResult] = list(given) if isinstance(given, Iterable) else []
+            if all(isinstance(one, UploadResult) for one in results):
+                found, expected = [one.sequence_number for one in results], self.sequence_numbers
+                if found == expected or sorted(found) == sorted(expected):
+                    return results
+        return InternalError("the uploader gave no result for this task, or not one per change set", operation="upload")
+
+
+def end_tasks(outcomes: Iterable[tuple[UploadTask, list[UploadResult] | BaseException]]) -> None:
+    """Completes or fails each task. A callback that raises does not keep the others from their end."""
+    for task, outcome in outcomes:
+        try:
+            if isinstance(outcome, BaseException):
+                task.fail(outcome)
+            else:
+                task.complete(outcome)
+        except Exception as error:  # noqa: BLE001 - logged with its traceback; the other tasks must end, too
+            _LOG.error("a callback of an upload raised", exc_info=error)

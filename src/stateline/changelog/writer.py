@@ -1,16 +1,15 @@
 """The writer of one operator's subtask: collects changes, numbers them in sets, has them uploaded.
 
-Owns the sets and their numbers. Does not own when uploads run (``scheduler``), retries, objects (``uploader``) or
-deletes (``registry``).
+Owns the set that grows and the numbers, and does what the table of its sets says (``set_table``). Does not own when
+uploads run (``scheduler``), retries, objects (``uploader``) or deletes (``registry``).
 
 Invariants:
-- A set is in exactly one place: active (still growing), waiting (not sent, or failed for good), in flight, or uploaded.
-  Nothing is uploaded twice, over any number of checkpoints and aborts; a set that failed waits again, with its bytes.
+- A set is in exactly one place: active (still growing), or one of the table. Nothing is uploaded twice, over any number
+  of checkpoints and aborts; a set that failed waits again, with its bytes.
 - An interrupt between any two steps loses nothing and doubles nothing: see ``docs/decisions/0024-interrupts.md``.
 - Numbers have no gap and never repeat: ``append`` leaves the number alone, closing a set with changes adds one, closing
   an empty set does nothing.
-- ``lowest`` only grows. What is below it is released as soon as it is not part of a snapshot.
-- An object that a snapshot names is retained until that checkpoint is confirmed or reset.
+- An object that a snapshot names is kept until that checkpoint is confirmed or reset.
 - Everything here runs on the owner's thread. The one exception is a result that arrives after ``close``.
 """
 
@@ -23,6 +22,8 @@ from operator import iconcat
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
+import numpy as np
+
 from stateline.blob.api import Buffer
 from stateline.changelog.active_set import ActiveSet
 from stateline.changelog.api import (
@@ -32,12 +33,12 @@ from stateline.changelog.api import (
     StateChangeUploadScheduler,
     UploadResult,
 )
-from stateline.changelog.change_set import StateChangeSet, WeighedSets
+from stateline.changelog.change_set import StateChangeSet
 from stateline.changelog.columns import EMPTY_CHANGE_BYTES, MAX_CHANGE_BYTES, batch_columns
 from stateline.changelog.mailbox import Mailbox, PersistFuture
-from stateline.changelog.ownership import Ownership
+from stateline.changelog.registry import Ownership
+from stateline.changelog.set_table import SetTable, Snapshot
 from stateline.changelog.settings import ChangelogSettings
-from stateline.changelog.snapshot import Listener, Snapshots
 from stateline.changelog.upload_task import UploadTask
 from stateline.environment import Environment
 from stateline.errors import ClosedError, InvalidInputError, StatelineError, UnavailableError
@@ -68,23 +69,17 @@ class ChangelogWriter:
         "_buffers",
         "_closed",
         "_ended",
-        "_failed",
         "_failure",
         "_first",
         "_given",
-        "_in_flight",
         "_last",
-        "_lowest",
         "_mailbox",
         "_ownership",
         "_room",
         "_scheduler",
+        "_sets",
         "_settings",
-        "_snapshots",
-        "_swept",
         "_threshold",
-        "_uploaded",
-        "_waiting",
         "key_group_range",
         "log_id",
         "operator_id",
@@ -119,13 +114,8 @@ class ChangelogWriter:
         self._threshold = min(settings.preemptive_persist_threshold, settings.max_in_flight, MAX_CHANGE_BYTES)
         self._mailbox = Mailbox(environment)
         self._grow(ActiveSet(0, self._threshold))
-        self._lowest = self._swept = 0
-        self._waiting = WeighedSets()
-        self._failed = WeighedSets()  # Those of the waiting ones that were sent before.
+        self._sets = SetTable()
         self._given: UploadTask | None = None
-        self._in_flight: dict[int, StateChangeSet] = {}
-        self._uploaded: dict[int, UploadResult] = {}
-        self._snapshots = Snapshots(operator_id, key_group_range, ownership)
         self._failure: BaseException | None = None
         self._closed = False
         self._first, self._last = key_group_range.start, key_group_range.end
@@ -225,9 +215,9 @@ class ChangelogWriter:
         self._mailbox.run()
         if self._closed:
             raise self._closed_error("append")
-        if self._failed.weight > self._settings.max_in_flight:
+        if self._sets.failed.weight > self._settings.max_in_flight:
             raise UnavailableError(
-                f"{self._failed.weight} bytes of changes could not be uploaded ({self._failure})",
+                f"{self._sets.failed.weight} bytes of changes could not be uploaded ({self._failure})",
                 operation="append",
                 subject=self.operator_id,
                 hint="Nothing was added. Call persist to send them again once the store is back, or close the writer",
@@ -285,8 +275,9 @@ class ChangelogWriter:
         """
         self._check_open("next_sequence_number")
         self._rollover()
-        if self._waiting.weight >= self._settings.persist_size_threshold or len(self._waiting) >= _MAX_TASK_SETS:
-            self._submit(sorted(self._waiting))  # Nobody may ever persist what a materialization has cut off.
+        waiting = self._sets.waiting
+        if waiting.weight >= self._settings.persist_size_threshold or len(waiting) >= _MAX_TASK_SETS:
+            self._submit(sorted(waiting))  # Nobody may ever persist what a materialization has cut off.
         return SequenceNumber(self._active.number)
 
     def _rollover(self) -> None:
@@ -296,7 +287,7 @@ class ChangelogWriter:
         columns = active.columns()
         if not columns:
             return
-        self._waiting.put(StateChangeSet.of_columns(self.log_id, SequenceNumber(active.number), columns))
+        self._sets.waiting.put(StateChangeSet.of_columns(self.log_id, SequenceNumber(active.number), columns))
         self._grow(ActiveSet(active.number + 1, self._threshold))  # Until then the set does not count: it may yet grow.
 
     # -- uploading ------------------------------------------------------------------------------------------------
@@ -313,30 +304,36 @@ class ChangelogWriter:
             ClosedError: The writer is closed.
         """
         self._check_open("persist")
-        start = self._checked("from_", from_, "persist")
-        if start < self._lowest:
-            raise self._bad_number(f"{start} was truncated: the changelog starts at {self._lowest}", "persist")
+        self._check_checkpoint(checkpoint_id, "persist")
+        start, lowest = self._checked("from_", from_, "persist"), self._sets.lowest
+        if start < lowest:
+            raise self._bad_number(f"{start} was truncated: the changelog starts at {lowest}", "persist")
         self._rollover()
-        listener = Listener(start, self._active.number, checkpoint_id, PersistFuture(self._mailbox))
+        snapshot = Snapshot(start, self._active.number, checkpoint_id, PersistFuture(self._mailbox))
         try:
-            if not self._snapshots.begin(listener, self._uploaded):
-                self._submit(sorted(number for number in self._waiting if number >= start))
-        except BaseException:
-            self._snapshots.forget(listener)
+            self._sets.begin(snapshot)
+            self._ownership.use_locally(snapshot.results.values(), checkpoint_id)
+            if snapshot.is_complete:
+                self._complete(snapshot)
+            else:
+                self._submit(sorted(number for number in self._sets.waiting if number >= start))
+        except BaseException as error:
+            self._fail(snapshot, error)  # Its future reaches nobody.
             raise
         self._mailbox.run()
-        return listener.future
+        return snapshot.future
 
     def _flush(self) -> None:
         """Sends everything that waits, without a checkpoint."""
         self._rollover()
-        self._submit(sorted(self._waiting))
+        self._submit(sorted(self._sets.waiting))
 
     def _submit(self, numbers: list[int]) -> None:
         """Sends waiting sets, in as few tasks as the bound of a batch allows. May wait for room."""
         self._note_given()
-        left = filter(self._waiting.__contains__, numbers)
-        for sets in self._waiting.groups(left, self._settings.persist_size_threshold, _MAX_TASK_SETS):
+        waiting = self._sets.waiting
+        left = filter(waiting.__contains__, numbers)
+        for sets in waiting.groups(left, self._settings.persist_size_threshold, _MAX_TASK_SETS):
             self._given = UploadTask(sets, self._posted(self._on_success), self._posted(self._on_failure))
             self._scheduler.upload(self._given)
             self._given.taken = True
@@ -345,12 +342,7 @@ class ChangelogWriter:
     def _note_given(self) -> None:
         """Notes that what the scheduler has taken is in flight; later, if that was interrupted."""
         if self._given is not None and self._given.taken:
-            for change_set in self._given.change_sets:
-                number = change_set.sequence_number.value
-                if number in self._waiting:
-                    self._in_flight[number] = change_set
-                    self._waiting.drop(number)
-                    self._failed.drop(number)
+            self._sets.sent(self._given.change_sets)
         self._given = None
 
     def _posted(self, callback: Callable[..., None]) -> Callable[..., None]:
@@ -366,16 +358,11 @@ class ChangelogWriter:
         """Consumes ``results``, so that it may run again after an interrupt. After ``close``, on any thread."""
         if not self._closed:
             self._note_given()
-            self._snapshots.offer(results)
+            for snapshot in self._sets.arrived(results):
+                self._complete(snapshot)
         while results:
             result = results[-1]
-            number = result.sequence_number.value
-            kept = False
-            if not self._closed:  # Else nobody waits for it. A set may have been sent twice: the first result counts.
-                kept = self._lowest <= number and self._uploaded.setdefault(number, result) is result
-                self._in_flight.pop(number, None)
-                self._waiting.drop(number)
-                self._failed.drop(number)
+            kept = not self._closed and self._sets.keeps(result)
             results.pop()
             if not kept:
                 self._ownership.release([result])
@@ -385,16 +372,28 @@ class ChangelogWriter:
             return
         self._note_given()
         self._failure = error
-        failed = [number.value for number in numbers if number.value in self._in_flight]
-        self._snapshots.fail(failed, error)
-        for number in failed:
-            change_set = self._in_flight[number]
-            if self._lowest <= number:
-                self._waiting.put(change_set)
-                self._failed.put(change_set)
-            del self._in_flight[number]
-        if self._failed.weight > self._settings.max_in_flight:
+        failed = [number.value for number in numbers if number.value in self._sets.in_flight]
+        for snapshot in self._sets.broken(failed):
+            self._fail(snapshot, error)
+        self._sets.failed_for_good(failed)
+        if self._sets.failed.weight > self._settings.max_in_flight:
             self._last = _CLOSED
+
+    def _complete(self, snapshot: Snapshot) -> None:
+        self._ownership.use_locally(snapshot.results.values(), snapshot.checkpoint_id)
+        snapshot.future.settle(snapshot.outcome(self.key_group_range))
+        self._sets.wait.pop(snapshot, None)
+
+    def _fail(self, snapshot: Snapshot, error: BaseException) -> None:
+        if not isinstance(error, OSError | StatelineError):
+            cause, hint = error, "The changes are kept; the next persist sends them again"
+            error = UnavailableError(
+                f"the upload failed: {cause!r}", operation="persist", subject=self.operator_id, hint=hint
+            )
+            error.__cause__ = cause
+        snapshot.future.settle(error)
+        self._ownership.release(self._sets.let_go([snapshot]))
+        self._sets.wait.pop(snapshot, None)
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -409,7 +408,10 @@ class ChangelogWriter:
             ClosedError: The writer is closed.
         """
         start, end = self._checked_range(from_, to, "confirm")
-        self._snapshots.confirm(start, end, checkpoint_id, self._uploaded)
+        self._check_checkpoint(checkpoint_id, "confirm")
+        self._ownership.give_away(self._sets.confirmed(start, end, checkpoint_id))
+        self._ownership.release(self._sets.let_go(self._sets.complete_up_to(checkpoint_id)))
+        self._ownership.discard_local_before(checkpoint_id)
 
     def reset(self, from_: SequenceNumber, to: SequenceNumber, checkpoint_id: int) -> None:
         """The checkpoint was aborted. Its uploads stay, and the next persist reuses them.
@@ -419,7 +421,9 @@ class ChangelogWriter:
             ClosedError: The writer is closed.
         """
         self._checked_range(from_, to, "reset")
-        self._snapshots.reset(checkpoint_id)
+        self._check_checkpoint(checkpoint_id, "reset")
+        aborted = [snapshot for snapshot in self._sets.name if snapshot.checkpoint_id == checkpoint_id]
+        self._ownership.release(self._sets.let_go(aborted))
 
     def truncate(self, to: SequenceNumber) -> None:
         """Nothing below ``to`` will be asked for again. Going back does nothing: what was truncated stays so.
@@ -431,16 +435,7 @@ class ChangelogWriter:
             ClosedError: The writer is closed.
         """
         self._check_open("truncate")
-        self._lowest = max(self._lowest, self._checked("to", to, "truncate"))
-        while self._swept < self._lowest:
-            self._waiting.drop(self._swept)
-            self._failed.drop(self._swept)
-            self._release_uploaded(self._swept)
-            self._swept += 1
-
-    def _release_uploaded(self, number: int) -> None:
-        if (result := self._uploaded.pop(number, None)) is not None:
-            self._ownership.release([result])
+        self._ownership.release(self._sets.truncate(self._checked("to", to, "truncate")))
 
     def truncate_and_close(self, from_: SequenceNumber) -> None:
         """Releases every set from ``from_`` (inclusive) on, keeps those below for the last checkpoint, and closes.
@@ -452,8 +447,7 @@ class ChangelogWriter:
         self._check_open("truncate_and_close")
         start = self._checked("from_", from_, "truncate_and_close")
         self._closed = True  # What arrives from now on is released.
-        for number in [known for known in self._uploaded if known >= start]:
-            self._release_uploaded(number)
+        self._ownership.release(self._sets.forget_uploaded([known for known in self._sets.uploaded if known >= start]))
         self.close()
 
     def close(self) -> None:
@@ -461,10 +455,10 @@ class ChangelogWriter:
         self._mailbox.run()
         self._closed = True
         self._last = _CLOSED
-        for sets in (self._waiting, self._failed, self._in_flight, self._uploaded):
-            sets.clear()
+        for snapshot in list(self._sets.wait):
+            self._fail(snapshot, self._closed_error("persist"))
+        self._sets.clear()
         self._grow(ActiveSet(self._active.number, 0))
-        self._snapshots.close(self._closed_error("persist"))
         self._mailbox.close()
 
     def run_callbacks(self) -> int:
@@ -477,6 +471,12 @@ class ChangelogWriter:
         self._mailbox.run()
         if self._closed:
             raise self._closed_error(operation)
+
+    def _check_checkpoint(self, checkpoint_id: object, operation: str) -> None:
+        if not isinstance(checkpoint_id, int | np.integer) or isinstance(checkpoint_id, bool):
+            hint = "Give the integer that the checkpoint is known by"
+            message = f"{checkpoint_id!r} is no checkpoint id"
+            raise InvalidInputError(message, operation=operation, subject=self.operator_id, hint=hint)
 
     def _checked(self, name: str, number: SequenceNumber, operation: str) -> int:
         if not isinstance(number, SequenceNumber):

@@ -31,17 +31,15 @@ from stateline.checkpoint.api import (
 )
 from stateline.checkpoint.layout import SHARED_PREFIX
 from stateline.errors import CorruptDataError
-from stateline.handles import OpenFile, Part, RunHandle, SectionHandle
+from stateline.handles import Part, RunHandle, SectionHandle
 
 __all__ = [
     "Extent",
     "Place",
     "check_object",
-    "check_piece",
     "copy_object",
     "extents_of",
     "flat_names",
-    "pieces_of",
     "read_piece",
     "renamed",
     "with_sections",
@@ -94,11 +92,6 @@ def extents_of(checkpoint: Checkpoint) -> dict[str, set[Extent]]:
             name = state.object_name(checkpoint.folder)
             found.setdefault(name, set()).add(Extent(0, state.size, state.crc32c, is_whole=True))
     return found
-
-
-def pieces_of(output: OutputState) -> list[Part]:
-    """The pieces of the files of an output that grow byte by byte and go on."""
-    return [part for file in output.open if file.resume is not None for part in file.resume.parts]
 
 
 def check_object(store: BlobStore, name: str, extents: Iterable[Extent]) -> int:
@@ -189,28 +182,14 @@ def read_piece(store: BlobStore, part: Part) -> bytes | None:
         CorruptDataError: It is not what was staged.
     """
     data = store.read_staged(part)
-    if data is not None:
-        check_piece(store, part, data)
+    if data is not None and (len(data) != part.length or crc32c(data) != part.crc32c):
+        extent = Extent(0, part.length, part.crc32c, is_whole=True)
+        raise _changed(store, part.name, extent, f"it has {len(data)} bytes with CRC32C {crc32c(data):08x}")
     return data
 
 
-def check_piece(store: BlobStore, part: Part, data: bytes) -> None:
-    """Compares the bytes of a piece with what it says.
-
-    Raises:
-        CorruptDataError: They differ.
-    """
-    if len(data) != part.length or crc32c(data) != part.crc32c:
-        extent = Extent(0, part.length, part.crc32c, is_whole=True)
-        raise _changed(store, part.name, extent, f"it has {len(data)} bytes with CRC32C {crc32c(data):08x}")
-
-
 def renamed(
-    checkpoint: Checkpoint,
-    name_of: Callable[[str], str],
-    part_of: Callable[[str, str, Part], Part],
-    *,
-    run_checkpoint_id: int | None = None,
+    checkpoint: Checkpoint, name_of: Callable[[str], str], *, run_checkpoint_id: int | None = None
 ) -> Checkpoint:
     """The same state under other names: what a copy of a checkpoint's objects is described by.
 
@@ -219,7 +198,6 @@ def renamed(
     Args:
         checkpoint: The original.
         name_of: From the name of an object of the root to its new name.
-        part_of: From the URL of an output, the name of a file that grows there and a piece of it to the new piece.
         run_checkpoint_id: What the runs say they were first named by; as they were if ``None``.
     """
 
@@ -229,16 +207,8 @@ def renamed(
             return replace(named, checkpoint_id=run_checkpoint_id)
         return named
 
-    def new_file(url: str, file: OpenFile) -> OpenFile:
-        resume = file.resume
-        if resume is not None:
-            resume = replace(
-                resume, parts=tuple(part_of(url, file.target, part) for part in resume.parts), superseded=()
-            )
-        return replace(file, resume=resume)
-
     def new_output(output: OutputState) -> OutputState:
-        return replace(output, finished=(), open=tuple(new_file(output.url, file) for file in output.open))
+        return replace(output, finished=())
 
     moved = with_sections(checkpoint, new_section)
     return replace(

@@ -24,10 +24,10 @@ from stateline.checkpoint.api import (
 )
 from stateline.checkpoint.layout import check_object_name
 from stateline.errors import InvalidInputError
-from stateline.handles import CommitPoint, OpenFile, Part, ResumePoint, RunHandle, SectionHandle
+from stateline.handles import CommitPoint, OpenFile, Part, RunHandle, SectionHandle
 from stateline.key_groups import check_parallelism
 
-__all__ = ["check_checkpoint", "check_part", "check_position"]
+__all__ = ["check_checkpoint", "check_position"]
 
 _MAX_COUNT: Final = 2**63 - 1
 _MAX_ID: Final = 10**18 - 1
@@ -146,18 +146,13 @@ def _check_open_file(file: OpenFile) -> str | None:
     for rows in file.pending:
         if not _is_sound_section(rows) or rows.rows < 0:
             return f"pending rows in {rows.place} have a number that is out of range"
-    if file.resume is None:
-        return None
-    if file.resume.target != file.target:
-        return f"its resume point belongs to {file.resume.target}"
-    return _check_point(file.resume)
+    return None
 
 
 def _check_point(point: CommitPoint) -> str | None:
     check_name(point.target)
-    superseded = point.superseded if isinstance(point, ResumePoint) else ()
-    for part in (*point.parts, *superseded):
-        check_part(part)
+    for part in point.parts:
+        _check_part(part)
     if sum(part.length for part in point.parts) != point.length:
         return f"its pieces do not add up to {point.length} bytes"
     if not 0 <= point.crc32c <= 0xFFFFFFFF:
@@ -165,7 +160,7 @@ def _check_point(point: CommitPoint) -> str | None:
     return None
 
 
-def check_part(part: Part) -> None:
+def _check_part(part: Part) -> None:
     """Checks a staged piece.
 
     Raises:

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
+from stateline.changelog.upload_table import RetryPolicy
 from stateline.checkpoint import MAX_FILE_STATE_THRESHOLD
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput
-from stateline.options import normalise_settings, parse_choice, parse_int, parse_size, setting
+from stateline.options import normalise_settings, parse_choice, parse_duration, parse_int, parse_size, setting
 from stateline.spark.event_time import WatermarkPlan, WindowPlan
 
-__all__ = ["OperatorPlan", "PipelinePlan", "PipelineSettings", "SavepointStart", "parse_record_size"]
-
+__all__ = [
+    "OperatorPlan",
+    "PipelinePlan",
+    "PipelineSettings",
+    "SavepointStart",
+    "attempts_setting",
+    "parse_record_size",
+    "timeout_setting",
+]
 
 _DRIVER_INLINE_BYTES: Final = 256 * 1024 * 1024
 
@@ -42,6 +50,20 @@ def parse_record_size(value: int | str, name: str) -> int:
     return size
 
 
+def timeout_setting() -> Any:
+    """The option ``upload_timeout`` of a pipeline and of a sink."""
+    return setting("500ms", parse_duration, help="then a request to a store elsewhere is sent again; 0: never")
+
+
+def attempts_setting() -> Any:
+    """The option ``max_attempts`` of a pipeline and of a sink."""
+    return setting(
+        3,
+        lambda value, name: parse_int(value, name, minimum=1, maximum=10),
+        help="attempts of a late request",
+    )
+
+
 def _start_mode(value: str, name: str) -> str:
     return parse_choice(value, ("copy", "claim"), name)
 
@@ -60,6 +82,9 @@ class PipelineSettings:
         inline_bytes: What a subtask writes comes to the driver with its result, up to so many bytes, in place of an
             object of its own. With many subtasks it is less: the driver takes 256 MiB at most.
         record_bytes: What came so goes into the checkpoint's record, up to so many bytes in all; else into one object.
+        upload_timeout: A request to a store that is not on this host is late after so long, and is then sent once more
+            beside itself; the first answer counts. For each 8 MiB that it moves; 0 for never.
+        max_attempts: How often at most, the first included. A slow request is never given up for being late.
         start_from: URL of a savepoint, from which a root without checkpoints starts; empty for none. A root with
             checkpoints goes on from its newest one, so the option may stay in the program.
         start_mode: ``copy`` leaves the savepoint as it is. ``claim`` uses its objects where they are, below the root,
@@ -72,6 +97,8 @@ class PipelineSettings:
     local_copies_bytes: int = setting("10GB", parse_size, help="room for them, on each host")
     inline_bytes: int = setting("64KiB", parse_size, help="of a subtask that come with its result, without an object")
     record_bytes: int = setting("20KiB", parse_record_size, help="of these that the record of a checkpoint may hold")
+    upload_timeout: float = timeout_setting()
+    max_attempts: int = attempts_setting()
     start_from: str = setting("", _text, help="savepoint from which a new root starts")
     start_mode: str = setting("copy", _start_mode, help="copy or claim")
 
@@ -146,6 +173,8 @@ class PipelinePlan:
         local_copies_bytes: Room for them.
         inline_bytes: Of each subtask.
         record_bytes: Of all of them.
+        upload_timeout: See :class:`PipelineSettings`; 0 for never.
+        max_attempts: So, too.
         root_options: Options of the root's store.
         watermark: The watermark of the stream, one for all operators.
         start: Where a root without checkpoints starts; ``None`` for an empty state.
@@ -161,6 +190,8 @@ class PipelinePlan:
     local_copies_bytes: int = 0
     inline_bytes: int = 0
     record_bytes: int = 0
+    upload_timeout: float = 0.0
+    max_attempts: int = 1
     root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     watermark: WatermarkPlan | None = None
     start: SavepointStart | None = None
@@ -173,6 +204,11 @@ class PipelinePlan:
     def subtask_inline_bytes(self) -> int:
         """What each subtask may hand back with its result, so that all of them together fit the driver."""
         return min(self.inline_bytes, _DRIVER_INLINE_BYTES // (self.parallelism * len(self.operators)))
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """When a request to a store is late, and how often it is sent."""
+        return RetryPolicy.fixed(self.max_attempts, self.upload_timeout, 0)
 
     @property
     def state_schemas(self) -> dict[str, str]:

@@ -312,6 +312,8 @@ class KeyedStream:
             local_copies_bytes=self._settings.local_copies_bytes,
             inline_bytes=self._settings.inline_bytes,
             record_bytes=self._settings.record_bytes,
+            upload_timeout=self._settings.upload_timeout,
+            max_attempts=self._settings.max_attempts,
             root_options=self._root_options,
             watermark=self._watermark,
             start=self._start(),

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from stateline.changelog.ownership import Ownership
+from stateline.changelog.registry import Ownership
+from stateline.changelog.set_table import SetTable
 from stateline.changelog.uploader import BlobUploader
 from stateline.checkpoint.api import OperatorState, SubtaskState
 from stateline.errors import ConflictError, OutcomeUnknownError
@@ -165,8 +166,9 @@ def _unpinned(self: Ownership, results: Iterable[Any]) -> None:
         self.remote.discard(result.handle)
 
 
-def _not_pinned(self: Ownership, results: Iterable[Any]) -> None:
+def _not_pinned(self: SetTable, result: Any) -> bool:
     """A snapshot names objects, and nobody remembers it."""
+    return False
 
 
 def _write_unasked(self: BlobUploader, made: Any) -> None:
@@ -195,8 +197,8 @@ _bug(
 _bug(
     "changelog_snapshot_not_pinned",
     "objects that a snapshot names are not counted as named",
-    Ownership,
-    "retain",
+    SetTable,
+    "_is_named",
     _not_pinned,
     "single",
     _CHANGELOG,

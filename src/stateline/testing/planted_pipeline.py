@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from stateline.blob.api import BlobStore
 from stateline.blob.names import STAGING_PREFIX
 from stateline.changelog.segment import encode_segment
 from stateline.changelog.segment_writer import Placement, SegmentWriter
@@ -129,7 +128,7 @@ def _mark_first(self: MicroBatchCoordinator[Any], record: Checkpoint) -> None:
 _publish = MicroBatchCoordinator._publish
 
 
-def _free_slots(self: Retention, num_retained: int, outputs: Mapping[str, BlobStore]) -> None:
+def _free_slots(self: Retention, num_retained: int) -> None:
     live = self._recover() if self._live is None else self._live
     while len(live) > num_retained:
         oldest = min(live)
@@ -148,7 +147,6 @@ def _retire_all(retired: Reach, younger: Sequence[Reach]) -> Retired:
         nonce=retired.nonce,
         created_at=retired.created_at,
         delete=tuple(sorted(retired.objects)),
-        discard={},
     )
 
 

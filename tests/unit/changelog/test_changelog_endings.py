@@ -296,7 +296,7 @@ def test_a_registry_whose_executor_does_not_run_deletes_can_be_closed(pool: Any)
         handle = type("Handle", (), {"name": name})()
         registry.start_tracking(handle, 1)
         registry.release(handle)
-    assert registry._deleter._pending == 0
+    assert registry._pending == 0
     registry.close()
 
 

@@ -28,9 +28,8 @@ OWNERS_MODULES = (
     "change_set",
     "columns",
     "mailbox",
-    "ownership",
     "registry",
-    "snapshot",
+    "set_table",
     "upload_task",
     "writer",
 )

@@ -413,14 +413,14 @@ def test_batches_are_bounded() -> None:
     uploader = Uploader()
     scheduler = batching(world, uploader, persist_delay=10)
     for size in (60, 30, 500, 99):
-        scheduler._enqueue(task_of(size))
+        scheduler._place(task_of(size))
     scheduler._drain()
     world.run()
     assert uploader.calls == [[60, 30], [500], [99]]
 
 
 def test_many_small_sets_make_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stateline.changelog.scheduler.MAX_BATCH_CHANGE_SETS", 4)
+    monkeypatch.setattr("stateline.changelog.upload_table.MAX_BATCH_CHANGE_SETS", 4)
     world = ManualWorld()
     uploader = Uploader()
     scheduler = batching(world, uploader)
@@ -491,7 +491,7 @@ def test_bytes_in_flight_never_exceed_the_limit_and_writers_wait() -> None:
     uploader = Uploader(world)
 
     def upload(tasks: Collection[UploadTask]) -> UploadTasksResult:
-        peak.append(scheduler._throttle.in_flight)
+        peak.append(scheduler._queue.throttle.in_flight)
         world.sleep(0.1)
         return UploadTasksResult({task: results_of(task, "x") for task in tasks})
 
@@ -499,11 +499,11 @@ def test_bytes_in_flight_never_exceed_the_limit_and_writers_wait() -> None:
     scheduler = batching(world, uploader, persist_size_threshold=10, max_in_flight=50, upload_timeout=0)
     for size in (10, 20, 30, 40, 50, 60, 1, 2):
         scheduler.upload(task_of(size, events=events))
-        assert scheduler._throttle.in_flight <= 50
+        assert scheduler._queue.throttle.in_flight <= 50
     world.advance(10)
     assert [event[0] for event in events] == ["done"] * 8
     assert max(peak) <= 50
-    assert scheduler._throttle.in_flight == 0
+    assert scheduler._queue.throttle.in_flight == 0
 
 
 def test_a_waiting_writer_does_not_wait_for_the_delay_of_what_is_queued() -> None:
@@ -552,7 +552,7 @@ def test_an_interrupted_writer_fails_its_task_and_leaves_the_queue() -> None:
     with pytest.raises(KeyboardInterrupt):
         scheduler.upload(task_of(7, events=events))
     assert [type(event[1]) for event in events] == [KeyboardInterrupt]
-    assert not scheduler._waiting
+    assert not scheduler._queue.waiting
 
 
 def test_availability_follows_the_room() -> None:
@@ -579,7 +579,7 @@ def test_no_callback_runs_under_the_lock_of_the_scheduler() -> None:
     scheduler = batching(world, Uploader(world, None, *[OSError()] * 3))
     for _ in range(2):
         sets = task_of(1).change_sets
-        note = lambda *_: depths.append((scheduler._monitor.depth, scheduler._retrying._world.monitor.depth))  # noqa: E731
+        note = lambda *_: depths.append((scheduler._monitor.depth, scheduler._retrying.monitor.depth))  # noqa: E731
         scheduler.upload(UploadTask(sets, note, note))
         world.advance(10)
     assert depths == [(0, 0), (0, 0)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from checkpoint_kit import checkpoint, finished_file, full_checkpoint, open_file, part, run
+from checkpoint_kit import checkpoint, finished_file, full_checkpoint, open_file, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ from stateline.checkpoint.metadata import (
     encode_savepoint,
 )
 from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVersionError
-from stateline.handles import RowsHandle
+from stateline.handles import ResumePoint, RowsHandle
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "checkpoint"
 RETIRED = Retired(
@@ -34,7 +34,6 @@ RETIRED = Retired(
     nonce="n",
     created_at=1.5,
     delete=("shared/a", "shared/b"),
-    discard={"s3://bucket/out": (part(".inprogress/p"),)},
 )
 
 
@@ -144,7 +143,7 @@ def test_one_kind_of_document_is_never_taken_for_another():
         (b"done.parquet", b"../done.parquet"),
         (b'"target":"origin=LGA/', b'"target":"/'),
         (b".inprogress/p1", b"../p1"),
-        (b".inprogress/old", b"/old"),
+        (b".inprogress/p2", b"/nprogress/p2"),
         (b'"temporary-bucket"', b'"../bucket"'),
         (b'"name":"model"', b'"name":"../shared/x"'),
         (b'"name":"model"', b'"name":"_metadata"'),
@@ -195,13 +194,6 @@ def test_another_order_or_layout_of_members_is_read():
     assert body.count(first) == body.count(last) == 1
     moved = body.replace(first, b"").replace(last, b"\t" + last + first)
     assert decode_record(resealed(moved), "x") == decode_record(data, "x")
-
-
-@pytest.mark.parametrize("name", [b"../x", b"/x", b""])
-def test_a_hostile_tombstone_cannot_discard_outside_the_output(name):
-    body = body_of(golden_documents()["retired.v1.json"])
-    with pytest.raises(CorruptDataError):
-        decode_record(resealed(body.replace(b".inprogress/p", name)), "x")
 
 
 @pytest.mark.parametrize("name", [b"chk-9/_metadata", b"floor/0", b"../x", b"savepoint-1/_claimed"])
@@ -280,7 +272,7 @@ def _changed(**changes: object) -> Checkpoint:
         _changed(states={"a": FileState(name="../x", relative=True, size=0, crc32c=0)}),
         checkpoint(0, ("../a",)),
         checkpoint(0, outputs=(OutputState(operator="o", url="u", finished=(finished_file("../f", ()),)),)),
-        checkpoint(0, outputs=(OutputState(operator="o", url="u", open=(open_file("f", (part("/p"),)),)),)),
+        checkpoint(0, outputs=(OutputState(operator="o", url="u", open=(open_file("/f"),)),)),
         checkpoint(
             0,
             operators=(
@@ -298,7 +290,7 @@ def test_what_no_reader_would_take_is_never_encoded(wrong):
 
 
 def test_a_file_that_is_finished_with_a_resume_point_is_refused():
-    resume = open_file("f", ()).resume
+    resume = ResumePoint(target="f", parts=(), length=0, crc32c=0, nonce="n")
     wrong = msgspec.structs.replace(finished_file("f", ()), commit=resume)
     with pytest.raises(InvalidInputError):
         encode_checkpoint(checkpoint(0, outputs=(OutputState(operator="o", url="u", finished=(wrong,)),)))
@@ -331,7 +323,7 @@ states = st.one_of(
     st.none() | st.integers(-(2**63), 2**63 - 1),
 )
 def test_any_checkpoint_reads_back_equal(checkpoint_id, word, seconds, properties, state, pending, watermark):
-    growing = msgspec.structs.replace(open_file("t", ()), pending=tuple(pending))
+    growing = open_file("t", *pending)
     value = msgspec.structs.replace(
         checkpoint(checkpoint_id, ("a", "b"), query_id=word, nonce=word),
         offsets_digest=word,

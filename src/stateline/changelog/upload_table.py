@@ -1,0 +1,314 @@
+"""The life of an upload, as a table: pure values and arithmetic, without threads, clock or I/O.
+
+Owns which state follows which, who may go and together with whom. Does not own what is done about it (``retry`` and
+``scheduler``, the shell that executes what this module says), nor what an upload makes (``uploader``).
+
+- :data:`LIFE` is the table: states, events, and the instruction of each step. What it does not list comes too late, and
+  nothing happens. :class:`Attempts` is one upload in it.
+- :class:`UploadQueue` is what comes before: the room of all uploads together, the order of those who wait for it, and
+  which tasks share an upload.
+
+Rules:
+- An attempt's time runs from its real start, not from its place in the queue. When it is over, the attempt goes on, but
+  the next one starts at once: the upload goes to the first that succeeds, old or new. An error of one that is late says
+  nothing about the upload.
+- Every later success is discarded. Every attempt makes objects of its own, so a discard cannot touch the winner's.
+- An attempt that ends with an I/O error is repeated after a delay. No other error is. An upload fails exactly once:
+  when the policy allows no further attempt and none that is still in time is running.
+- Bytes in flight (queued or being uploaded) never exceed the limit; a single task above it goes alone, when nothing
+  else is on its way. Tasks are served in the order of their arrival, so a large one is not overtaken for ever.
+- A batch becomes one object. It has at most ``persist_size_threshold`` bytes, unless a single task has more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from stateline.changelog.settings import ChangelogSettings
+from stateline.changelog.upload_task import UploadTask
+from stateline.errors import InternalError, InvalidInputError
+from stateline.options import parse_duration, parse_int, parse_size
+
+__all__ = ["LIFE", "Attempts", "Event", "QueuedTask", "RetryPolicy", "UploadQueue", "UploadThrottle"]
+
+MAX_BATCH_CHANGE_SETS: Final = 16_384
+"""Change sets in one batch, however small they are: each is a section of the object."""
+
+
+State: TypeAlias = Literal["queued", "in flight", "racing", "done", "failed"]
+"""Queued: waits for its time, and no attempt may still succeed. In flight: one attempt runs, in time. Racing: an
+attempt is late and may still succeed, beside those that follow it."""
+
+Event: TypeAlias = Literal["due", "succeeded", "broke", "late", "spent", "closed"]
+"""Due: its time has come. Succeeded: any attempt, however late. Broke: the attempt in time ended with an error. Late:
+it is out of time. Spent: either of the two, and the policy allows no other attempt. Closed: nobody waits any more."""
+
+Instruction: TypeAlias = Literal["start", "repeat", "complete", "fail", "discard", "nothing"]
+"""Start an attempt. Repeat: it is due after the policy's delay. Complete with, or discard, this attempt's result."""
+
+LIFE: Final[Mapping[tuple[State, Event], tuple[State, Instruction]]] = {
+    ("queued", "due"): ("in flight", "start"),
+    ("queued", "closed"): ("failed", "fail"),
+    ("in flight", "succeeded"): ("done", "complete"),
+    ("in flight", "broke"): ("queued", "repeat"),
+    ("in flight", "late"): ("racing", "repeat"),
+    ("in flight", "spent"): ("failed", "fail"),
+    ("in flight", "closed"): ("failed", "fail"),
+    ("racing", "due"): ("racing", "start"),
+    ("racing", "succeeded"): ("done", "complete"),
+    ("racing", "broke"): ("racing", "repeat"),
+    ("racing", "late"): ("racing", "repeat"),
+    ("racing", "spent"): ("failed", "fail"),
+    ("racing", "closed"): ("failed", "fail"),
+    ("done", "succeeded"): ("done", "discard"),
+    ("failed", "succeeded"): ("failed", "discard"),
+}
+
+
+class RetryPolicy:
+    """When a failed attempt is followed by another. Make one with :meth:`none`, :meth:`fixed` or :meth:`of`.
+
+    Attributes:
+        max_attempts: The first included.
+        timeout_seconds: Of one attempt, from its start; ``None``: never over.
+        delay_seconds: After an I/O error. After a timeout there is no delay.
+    """
+
+    __slots__ = ("delay_seconds", "max_attempts", "timeout_seconds")
+
+    def __init__(self, max_attempts: int, timeout_seconds: float | None, delay_seconds: float) -> None:
+        self.max_attempts = max_attempts
+        self.timeout_seconds = timeout_seconds
+        self.delay_seconds = delay_seconds
+
+    def __repr__(self) -> str:
+        return f"RetryPolicy({self.max_attempts}, {self.timeout_seconds}, {self.delay_seconds})"
+
+    @classmethod
+    def none(cls) -> RetryPolicy:
+        """One attempt, without a timeout."""
+        return cls(1, None, 0.0)
+
+    @classmethod
+    def fixed(cls, max_attempts: int, timeout: Any, delay_after_failure: Any) -> RetryPolicy:
+        """A fixed number of attempts.
+
+        Args:
+            max_attempts: 1 or more.
+            timeout: Of one attempt: seconds, a ``timedelta`` or a string; 0: never over.
+            delay_after_failure: Likewise.
+        """
+        seconds = parse_duration(timeout, "timeout")
+        return cls(
+            parse_int(max_attempts, "max_attempts", minimum=1),
+            seconds if seconds > 0 else None,
+            parse_duration(delay_after_failure, "delay_after_failure"),
+        )
+
+    @classmethod
+    def of(cls, settings: ChangelogSettings) -> RetryPolicy:
+        """The policy that the settings name."""
+        if settings.retry_policy == "none":
+            return cls.none()
+        return cls.fixed(settings.max_attempts, settings.upload_timeout, settings.retry_delay)
+
+    def retry_after(self, attempt: int, error: BaseException) -> float | None:
+        """Seconds until the next attempt; ``None`` if there is none.
+
+        Args:
+            attempt: The number of the attempt that failed; 1 is the first.
+            error: Why it failed. ``TimeoutError``: 0 seconds; another ``OSError``: the delay; anything else: no retry.
+        """
+        if parse_int(attempt, "attempt", minimum=1) >= self.max_attempts or not isinstance(error, OSError):
+            return None
+        return 0.0 if isinstance(error, TimeoutError) else self.delay_seconds
+
+
+class Attempts:
+    """One upload in the table. Not safe to use from two threads at once.
+
+    Attributes:
+        policy: When to try again.
+        state: Where it is.
+        started: Attempts so far; the last one has this number.
+        delay: Of the repetition that was asked for, in seconds.
+    """
+
+    __slots__ = ("_in_time", "delay", "policy", "started", "state")
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self.policy = policy
+        self.state: State = "queued"
+        self.started = 0
+        self.delay: float | None = None
+        self._in_time = 0  # The number of the attempt whose error counts; 0: of none.
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was completed or failed."""
+        return self.state in ("done", "failed")
+
+    def on(self, event: Event, attempt: int = 0, error: BaseException | None = None) -> Instruction:
+        """Takes one step of the table. Of an attempt's error and its lateness only the first counts."""
+        if error is not None and event in ("broke", "late"):
+            if attempt != self._in_time:
+                return "nothing"
+            self._in_time = 0
+            self.delay = self.policy.retry_after(attempt, error)
+            event = "spent" if self.delay is None else event
+        self.state, instruction = LIFE.get((self.state, event), (self.state, "nothing"))
+        if instruction == "start":
+            self.started += 1
+            self._in_time = self.started
+        return instruction
+
+
+class UploadThrottle:
+    """A strict limit of bytes in flight. Not safe to use from two threads at once.
+
+    A request above the limit is as large as the limit, so that it goes when nothing else is on its way, and alone.
+
+    Args:
+        max_in_flight: Bytes, or text such as ``"5MB"``; 1 or more.
+    """
+
+    __slots__ = ("_in_flight", "max_in_flight")
+
+    def __init__(self, max_in_flight: int | str) -> None:
+        self.max_in_flight = parse_size(max_in_flight, "max_in_flight")
+        if self.max_in_flight < 1:
+            raise InvalidInputError(f"{max_in_flight} is no limit", subject="max_in_flight", hint="Give 1 byte or more")
+        self._in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes that were seized and not released."""
+        return self._in_flight
+
+    @property
+    def has_capacity(self) -> bool:
+        """Whether anything more may be seized."""
+        return self._in_flight < self.max_in_flight
+
+    def fits(self, size: int) -> bool:
+        """Whether :meth:`seize` of ``size`` bytes would stay within the limit."""
+        return self._in_flight + min(size, self.max_in_flight) <= self.max_in_flight
+
+    def seize(self, n: int) -> None:
+        """Takes ``n`` bytes of the limit, at most all of it.
+
+        Raises:
+            InternalError: They do not fit; the caller had to wait.
+            InvalidInputError: It is no whole number.
+        """
+        size = parse_int(n, "n")
+        if size < 0 or not self.fits(size):
+            raise InternalError(
+                f"{size} bytes do not fit beside {self._in_flight} of {self.max_in_flight}", operation="seize"
+            )
+        self._in_flight += min(size, self.max_in_flight)
+
+    def release(self, n: int) -> None:
+        """Gives back what :meth:`seize` took for the same ``n``."""
+        counted = min(parse_int(n, "n"), self.max_in_flight)
+        if not 0 <= counted <= self._in_flight:
+            raise InternalError(f"{n} bytes were never seized", operation="release")
+        self._in_flight -= counted
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class QueuedTask:
+    """A task that has room.
+
+    Attributes:
+        task: The writer's.
+        arrived_at: When it got its place.
+        begins_batch: Whether it is the first of its batch.
+        ends_batch: Whether its batch is full with it.
+        batch_bytes: Of its batch, up to it.
+        batch_sets: Change sets of its batch, up to it.
+        queue_bytes: Of the queue, from when it was last empty up to it.
+    """
+
+    task: UploadTask
+    arrived_at: float
+    begins_batch: bool
+    ends_batch: bool
+    batch_bytes: int
+    batch_sets: int
+    queue_bytes: int
+
+
+class UploadQueue:
+    """The tasks of one scheduler before their upload. Not safe to use from two threads at once.
+
+    Attributes:
+        throttle: The bytes in flight.
+        waiting: Who waits for room, in the order of arrival.
+    """
+
+    def __init__(self, settings: ChangelogSettings) -> None:
+        self.throttle = UploadThrottle(settings.max_in_flight)
+        self.waiting: deque[UploadTask] = deque()
+        self._settings = settings
+        self._queue: deque[QueuedTask] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def bytes(self) -> int:
+        """Of the tasks that wait for their batch."""
+        return self._queue[-1].queue_bytes - self._queue[0].queue_bytes + self._queue[0].task.size if self._queue else 0
+
+    def has_room_for(self, task: UploadTask) -> bool:
+        """Whether it is this task's turn, and there is room for it."""
+        return self.throttle.fits(task.size) and (not self.waiting or self.waiting[0] is task)
+
+    def place_of(self, task: UploadTask, now: float) -> QueuedTask:
+        """Where the task would go: into the last batch, or into a new one."""
+        limit = self._settings.persist_size_threshold
+        last = self._queue[-1] if self._queue else None
+        size, sets, queued = task.size, len(task.change_sets), 0 if last is None else last.queue_bytes
+        begins, ends = True, self._settings.persist_delay == 0 or bool(self.waiting)
+        if last is not None and not last.ends_batch:
+            both, both_sets = size + last.batch_bytes, sets + last.batch_sets
+            begins = both > limit or both_sets > MAX_BATCH_CHANGE_SETS
+            ends = ends or both >= limit  # Also if it begins another one: what is queued is enough to go at once.
+            size, sets = (size, sets) if begins else (both, both_sets)
+        return QueuedTask(task, now, begins, ends or size >= limit, size, sets, queued + task.size)
+
+    def enter(self, place: QueuedTask) -> None:
+        """Queues a task and takes its room, or leaves everything as it was: the caller may be interrupted."""
+        task, in_flight = place.task, self.throttle.in_flight
+        try:
+            self.throttle.seize(task.size)
+            self._queue.append(place)
+            task.taken = True
+        except BaseException:
+            if self._queue and self._queue[-1] is place:
+                self._queue.pop()
+            if self.throttle.in_flight != in_flight:
+                self.throttle.release(task.size)
+            raise
+
+    def take(self, *, only_full: bool) -> list[list[QueuedTask]]:
+        """Takes batches out of the queue, in order: all, or those that nothing is added to any more."""
+        kept = 0
+        if only_full and self._queue and not self._queue[-1].ends_batch:
+            kept = next(index for index, place in enumerate(reversed(self._queue), 1) if place.begins_batch)
+        batches: list[list[QueuedTask]] = []
+        while len(self._queue) > kept:
+            place = self._queue.popleft()
+            if place.begins_batch:
+                batches.append([])
+            batches[-1].append(place)
+        return batches
+
+    def leave(self, places: list[QueuedTask]) -> None:
+        """Gives the room of tasks back that were completed or failed."""
+        for place in places:
+            self.throttle.release(place.task.size)
