@@ -186,7 +186,9 @@ def test_a_copy_is_kept_at_the_moment_of_the_upload(store, tmp_path):
 def test_the_copy_of_a_raced_upload_has_the_name_of_the_winner(tmp_path):
     store = Stalling("segment-writer-raced-copy")
     cache = HostCache(tmp_path, 10**6, copy_timeout=60)
-    writer = Segments(store, system_environment(), RetryPolicy.fixed(3, 0.05, 0), cache).writer()
+    writer = Segments(
+        raced(store, RetryPolicy.fixed(3, 0.05, 0), system_environment()), system_environment(), cache
+    ).writer()
     handle = add(writer, "a", 1)
     placed = writer.finish().of(handle)
     assert placed.name == store.names[1]
