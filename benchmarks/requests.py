@@ -21,7 +21,7 @@ from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.key_groups import hash_columns, key_group_of, subtask_for_key_group
 from stateline.spark.coordinator import Batch, MicroBatchCoordinator
-from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings
 from stateline.spark.task import Processed, TaskContext, run_subtask
 from stateline.state import StateSchema
 from stateline.state.keys import group_rows, key_rows
@@ -90,13 +90,20 @@ def measure(case: Case, folder: Path, batches: int) -> list[dict[str, int]]:
     tables = {name: schema.encode() for name, schema in program.tables.items()}
     operator = OperatorPlan(name="values", tables=tables, definition=program.definition)
 
+    plan = PipelinePlan(
+        root_url=store.url,
+        parallelism=case.subtasks,
+        max_parallelism=KEY_GROUPS,
+        operators=(operator,),
+        inline_bytes=PipelineSettings().inline_bytes,
+    )
+
     def run_subtasks(batch: Batch[Any], tasks: Any) -> Any:
-        context = TaskContext(root=store, output=None, environment=system_environment())
+        context = TaskContext(
+            root=store, output=None, environment=system_environment(), inline_bytes=plan.subtask_inline_bytes
+        )
         return [run_subtask(context, operator, program, task, batch.data[task.subtask], KEY_GROUPS) for task in tasks]
 
-    plan = PipelinePlan(
-        root_url=store.url, parallelism=case.subtasks, max_parallelism=KEY_GROUPS, operators=(operator,)
-    )
     coordinator: MicroBatchCoordinator[Any] = MicroBatchCoordinator(
         plan, CheckpointStore(store), {}, run_subtasks, system_environment()
     )

@@ -6,7 +6,6 @@ import threading
 
 import pyarrow as pa
 import pytest
-from stateline.state.run_cache import OpenRuns
 
 from stateline.blob import InstrumentedStore
 from stateline.blob.memory import MemoryStore
@@ -17,6 +16,7 @@ from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.task import TaskContext, run_subtask
 from stateline.spark.upkeep import Upkeep
+from stateline.state.open_runs import OpenRuns
 from stateline.testing.scenarios.pipeline import CountingProgram
 
 PATIENCE = 30.0
