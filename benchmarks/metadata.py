@@ -29,7 +29,8 @@ def large_checkpoint(num_subtasks: int, num_runs: int) -> Checkpoint:
     def run(subtask: int, age: int) -> RunHandle:
         return RunHandle(
             name=f"shared/{ids.new_id()}.arrow",
-            size=1_234_567 + age,
+            offset=0,
+            length=1_234_567 + age,
             crc32c=(subtask * 2_654_435_761 + age) % 2**32,
             rows=50_000,
             tombstones=age,

@@ -87,7 +87,7 @@ def measure_get(url: str, rows: pa.Table, rounds: int) -> dict[str, Any]:
     snapshot = resolve_pointer(url)
     counted = InstrumentedStore(snapshot.store)
     stored = StoredState.of(counted, snapshot.checkpoint)
-    total = sum(run.size for subtask in stored.operator.subtasks for run in subtask.runs)
+    total = sum(run.length for subtask in stored.operator.subtasks for run in subtask.runs)
     parts = []
     for key in keys:
         counted.reset()

@@ -31,6 +31,8 @@ import numpy as np
 import pyarrow as pa
 
 from stateline.blob import open_store
+from stateline.changelog.segment_writer import Segments
+from stateline.environment import system_environment
 from stateline.key_groups import KeyGroupRange, hash_columns
 from stateline.state import aggregate, merge, run_store, snapshot
 from stateline.state.aggregate import plan as plan_module
@@ -97,7 +99,7 @@ def instrumented(phases: Phases, store: Any) -> Iterator[None]:
             wrapped = phases.wrap(name, getattr(target, attribute))
             stack.enter_context(mock.patch.object(target, attribute, wrapped))
         stack.enter_context(
-            mock.patch.object(store, "put_if_absent", phases.wrap("write + fsync", store.put_if_absent))
+            mock.patch.object(store, "put_all_if_absent", phases.wrap("write + fsync", store.put_all_if_absent))
         )
         yield
 
@@ -118,7 +120,7 @@ def run_pipeline(kind: str, arguments: argparse.Namespace, *, given_hashes: bool
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(folder, {"fsync": "false"} if arguments.no_fsync else {})
         reader = RunReader(store, aggregation.state_schema)
-        writer = RunWriter(store, aggregation.state_schema, MAX_PARALLELISM)
+        segments = Segments(store, system_environment())
         runs: Sequence[Any] = ()
         dead: list[str] = []
         for number in range(batches):
@@ -135,14 +137,18 @@ def run_pipeline(kind: str, arguments: argparse.Namespace, *, given_hashes: bool
                 with phases.timed("open runs"):
                     state = StateTable(aggregation.state_schema, owned, MAX_PARALLELISM, reader.open_all(runs))
                 update = aggregation.update(state, batch, hashes)
+                segment = segments.writer()
+                writer = RunWriter(segment, "state", aggregation.state_schema, MAX_PARALLELISM)
                 made = snapshot.snapshot(state, update.changes, writer, number)
+                placed = segment.finish().of
             walls.append((time.perf_counter() - started) * 1e3)
             # As retention does: what the last two checkpoints do not name is deleted.
-            gone = {run.name for run in runs} - {run.name for run in made.state.runs}
+            now = tuple(map(placed, made.state.runs))
+            gone = {run.name for run in runs} - {run.name for run in now}
             store.delete(dead)
             dead = sorted(gone)
-            runs = made.state.runs
-            sizes.append(sum(run.size for run in made.written))
+            runs = now
+            sizes.append(sum(run.length for run in made.written))
             stack_sizes.append(len(runs))
     return {
         "batches": phases.batches,

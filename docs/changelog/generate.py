@@ -1,6 +1,6 @@
 """Writes the generated pages of this folder: ``python -m docs.changelog.generate``. A test compares them.
 
-The format comes from the docstring of ``stateline.changelog.frame``, options from the settings, metrics from their
+The format comes from the docstrings of the modules that keep it, options from the settings, metrics from their
 definitions. Only the names of Flink, and what differs, are written down here.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
-from stateline.changelog import ChangelogSettings, block, frame
+from stateline.changelog import ChangelogSettings, block, changes, segment
 from stateline.changelog.block import Compression
 from stateline.changelog.metrics import DEFINITIONS
 
@@ -130,16 +131,21 @@ NAMES: Final = (
 
 
 FORMAT: Final = """\
-# The format of a changelog object
+# The format of a segment
 
 {note}
 
-{text}
+{segment}
 
-## The messages of a block
+## Changes
 
-A block is the schema message, the record-batch message, the body, and the end-of-stream mark `{end}`. All three are
-constants but for numbers (int64, little-endian), which follow from the number of rows and the lengths of the buffers.
+{changes}
+
+## The messages of changes
+
+The stream begins with the schema message and ends with the mark `{end}`. A block is the record-batch message and its
+body. All messages are constants but for numbers (int64, little-endian), which follow from the number of rows and the
+lengths of the buffers.
 
 The schema message, {schema_length} bytes:
 
@@ -205,8 +211,7 @@ For readers who know Flink's changelog storage (DSTL). What is not listed as dif
 
 
 def format_page() -> str:
-    """The format, from the docstring of the module that keeps it, and the constants of the module of blocks."""
-    _, _, text = (frame.__doc__ or "").partition("\n\n")
+    """The format, from the docstrings of the modules that keep it, and the constants of the module of blocks."""
     messages = []
     for compression in Compression:
         message = block.message_layout(compression)
@@ -215,12 +220,19 @@ def format_page() -> str:
         messages.append(f"{title}\n\n```\n{_hex(message.constant)}\n```")
     return FORMAT.format(
         note=NOTE,
-        text=text.replace("::\n\n    ", ":\n\n    ").replace("``", "`").rstrip(),
+        segment=_text(segment),
+        changes=_text(changes),
         end=block.END_OF_STREAM.hex(),
         schema_length=len(block.SCHEMA_MESSAGE),
         schema=_hex(block.SCHEMA_MESSAGE),
         messages="\n\n".join(messages),
     )
+
+
+def _text(module: ModuleType) -> str:
+    """The docstring of a module but for its first line, as Markdown."""
+    _, _, text = (module.__doc__ or "").partition("\n\n")
+    return text.replace("::\n\n    ", ":\n\n    ").replace("``", "`").rstrip()
 
 
 def options_page() -> str:

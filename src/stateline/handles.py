@@ -1,7 +1,7 @@
 """What a checkpoint remembers: frozen values that name durable objects. No I/O happens here.
 
 Owns the vocabulary that the three durable services and the layers above share. Does not own bytes: the encodings are in
-``stateline.checkpoint.metadata``, ``stateline.recoverable.serializers`` and ``stateline.changelog.handle_codec``.
+``stateline.checkpoint.metadata``, ``stateline.recoverable.serializers`` and ``stateline.changelog.handle``.
 
 Rules:
 - A handle names an object by its **exact, relative name** inside a store and carries its length and CRC32C, so that
@@ -16,7 +16,7 @@ import msgspec
 
 from stateline.key_groups import KeyGroupRange
 
-__all__ = ["CommitPoint", "FinishedFile", "OpenFile", "Part", "ResumePoint", "RowsHandle", "RunHandle"]
+__all__ = ["CommitPoint", "FinishedFile", "OpenFile", "Part", "ResumePoint", "RowsHandle", "RunHandle", "SectionHandle"]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -72,13 +72,51 @@ class ResumePoint(CommitPoint, frozen=True, kw_only=True, forbid_unknown_fields=
     closed: bool = False
 
 
-class RunHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SectionHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One section of a segment; or, where it is small, the bytes of the section themselves.
+
+    Attributes:
+        name: Relative name of the segment in the store of the checkpoint root; empty for inline bytes.
+        offset: First byte of the section in it; 0 for inline bytes.
+        length: Bytes of the section.
+        crc32c: CRC32C of them.
+        data: The bytes, where no object holds them: they travel with the handle.
+        made_as: The place, ``<name>@<offset>``, that it was made for before it travelled inline: under it the host that
+            made it may have a copy.
+    """
+
+    name: str
+    offset: int
+    length: int
+    crc32c: int
+    data: bytes = b""
+    made_as: str = ""
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the handle is the section, and names no object."""
+        return not self.name
+
+    @property
+    def end(self) -> int:
+        """The first byte after the section in its segment."""
+        return self.offset + self.length
+
+    @property
+    def identity(self) -> tuple[str, int, bytes]:
+        """What tells a section from all others of its root: handles of parts of one section have it in common."""
+        return self.name, self.offset, self.data
+
+    @property
+    def place(self) -> str:
+        """Where the section is, for errors."""
+        return f"{self.name}[{self.offset}:{self.end}]" if self.name else f"{self.length} inline bytes"
+
+
+class RunHandle(SectionHandle, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One immutable sorted run of keyed state.
 
     Attributes:
-        name: Relative name of the object in the store of the checkpoint root.
-        size: Bytes of the object.
-        crc32c: CRC32C of the whole object.
         rows: Rows in the run, tombstones included.
         tombstones: Rows that delete their key.
         first_key_group: Lowest key group (inclusive) that the run was written for.
@@ -86,9 +124,6 @@ class RunHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         checkpoint_id: The checkpoint that first named the run.
     """
 
-    name: str
-    size: int
-    crc32c: int
     rows: int
     first_key_group: int
     last_key_group: int
@@ -101,26 +136,14 @@ class RunHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return KeyGroupRange(self.first_key_group, self.last_key_group)
 
 
-class RowsHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rows of one open file that wait to be encoded when the file rolls: one Arrow IPC stream inside an object.
-
-    One object holds the rows that one subtask received in one checkpoint, one stream per open file, so that a
-    checkpoint costs one object per subtask however many files are open, and a file that rolls fetches just its own
-    bytes.
+class RowsHandle(SectionHandle, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Rows that wait: those of one open file until it rolls, or those of one subtask until they are delivered.
 
     Attributes:
-        name: Relative name of the object in the store of the checkpoint root.
-        offset: First byte of the stream inside the object.
-        length: Bytes of the stream.
-        crc32c: CRC32C of the stream.
-        rows: Rows in it; ``None`` where the record does not count them (rows to be delivered).
+        rows: Rows in the section.
     """
 
-    name: str
-    offset: int
-    length: int
-    crc32c: int
-    rows: int | None
+    rows: int
 
 
 class OpenFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -134,8 +157,7 @@ class OpenFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         written_at: Wall-clock time of the newest row. For rolling by inactivity only.
         rows: Rows so far.
         bytes: Bytes so far, as rolling by size counts them.
-        pending: Formats that are encoded once, at roll: the rows so far, in order.
-        resume: Formats that grow byte by byte: where to go on.
+        pending: The rows so far, in order; they are encoded once, when the file rolls.
     """
 
     target: str
@@ -146,7 +168,6 @@ class OpenFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     rows: int
     bytes: int
     pending: tuple[RowsHandle, ...] = ()
-    resume: ResumePoint | None = None
 
 
 class FinishedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -24,13 +24,15 @@ import pyarrow as pa
 from stateline.blob.checksum import crc32c
 from stateline.blob.memory import MemoryStore
 from stateline.changelog import ChangelogHandle, ChangelogSettings, ChangelogStorage, SegmentHandle
-from stateline.changelog.inspection import changes_of, inspect_object, verify_frame
+from stateline.changelog.inspection import changes_of, inspect_segment, verify_section
+from stateline.changelog.segment import Section, SectionKind, encode_segment
 from stateline.checkpoint.api import Checkpoint
 from stateline.checkpoint.metadata import decode_claim, decode_record, decode_savepoint
 from stateline.checkpoint.retention import reach_of
+from stateline.cli.sections import batches_of
 from stateline.errors import CorruptDataError, DataLossError, StatelineError, UnsupportedVersionError
-from stateline.files.pending import load_rows
-from stateline.handles import RowsHandle, RunHandle
+from stateline.files.pending import decode_rows
+from stateline.handles import RunHandle, SectionHandle
 from stateline.key_groups import KeyGroupRange
 from stateline.recoverable.gcs_interchange import (
     FlinkCommit,
@@ -133,50 +135,82 @@ def _document(data: bytes) -> bytes:
     return body + b',\n  "crc32c": "%08x"\n}\n' % crc32c(body)
 
 
-def _changelog_object(data: bytes) -> bytes:
-    """Checksums and sums of blocks, heads and index, as far as the lengths lead."""
+def _segment(data: bytes) -> bytes:
+    """Checksums and sums of blocks, tables, sections and the directory, as far as the lengths lead."""
     out = bytearray(data)
-    position = 0
-    heads = {}
-    while out[position : position + 4] == b"SLCF" and len(out) >= position + 72:
-        (blocks,) = struct.unpack_from("<I", out, position + 56)
-        start = position + 72 + 32 * blocks
-        if blocks > 64 or start > len(out):
-            break
-        body, totals, groups = start, [0, 0, 0], (0, -1)
-        for number in range(blocks):
-            at = position + 72 + 32 * number
-            low, high, rows, length, size = struct.unpack_from("<hhIQQ", out, at)
-            struct.pack_into("<I", out, at + 24, crc32c(bytes(out[body : body + length])))
-            body += length
-            totals = [total + more for total, more in zip(totals, (length, size, rows), strict=True)]
-            groups = (low if number == 0 else groups[0], high)
-        with contextlib.suppress(struct.error):  # Sums that no header can hold.
-            struct.pack_into("<QQQ", out, position + 32, *totals)
-        struct.pack_into("<hh", out, position + 60, *groups)
-        checksum = crc32c(bytes(out[position + 72 : start]), crc32c(bytes(out[position : position + 68])))
-        struct.pack_into("<I", out, position + 68, checksum)
-        heads[position] = checksum
-        if body <= position or body > len(out):
-            break
-        position = body
-    if len(out) >= 24 and out[-4:] == b"SLCX":
-        (offset,) = struct.unpack_from("<Q", out, len(out) - 24)
-        for at in range(offset + 8, len(out) - 24 - 47, 48):
-            (frame,) = struct.unpack_from("<Q", out, at + 24)
-            if frame in heads:
-                struct.pack_into("<I", out, at + 44, heads[frame])
-        index = bytes(out[offset:-24])
-        struct.pack_into("<I", out, len(out) - 8, crc32c(bytes(out[-24:-8]), crc32c(index)))
+    if len(out) < 24 or out[-4:] != b"SLSG":
+        return data
+    (directory,) = struct.unpack_from("<Q", out, len(out) - 24)
+    for at, kind, offset, length, head_length in _entries_of(bytes(out[directory:-24])):
+        end = offset + length
+        if not 0 <= offset <= end <= directory or not 0 <= head_length <= length:
+            continue
+        if kind == "changes":
+            checksum = _table(out, offset + 184, end - head_length, end)
+        else:
+            checksum = crc32c(bytes(out[offset:end]))
+        struct.pack_into("<I", out, directory + at, checksum)
+    struct.pack_into("<I", out, len(out) - 8, crc32c(bytes(out[-24:-8]), crc32c(bytes(out[directory:-24]))))
     return bytes(out)
 
 
-def _read_changelog_object(data: bytes) -> None:
+def _entries_of(directory: bytes) -> list[tuple[int, str, int, int, int]]:
+    """Where in a directory the checksum of each section is, and what tells where that section lies."""
+    data = pa.py_buffer(directory)
+    with contextlib.suppress(pa.ArrowException, OSError, ValueError, KeyError, StopIteration):
+        batch = pa.ipc.open_stream(data).read_next_batch()
+        batch.validate(full=True)
+        place = batch.column("crc32c").buffers()[1].address - data.address
+        columns = (batch.column(name).to_pylist() for name in ("kind", "offset", "length", "head_length"))
+        if 0 <= place <= len(directory) - 4 * batch.num_rows:
+            return [(place + 4 * row, *rest) for row, rest in enumerate(zip(*columns, strict=True)) if None not in rest]
+    return []
+
+
+def _table(out: bytearray, body: int, start: int, end: int) -> int:
+    """Makes a table of changes true, as far as it goes; its checksum."""
+    blocks = min((end - start - 72) // 32, 64)
+    totals, groups = [0, 0, 0], (0, -1)
+    for number in range(blocks):
+        at = start + 72 + 32 * number
+        low, high, rows, length, size = struct.unpack_from("<hhIQQ", out, at)
+        struct.pack_into("<I", out, at + 24, crc32c(bytes(out[body : body + length])))
+        body += length
+        totals = [total + more for total, more in zip(totals, (length, size, rows), strict=True)]
+        groups = (low if number == 0 else groups[0], high)
+    if end - start < 72:
+        return 0
+    with contextlib.suppress(struct.error):  # Sums that no header can hold.
+        struct.pack_into("<QQQ", out, start + 32, *totals)
+    struct.pack_into("<hh", out, start + 60, *groups)
+    checksum = crc32c(bytes(out[start + 72 : end]), crc32c(bytes(out[start : start + 68])))
+    struct.pack_into("<I", out, start + 68, checksum)
+    return checksum
+
+
+def _read_segment(data: bytes) -> None:
     with _holding("object", data) as store:
-        for frame in inspect_object(store, "object").frames:
-            if verify_frame(store, "object", frame) is None:
-                for change in changes_of(store, "object", frame):
-                    bytes(change.value)
+        damage = None
+        for section in inspect_segment(store, "object").sections:
+            if verify_section(store, "object", section) is not None:
+                continue
+            for change in changes_of(store, "object", section):
+                bytes(change.value)
+            if section.entry.kind is not SectionKind.CHANGES:
+                try:
+                    for batch in batches_of(store, "object", section.entry):
+                        batch.take(pa.array(range(batch.num_rows - 1, -1, -1), pa.int64()))
+                except CorruptDataError as error:
+                    damage = error
+        if damage is not None:
+            raise damage
+
+
+def _state_segment() -> bytes:
+    """A run and rows of an open file in one segment."""
+    made = [(SectionKind.RUN, _golden("run/run.v2.arrow")), (SectionKind.ROWS, _golden("pending/rows.v1.arrows"))]
+    sections = [Section(kind, "owner", 3, (data,), len(data), crc32c(data)) for kind, data in made]
+    return b"".join(encode_segment(sections).pieces)
 
 
 def _read_through_handle(data: bytes) -> None:
@@ -199,7 +233,7 @@ def _record(data: bytes) -> None:
 def _run(handle: RunHandle) -> Callable[[bytes], None]:
     def read(data: bytes) -> None:
         buffer = pa.py_buffer(data)
-        told = msgspec.structs.replace(handle, size=len(data), crc32c=crc32c(data))
+        told = msgspec.structs.replace(handle, length=len(data), crc32c=crc32c(data))
         check_whole(buffer, told)
         index = read_index(buffer, told)
         schema = StateSchema.of_run(pa.ipc.open_file(pa.BufferReader(buffer)).schema)
@@ -211,10 +245,8 @@ def _run(handle: RunHandle) -> Callable[[bytes], None]:
 
 
 def _pending_rows(data: bytes) -> None:
-    with _holding("rows", data) as store:
-        handle = RowsHandle(name="rows", offset=0, length=len(data), crc32c=crc32c(data), rows=None)
-        for table in load_rows(store, [handle]):
-            table.take(pa.array(range(table.num_rows - 1, -1, -1), pa.int64()))
+    table = decode_rows(SectionHandle(name="rows", offset=0, length=len(data), crc32c=crc32c(data)), data)
+    table.take(pa.array(range(table.num_rows - 1, -1, -1), pa.int64()))
 
 
 def _schema(data: bytes) -> None:
@@ -246,29 +278,29 @@ def _golden(name: str) -> bytes:
 
 
 def _handle_of(data: bytes) -> bytes:
-    """The handle of every frame of the first writer in an object."""
+    """The handle of every change set of the first writer in an object."""
     with _holding("object", data) as store:
-        frames = inspect_object(store, "object").frames
-    mine = [frame for frame in frames if frame.head.log_id == frames[0].head.log_id]
+        sections = inspect_segment(store, "object").sections
     segments = tuple(
         SegmentHandle(
             name="object",
-            offset=frame.offset,
-            length=frame.head.length,
-            head_length=frame.head.head_length,
-            size=frame.head.size,
-            crc32c=frame.head.crc32c,
-            log_id=frame.head.log_id.hex,
-            sequence_number=frame.head.sequence_number,
-            first_key_group=frame.head.key_groups[0],
-            last_key_group=frame.head.key_groups[1],
+            offset=entry.offset,
+            length=entry.length,
+            head_length=entry.head_length,
+            size=table.size,
+            crc32c=entry.crc32c,
+            log_id=entry.owner,
+            sequence_number=entry.number,
+            first_key_group=table.key_groups[0],
+            last_key_group=table.key_groups[1],
         )
-        for frame in mine
+        for entry, table in ((section.entry, section.table) for section in sections)
+        if table is not None and entry.owner == sections[0].entry.owner
     )
     return ChangelogHandle(key_group_range=KeyGroupRange(0, 127), segments=segments).to_bytes()
 
 
-_OBJECT = _golden("changelog/object_none_v1.bin")
+_OBJECT = _golden("changelog/segment_none_v1.bin")
 _IDS = (UUID(int=1), UUID(int=2))
 _FLINK_COMMIT = FlinkCommit(bucket="bucket", object="a/\N{GREEK SMALL LETTER ALPHA}", components=_IDS)
 _FLINK_RESUME = FlinkResume(bucket="bucket", object="a/b", components=_IDS, position=7, closed=False)
@@ -283,18 +315,18 @@ _DEFAULT = pa.record_batch({"n": pa.array([7], pa.int64())}).serialize().to_pyby
 
 
 def _run_target(name: str) -> Target:
-    handle = msgspec.json.decode(_golden(f"run/{name}.v1.json"), type=RunHandle)
-    return Target(name, _run(handle), [_golden(f"run/{name}.v1.arrow")])
+    handle = msgspec.json.decode(_golden(f"run/{name}.v2.json"), type=RunHandle)
+    return Target(name, _run(handle), [_golden(f"run/{name}.v2.arrow")])
 
 
 TARGETS = {
     target.name: target
     for target in (
         Target(
-            "changelog_object",
-            _read_changelog_object,
-            [_golden(f"changelog/object_{name}_v1.bin") for name in ("none", "lz4", "zstd")],
-            _changelog_object,
+            "segment",
+            _read_segment,
+            [*(_golden(f"changelog/segment_{name}_v1.bin") for name in ("none", "lz4", "zstd")), _state_segment()],
+            _segment,
         ),
         Target("changelog_handle", ChangelogHandle.from_bytes, [_golden("changelog/handle_v1.bin")], _handle_prefix),
         Target(

@@ -18,6 +18,7 @@ import pandas  # noqa: F401, ICN001 - pyarrow loads it with the first array; her
 import pyarrow as pa
 
 from stateline.blob.local import LocalStore
+from stateline.blob.sweep import reachable_names, sweep
 from stateline.changelog import ChangelogHandle, ChangelogSettings, ChangelogStorage
 from stateline.checkpoint import Checkpoint, CheckpointStore, layout, sweep_root, verify_root
 from stateline.environment import Environment, system_environment
@@ -26,9 +27,8 @@ from stateline.files import RollingPolicy
 from stateline.handles import CommitPoint, ResumePoint
 from stateline.key_groups import KeyGroupRange
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
-from stateline.recoverable.sweep import reachable_names, sweep
 from stateline.state.merge import MergeSettings
-from stateline.state.run_cache import OpenRuns
+from stateline.state.open_runs import OpenRuns
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
@@ -306,14 +306,8 @@ class PipelineJob(Job):
     def sweep(self, environment: Environment) -> None:
         """As the next batch and an operator would: retention, which a kill may have interrupted, and both sweeps."""
         checkpoints = CheckpointStore(self.root)
-        checkpoints.retain(self.retained, {self.out.url: self.out})
-        points = [
-            file.resume
-            for record in checkpoints.list()
-            for output in record.outputs
-            for file in output.open
-            if file.resume
-        ] + [file.commit for record in checkpoints.list() for output in record.outputs for file in output.finished]
+        checkpoints.retain(self.retained)
+        points = [file.commit for record in checkpoints.list() for output in record.outputs for file in output.finished]
         for store, reachable in ((self.out, reachable_names(points)), (self.root, set())):
             sweep(store, reachable, min_age=0, delete=True, environment=environment)
         sweep_root(checkpoints, min_age=0, delete=True, environment=environment)

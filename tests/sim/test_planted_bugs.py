@@ -7,6 +7,7 @@ from stateline.testing import (
     planted_beside,
     planted_cloud,
     planted_components,
+    planted_late,
     planted_pipeline,
     planted_protocol,
     planted_sink,
@@ -15,7 +16,16 @@ from stateline.testing import (
 from stateline.testing.scenarios import SCENARIOS
 
 assert all(
-    (planted_store, planted_protocol, planted_pipeline, planted_components, planted_beside, planted_sink, planted_cloud)
+    (
+        planted_store,
+        planted_protocol,
+        planted_pipeline,
+        planted_components,
+        planted_beside,
+        planted_sink,
+        planted_cloud,
+        planted_late,
+    )
 )
 
 

@@ -20,6 +20,7 @@ MEMORY = ["create_race", "store_publish", "micro_batch_reference", "recoverable"
 LOCAL = ["create_race_local", "store_publish_local", "recoverable_local"]
 WHOLE = ["pipeline", "pipeline_spanning", "changelog"]
 BESIDE = ["files_sink", "savepoint_claim", "savepoint_copy", "restore", "sweep"]
+LATE = ["create_race_late", "store_publish_late", "pipeline_spanning_late"]
 
 
 def holds(result):
@@ -91,7 +92,7 @@ def test_power_loss_of_the_whole_pipeline():
     assert holds(power_loss(SCENARIOS["pipeline_local"].small(), limit=1)).points > 500
 
 
-@pytest.mark.parametrize("name", [*MEMORY, *LOCAL])
+@pytest.mark.parametrize("name", [*MEMORY, *LOCAL, LATE[0]])
 def test_runs_are_determined_by_their_seed(name):
     entry = SCENARIOS[name]
     for seed in range(6):
@@ -101,7 +102,7 @@ def test_runs_are_determined_by_their_seed(name):
         assert first.trace.digest() == again.trace.digest() == replayed.trace.digest()
 
 
-@pytest.mark.parametrize("name", [*WHOLE, *BESIDE])
+@pytest.mark.parametrize("name", [*WHOLE, *BESIDE, *LATE])
 def test_the_real_components_hold(name):
     """A sample of each suite: ``python -m stateline.testing`` runs them whole."""
     entry = SCENARIOS[name]

@@ -148,9 +148,9 @@ def test_filters_on_the_whole_key_read_only_what_may_hold_it(session, tmp_path):
     path = tmp_path / "root" / run.name
     path.chmod(0o600)
     with path.open("r+b") as file:
-        file.seek(run.size // 2)
+        file.seek(run.length // 2)
         byte = file.read(1)
-        file.seek(run.size // 2)
+        file.seek(run.length // 2)
         file.write(bytes([byte[0] ^ 1]))
     source = session.read.format("stateline").option("point_reads", "true")
     with pytest.raises(PySparkException, match="CRC32C"):

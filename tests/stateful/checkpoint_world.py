@@ -4,7 +4,7 @@ The oracle looks at the stores themselves after every effect:
 
 - **One winner**: a slot in an open block never shows another checkpoint than the first that it showed, and what a
   driver was told is its checkpoint is that one.
-- **Nothing is missing**: what a live checkpoint reaches is there, in the root and in the output.
+- **Nothing is missing**: what a live checkpoint reaches is there.
 - **The newest never goes back**: who starts finds a checkpoint at least as new as any that was acknowledged before.
 - **Readers agree** (asked at rest): what can be read is live, and was decided.
 - **Nothing leaks** (asked at the end): what a retired checkpoint reached and no live one does is gone.
@@ -22,9 +22,8 @@ from stateline.checkpoint.layout import id_of_record
 from stateline.checkpoint.metadata import Retired, decode_record
 from stateline.checkpoint.retention import reach_of
 from stateline.errors import CorruptDataError, FencedError, NotFoundError, OutcomeUnknownError, UnavailableError
-from stateline.handles import CommitPoint, FinishedFile, OpenFile, Part, ResumePoint, RunHandle
+from stateline.handles import OpenFile, RowsHandle, RunHandle
 
-URL = "memory://out"
 FLOOR_BLOCK = 2
 NUM_RETAINED = 2
 
@@ -49,12 +48,11 @@ _worlds = itertools.count()
 
 
 class World:
-    """The stores as they really are, what was decided, and the oracle."""
+    """The store as it really is, what was decided, and the oracle."""
 
     def __init__(self) -> None:
         self.name = f"checkpoint-world-{next(_worlds)}"
         self.root = MemoryStore(f"{self.name}/root")
-        self.out = MemoryStore(f"{self.name}/out")
         self.decided: dict[int, Checkpoint] = {}
         self.newest_acknowledged = -1
         self.tolerated_garbage: set[str] = set()
@@ -62,7 +60,6 @@ class World:
 
     def close(self) -> None:
         MemoryStore.forget(f"{self.name}/root")
-        MemoryStore.forget(f"{self.name}/out")
 
     def new_label(self) -> str:
         return f"driver-{next(self._labels)}"
@@ -89,14 +86,11 @@ class World:
     def check(self) -> None:
         """Runs after every effect."""
         objects = {info.name for info in self.root.list("shared/")}
-        pieces = {info.name for info in self.out.list("")}
         for checkpoint in self.live():
             self._check_decided(checkpoint)
             reach = reach_of(checkpoint)
             if missing := reach.objects - objects:
                 raise ViolationError(f"checkpoint {checkpoint.checkpoint_id} is live and misses {missing}")
-            if missing := {name for _, _, name in reach.needed} - pieces:
-                raise ViolationError(f"checkpoint {checkpoint.checkpoint_id} is live and misses the pieces {missing}")
 
     def _check_decided(self, checkpoint: Checkpoint) -> None:
         first = self.decided.setdefault(checkpoint.checkpoint_id, checkpoint)
@@ -148,19 +142,9 @@ class World:
         live = [reach_of(self.decided[checkpoint_id]) for checkpoint_id in kept]
         dead = [reach_of(value) for checkpoint_id, value in self.decided.items() if checkpoint_id not in kept]
         objects = {info.name for info in self.root.list("shared/")} - self.tolerated_garbage
-        pieces = {info.name for info in self.out.list("")} - self.tolerated_garbage
         leaked = objects & set().union(*(reach.objects for reach in dead)) - set().union(
             *(reach.objects for reach in live)
         )
-        finished = {
-            part.name
-            for value in self.decided.values()
-            for output in value.outputs
-            for file in output.finished
-            for part in file.commit.parts
-        }
-        staged = {name for reach in dead for _, _, name in reach.staged} - finished
-        leaked |= pieces & staged - {name for reach in live for _, _, name in reach.needed}
         slots = {id_of_record(info.name) for info in self.root.list("chk-")} - {None}
         freed = {slot for slot in slots if slot // layout.FLOOR_BLOCK < kept[0] // layout.FLOOR_BLOCK}
         if leaked or freed:
@@ -183,7 +167,7 @@ class Watched(StoreDecorator):
             try:
                 return call()
             finally:
-                if operation in ("put", "put_if_absent", "delete", "discard"):
+                if operation in ("put", "put_if_absent", "delete"):
                     self._world.check()
 
         return self._hook(operation, tuple(names), effect)
@@ -205,13 +189,6 @@ class Watched(StoreDecorator):
         names = list(names)
         return self._do("delete", names, lambda: self.inner.delete(names))
 
-    def stage(self, target, data):
-        return self._do("stage", [target], lambda: self.inner.stage(target, data))
-
-    def discard(self, parts):
-        parts = list(parts)
-        return self._do("discard", [part.name for part in parts], lambda: self.inner.discard(parts))
-
 
 class Driver:
     """One process that makes checkpoints: start, then build, publish, retain, over and over."""
@@ -220,7 +197,6 @@ class Driver:
         hook = hook or (lambda operation, names, effect: effect())
         self.world, self.label, self.retain = world, world.new_label(), retain
         self.root = Watched(world.root, world, hook, visible=visible)
-        self.out = Watched(world.out, world, hook, visible=visible)
         self._counter = itertools.count()
 
     def run(self, until_id: int) -> None:
@@ -232,8 +208,8 @@ class Driver:
         while newest is None or newest.checkpoint_id < until_id:
             newest = store.publish(self.build(newest))
             self.world.acknowledged(newest)
-            store.retain(self.retain, {URL: self.out})
-        store.retain(self.retain, {URL: self.out})
+            store.retain(self.retain)
+        store.retain(self.retain)
 
     def run_stubbornly(self, until_id: int, attempts: int = 6) -> None:
         """As an operator who restarts after every failure."""
@@ -246,13 +222,21 @@ class Driver:
         raise ViolationError(f"no progress to checkpoint {until_id} in {attempts} attempts")
 
     def build(self, newest: Checkpoint | None) -> Checkpoint:
-        """The next checkpoint: a fresh run, two runs kept; one file that grows, folds its pieces and finishes."""
+        """The next checkpoint: a fresh run, two runs kept; one file that collects rows and finishes."""
         checkpoint_id = 0 if newest is None else newest.checkpoint_id + 1
         attempt = f"{self.label}-{checkpoint_id}-{next(self._counter)}"
-        name = f"shared/{attempt}"
-        self.root.put_if_absent(name, attempt.encode())
+        name, rows = f"shared/{attempt}", f"shared/{attempt}-rows"
+        for each in name, rows:
+            self.root.put_if_absent(each, attempt.encode())
         run = RunHandle(
-            name=name, size=1, crc32c=1, rows=1, first_key_group=0, last_key_group=0, checkpoint_id=checkpoint_id
+            name=name,
+            offset=0,
+            length=1,
+            crc32c=1,
+            rows=1,
+            first_key_group=0,
+            last_key_group=0,
+            checkpoint_id=checkpoint_id,
         )
         kept = () if newest is None else newest.operators[0].subtasks[0].runs[-1:]
         subtask = SubtaskState(first_key_group=0, last_key_group=0, runs=(*kept, run))
@@ -266,35 +250,28 @@ class Driver:
             nonce=attempt,
             created_at=1.0,
             operators=(OperatorState(name="o", schema="", definition="", subtasks=(subtask,)),),
-            outputs=(self._output(newest, checkpoint_id),),
+            outputs=(_output(newest, checkpoint_id, rows),),
         )
 
-    def _output(self, newest: Checkpoint | None, checkpoint_id: int) -> OutputState:
-        part = self.out.stage("f", f"{self.label}-{checkpoint_id}".encode())
-        before = newest.outputs[0].open if newest else ()
-        resume = before[0].resume if before else _point("f", ())
-        phase = checkpoint_id % 4
-        parts = (part,) if phase == 1 else (*resume.parts, part)  # Phase 1 folds what there was into the new piece.
-        superseded = (*resume.superseded, *(resume.parts if phase == 1 else ()))
-        if phase == 3:
-            commit = CommitPoint(**{name: getattr(_point("f", parts), name) for name in CommitPoint.__struct_fields__})
-            return OutputState(operator="o", url=URL, finished=(FinishedFile(commit=commit, rows=1),))
-        file = OpenFile(
-            target="f",
-            subtask=0,
-            layout="layout",
-            opened_at=1.0,
-            written_at=1.0,
-            rows=1,
-            bytes=1,
-            resume=_point("f", parts, superseded),
-        )
-        return OutputState(operator="o", url=URL, open=(file,))
 
-
-def _point(target: str, parts: tuple[Part, ...], superseded: tuple[Part, ...] = ()) -> ResumePoint:
-    length = sum(part.length for part in parts)
-    return ResumePoint(target=target, parts=parts, length=length, crc32c=0, nonce="n", superseded=superseded)
+def _output(newest: Checkpoint | None, checkpoint_id: int, rows: str) -> OutputState:
+    """Its open file: every fourth checkpoint finishes it, and needs its rows no longer."""
+    if checkpoint_id % 4 == 3:
+        return OutputState(operator="o", url="memory://out")
+    before = newest.outputs[0].open if newest else ()
+    kept = before[0].pending if before else ()
+    handle = RowsHandle(name=rows, offset=0, length=1, crc32c=1, rows=1)
+    file = OpenFile(
+        target="f",
+        subtask=0,
+        layout="layout",
+        opened_at=1.0,
+        written_at=1.0,
+        rows=1,
+        bytes=1,
+        pending=(*kept, handle),
+    )
+    return OutputState(operator="o", url="memory://out", open=(file,))
 
 
 class Paused:

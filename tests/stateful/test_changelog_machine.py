@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from stateline.changelog import ChangelogHandle, ChangelogSettings, ChangelogStorage, ChangelogWriter, SequenceNumber
 from stateline.changelog.columns import EMPTY_CHANGE_BYTES
-from stateline.changelog.inspection import inspect_object
+from stateline.changelog.inspection import inspect_segment
 from stateline.errors import OutcomeUnknownError, UnavailableError
 from stateline.key_groups import KeyGroupRange
 from tests.unit.changelog.worlds import ManualWorld, memory_store, values
@@ -260,11 +260,11 @@ class ChangelogMachine(RuleBasedStateMachine):
         kept = {name for handle, _ in self.confirmed for name in handle.object_names()}
         seen = set()
         for name in self.store.names():
-            for frame in inspect_object(self.store, name).frames:
-                if frame.head.log_id == self.writer.log_id:
+            for section in inspect_segment(self.store, name).sections:
+                if section.table.log_id == self.writer.log_id:
                     assert name in kept, "an object of this process was not deleted"
-                    assert frame.head.sequence_number not in seen, "a set was uploaded twice"
-                    seen.add(frame.head.sequence_number)
+                    assert section.table.sequence_number not in seen, "a set was uploaded twice"
+                    seen.add(section.table.sequence_number)
         self.storage.close()
 
 

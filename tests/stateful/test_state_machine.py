@@ -18,18 +18,21 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec.structs import replace
 
 from stateline.blob.memory import MemoryStore
+from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint.api import OperatorState, SubtaskState
+from stateline.environment import system_environment
 from stateline.key_groups import hash_columns, range_for_subtask
 from stateline.state import keys as keys_module
 from stateline.state import merge as merge_module
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
+from stateline.state.open_runs import OpenRuns
 from stateline.state.rescale import rescale
 from stateline.state.rows import StateRows
 from stateline.state.run import RunSettings
-from stateline.state.run_cache import OpenRuns
 from stateline.state.run_store import RunReader, RunReaderSettings, RunWriter
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import snapshot
@@ -80,6 +83,8 @@ class StateMachine(RuleBasedStateMachine):
         rows_free=st.sampled_from([0, 5, 1 << 16]),
         batch_rows=st.sampled_from([1, 3, 65_536]),
         whole_bytes=st.sampled_from([0, 1 << 20]),
+        inline_bytes=st.sampled_from([0, 0, 10_000, 1 << 20]),
+        segment_bytes=st.sampled_from([1, 1 << 20]),
     )
     def open(
         self,
@@ -93,6 +98,8 @@ class StateMachine(RuleBasedStateMachine):
         rows_free: int,
         batch_rows: int,
         whole_bytes: int,
+        inline_bytes: int,
+        segment_bytes: int,
     ) -> None:
         self.kinds = kinds
         keys = pa.schema([(f"k{number}", COLUMNS[kind][0]) for number, kind in enumerate(kinds)])
@@ -109,7 +116,9 @@ class StateMachine(RuleBasedStateMachine):
         )
         self.store = MemoryStore("state-machine")
         self.stack.callback(MemoryStore.forget, "state-machine")
-        self.writer = RunWriter(self.store, self.schema, GROUPS, settings=RunSettings(batch_rows=batch_rows))
+        self.segments = Segments(self.store, system_environment(), segment_bytes=segment_bytes)
+        self.inline_bytes = inline_bytes
+        self.settings = RunSettings(batch_rows=batch_rows)
         self.reading = RunReaderSettings(whole_bytes=whole_bytes)
         self.model: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self.uncommitted: dict[tuple[Any, ...], tuple[Any, ...]] = {}
@@ -162,8 +171,11 @@ class StateMachine(RuleBasedStateMachine):
     @rule()
     def checkpoint(self) -> None:
         self.checkpoint_id += 1
-        made = [snapshot(table, None, self.writer, self.checkpoint_id, settings=self.merging) for table in self.tables]
-        self.stored = tuple(one.state for one in made)
+        segment = self.segments.writer(self.inline_bytes)
+        writer = RunWriter(segment, "op", self.schema, GROUPS, settings=self.settings)
+        made = [snapshot(table, None, writer, self.checkpoint_id, settings=self.merging).state for table in self.tables]
+        placed = segment.finish().of
+        self.stored = tuple(replace(state, runs=tuple(map(placed, state.runs))) for state in made)
         self.reopen()
 
     @rule()

@@ -1,6 +1,6 @@
 """The state changelog: every change of keyed state, streamed to an object store as it happens.
 
-``api`` says what it is and how a change lives; ``frame`` is the format of the objects. A checkpoint costs what changed,
+``api`` says what it is and how a change lives; ``segment`` is the format of objects. A checkpoint costs what changed,
 and a restart at any parallelism reads exactly its key groups::
 
     storage = ChangelogStorage.open("file:///data/changelog")

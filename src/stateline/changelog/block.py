@@ -1,14 +1,15 @@
-"""The bytes of one block: an Arrow IPC stream whose messages are constants with a few numbers in them.
+"""The bytes of one block: a record-batch message of an Arrow IPC stream, constant but for a few numbers in it.
 
-Owns encoding and decoding of one block. Does not own the table that says where blocks are (``frame``, whose docstring
-describes the whole format, this part included).
+Owns encoding and decoding of one block, and the messages before the first and after the last one. Does not own the
+table that says where blocks are (``changes``, whose docstring describes the whole format, this part included).
 
 A block holds the changes of some neighbouring key groups, as one record batch with the columns ``key_group`` (int16)
-and ``change`` (binary), both without nulls. Any Arrow reader opens it.
+and ``change`` (binary), both without nulls. Any Arrow reader opens the stream of a schema message, blocks, and the end
+of stream.
 
-Why not through a general Arrow reader ourselves: the stream of a block is fixed by its number of rows and the lengths
-of its buffers, so this module writes the messages as constants and, when it reads, compares them byte for byte with the
-ones that it would have written. Nothing that a hostile file says is ever interpreted: a length is used only after it
+Why not through a general Arrow reader ourselves: a message is fixed by the number of its rows and the lengths of its
+buffers, so this module writes messages as constants and, when it reads, compares them byte for byte with the ones that
+it would have written. Nothing that a hostile file says is ever interpreted: a length is used only after it
 was found to agree with the checked table, and nothing is decompressed into more bytes than the table announced.
 
 Facts (Arrow columnar format 1.5, "IPC streaming format"):
@@ -67,10 +68,10 @@ SCHEMA_MESSAGE: Final = bytes.fromhex(
     "676500000400040004000000100014000800000007000c00000010001000000000000002100000002400000004000000"
     "00000000090000006b65795f67726f757000000008000c0008000700080000000000000110000000"
 )
-"""The first message of every block."""
+"""The first message of every stream."""
 
 END_OF_STREAM: Final = bytes.fromhex("ffffffff00000000")
-"""The last bytes of every block."""
+"""The last bytes of every stream."""
 
 _BODY_LENGTH_AT: Final = 40
 _ZEROS: Final = bytes(8)
@@ -80,7 +81,7 @@ _BUFFERS: Final = struct.Struct("<10q")
 
 
 class Compression(IntEnum):
-    """How the columns of a block are compressed; the number is what frames store."""
+    """How the columns of a block are compressed; the number is what tables store."""
 
     NONE = 0
     LZ4 = 1
@@ -163,10 +164,10 @@ def raw_bytes(rows: int, change_bytes: int) -> int:
     return 2 * rows + 4 * (rows + 1) + change_bytes
 
 
-def block_compression(frame_compression: Compression, rows: int, change_bytes: int) -> Compression:
-    """How a block of this size is stored in a frame of this compression."""
+def block_compression(wanted: Compression, rows: int, change_bytes: int) -> Compression:
+    """How a block of this size is stored where ``wanted`` is asked for."""
     fits = raw_bytes(rows, change_bytes) <= MAX_COMPRESSED_BLOCK_BYTES
-    return frame_compression if fits else Compression.NONE
+    return wanted if fits else Compression.NONE
 
 
 def encode_block(
@@ -179,7 +180,7 @@ def encode_block(
         offsets: Where each change starts in ``changes``, and the end of the last: ``len(key_groups) + 1`` numbers
             from 0.
         changes: All changes, one after the other.
-        compression: Of the frame.
+        compression: Of the change set.
     """
     rows = len(key_groups)
     compression = block_compression(compression, rows, changes.size)
@@ -198,8 +199,7 @@ def encode_block(
     front = b"".join(
         (_front(compression, rows, lengths), columns[0], _padding(lengths[0]), columns[1], _padding(lengths[1]))
     )
-    tail = _padding(lengths[2]) + END_OF_STREAM
-    pieces: tuple[Buffer, ...] = (front, columns[2], tail)
+    pieces: tuple[Buffer, ...] = (front, columns[2], _padding(lengths[2]))
     if lengths[2] < _SMALL_BLOCK_BYTES:
         pieces = (b"".join(pieces),)
     checksum = 0
@@ -218,7 +218,7 @@ def decode_block(
         rows: Number of changes, from the table.
         change_bytes: Bytes of all changes, from the table.
         raw_crc32c: Checksum before compression, from the table.
-        compression: Of the frame.
+        compression: Of the change set.
         subject: The object and the offset, for errors.
 
     Returns:
@@ -236,10 +236,10 @@ def decode_block(
     starts = [len(front)]
     for length in lengths:
         starts.append(starts[-1] + length + len(_padding(length)))
-    if len(stored) != starts[3] + len(END_OF_STREAM):
-        _refuse(f"the block has {len(stored)} bytes, its columns need {starts[3] + len(END_OF_STREAM)}", subject)
-    if stored[: len(front)] != front or stored[starts[3] :] != END_OF_STREAM:
-        _refuse("the block is not the Arrow stream that its table announces", subject)
+    if len(stored) != starts[3]:
+        _refuse(f"the block has {len(stored)} bytes, its columns need {starts[3]}", subject)
+    if stored[: len(front)] != front:
+        _refuse("the block is not the Arrow message that its table announces", subject)
     pieces = [pa.py_buffer(stored[start : start + length]) for start, length in zip(starts, lengths, strict=False)]
     if compression is not Compression.NONE:
         pieces = _inflate(pieces, raw_lengths, raw_crc32c, compression, subject)
@@ -249,7 +249,7 @@ def decode_block(
 
 
 def _front(compression: Compression, rows: int, lengths: Sequence[int]) -> bytes:
-    """Schema message and record-batch message, up to the body."""
+    """The record-batch message, up to the body."""
     template = _MESSAGES[compression]
     message = bytearray(template.constant)
     second = lengths[0] + len(_padding(lengths[0]))
@@ -261,14 +261,14 @@ def _front(compression: Compression, rows: int, lengths: Sequence[int]) -> bytes
         message, template.buffers_at, 0, 0, 0, lengths[0], second, 0, second, lengths[1], third, lengths[2]
     )
     _NODES.pack_into(message, template.nodes_at, rows, 0, rows, 0)
-    return SCHEMA_MESSAGE + message
+    return bytes(message)
 
 
 def _stored_lengths(stored: memoryview, compression: Compression, subject: str) -> tuple[int, int, int]:
     """The lengths of the compressed buffers, as the block says; the caller compares the whole message afterwards."""
-    at = len(SCHEMA_MESSAGE) + _MESSAGES[compression].buffers_at
+    at = _MESSAGES[compression].buffers_at
     if len(stored) < at + _BUFFERS.size:
-        _refuse("the block ends within its first message", subject)
+        _refuse("the block ends within its message", subject)
     numbers = _BUFFERS.unpack_from(stored, at)
     first, second, third = numbers[3], numbers[7], numbers[9]
     if min(first, second, third) < 0 or max(first, second, third) > len(stored):

@@ -1,7 +1,7 @@
 """One change set: what a writer collected between two sequence numbers.
 
-Owns the life of its bytes in memory: columns first, the encoded frame once somebody asked for it, never both. Does not
-own the frame's format.
+Owns the life of its bytes in memory: columns first, the encoded section once somebody asked for it, never both. Does
+not own the section's format.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from uuid import UUID
 
 from stateline.changelog.api import SequenceNumber, StateChange
 from stateline.changelog.block import Compression, decode_block
+from stateline.changelog.changes import EncodedChanges, encode_changes
 from stateline.changelog.columns import ChangeColumns, joined_columns
-from stateline.changelog.frame import EncodedFrame, encode_frame
 from stateline.errors import ClosedError
 from stateline.options import check_kind
 
@@ -32,7 +32,7 @@ class StateChangeSet:
         weight: What they count as, where bytes are limited: an empty change is not free.
     """
 
-    __slots__ = ("_columns", "_count", "_frame", "log_id", "sequence_number", "size", "weight")
+    __slots__ = ("_columns", "_count", "_encoded", "log_id", "sequence_number", "size", "weight")
 
     def __init__(self, log_id: UUID, sequence_number: SequenceNumber, changes: Iterable[StateChange]) -> None:
         check_kind(log_id, UUID, "log_id")
@@ -55,7 +55,7 @@ class StateChangeSet:
         self.weight = sum(part.weight for part in columns)
         self._count = sum(len(part) for part in columns)
         self._columns: tuple[ChangeColumns, ...] | None = columns
-        self._frame: EncodedFrame | None = None
+        self._encoded: EncodedChanges | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -69,43 +69,43 @@ class StateChangeSet:
         columns = self._columns
         if columns is not None:
             return tuple(change for part in columns for change in part.changes())
-        frame = self._frame
-        return () if frame is None else tuple(_changes_of(frame))
+        encoded = self._encoded
+        return () if encoded is None else tuple(_changes_of(encoded))
 
-    def encode(self, compression: Compression) -> EncodedFrame:
-        """The frame of this set. Encoded once: every attempt of an upload sends the same bytes.
+    def encode(self, compression: Compression) -> EncodedChanges:
+        """The section of this set. Encoded once: every attempt of an upload sends the same bytes.
 
         The columns are given up, so that waiting for a slow store costs the memory of one of the two forms. Two threads
         that come at once both encode, which gives the same bytes.
         """
-        columns, frame = self._columns, self._frame
+        columns, encoded = self._columns, self._encoded
         if columns is None:
-            if frame is None:
+            if encoded is None:
                 raise ClosedError("its bytes were given up", operation="encode", subject=repr(self))
-            return frame
+            return encoded
         joined = joined_columns(columns)
-        if self._columns is columns:  # Kept joined: with the frame there are two forms in memory, not three.
+        if self._columns is columns:  # Kept joined: with the section there are two forms in memory, not three.
             columns = self._columns = (joined,)
-        frame = encode_frame(self.log_id, self.sequence_number.value, joined, compression)
+        encoded = encode_changes(self.log_id, self.sequence_number.value, joined, compression)
         if self._columns is columns:  # Else another attempt was faster, and the bytes may have been given up.
-            self._frame = frame
+            self._encoded = encoded
             self._columns = None
-        return frame
+        return encoded
 
     def give_up(self) -> None:
         """The set is durable: its bytes are not needed any more. An attempt that comes too late cannot encode it."""
-        self._columns = self._frame = None
+        self._columns = self._encoded = None
 
 
-def _changes_of(frame: EncodedFrame) -> Iterable[StateChange]:
-    data = memoryview(b"".join(frame.pieces))
-    for block in frame.head.blocks:
+def _changes_of(encoded: EncodedChanges) -> Iterable[StateChange]:
+    data = memoryview(b"".join(encoded.section.pieces))
+    for block in encoded.table.blocks:
         key_groups, values = decode_block(
             data[block.offset : block.offset + block.length],
             rows=block.rows,
             change_bytes=block.change_bytes,
             raw_crc32c=block.raw_crc32c,
-            compression=frame.head.compression,
-            subject="a frame in memory",
+            compression=encoded.table.compression,
+            subject="a section in memory",
         )
         yield from map(StateChange, key_groups.tolist(), values.to_pylist())

@@ -4,8 +4,8 @@ Owns :class:`SegmentHandle`, :class:`ChangelogHandle` and their encoding. Does n
 
 Rules:
 - A handle is made only after what it names is durable.
-- It names an object by its exact, relative name in the store of the changelog, and carries the checksum of the frame's
-  head, which in turn holds the checksum of every block: what is read can be proved to be what was written.
+- It names an object by its exact, relative name in the store of the changelog, and carries the checksum of the
+  section's table, which in turn holds the checksum of every block: what is read can be proved to be what was written.
 
 Encoding, little-endian::
 
@@ -46,14 +46,14 @@ _MAX_UINT32: Final = 2**32 - 1
 
 
 class SegmentHandle(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """One durable change set: one frame inside one changelog object.
+    """One durable change set: one section of kind ``changes`` inside one segment.
 
     Attributes:
         name: Exact name of the object, relative to the root of the store. Several segments may share an object.
-        offset: First byte of the frame.
-        length: Bytes of the frame.
-        head_length: Bytes of the frame's head: what a ranged reader fetches first.
-        crc32c: CRC32C of the head as it is stored, which covers the checksums of all blocks.
+        offset: First byte of the section.
+        length: Bytes of the section.
+        head_length: Bytes of the table at the end of the section: what a ranged reader fetches first.
+        crc32c: CRC32C of the table as it is stored, which covers the checksums of all blocks.
         log_id: The writer, as 32 hexadecimal digits.
         sequence_number: The change set of that writer.
         size: Bytes of the changes, without any framing, uncompressed.

@@ -1,10 +1,10 @@
-"""Changelog objects without their handles: what is inside, and whether it is whole.
+"""Segments without their handles: what is inside, and whether it is whole.
 
-Owns finding frames, by the index or, in a torn object, one after the other. Does not own the format (``frame``) or the
-printing (``stateline.cli.changelog``).
+Owns finding sections by the directory, and checking every byte. Does not own the formats (``segment``, ``changes``),
+what runs and rows mean (``stateline.state``, ``stateline.files``), or the printing (``stateline.cli.changelog``).
 
-Memory: heads, and one run of blocks at a time; never a whole object. Damage is reported with its offset and does not
-hide what is intact elsewhere in the object.
+Memory: tables, and about :data:`~stateline.changelog.reader.RUN_BYTES` at a time; never a whole object. Damage is
+reported with its offset and does not hide what is intact elsewhere in the object.
 """
 
 from __future__ import annotations
@@ -14,24 +14,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from stateline.blob.api import BlobStore
+from stateline.blob.checksum import crc32c
 from stateline.changelog.api import StateChange
-from stateline.changelog.frame import (
-    HEADER_BYTES,
-    INDEX_MAGIC,
-    MAX_INDEX_BYTES,
-    TRAILER_BYTES,
-    FrameHead,
-    IndexEntry,
-    decode_head,
-    decode_index,
-    decode_trailer,
-    head_length_of,
-)
-from stateline.changelog.reader import Columns, decode_blocks, runs_of
+from stateline.changelog.changes import ChangesTable, decode_table
+from stateline.changelog.reader import RUN_BYTES, Columns, Fetch, check_messages, decode_blocks, runs_of
+from stateline.changelog.segment import DirectoryEntry, SectionKind, read_directory
 from stateline.errors import CorruptDataError
 from stateline.key_groups import KeyGroupRange
 
-__all__ = ["FoundFrame", "Inspection", "Problem", "changes_of", "inspect_object", "verify_frame"]
+__all__ = ["FoundSection", "Inspection", "Problem", "changes_of", "inspect_segment", "verify_section"]
 
 _ALL: Final = KeyGroupRange(0, 32767)
 
@@ -48,18 +39,24 @@ class Problem:
     offset: int
     message: str
 
+    @classmethod
+    def of(cls, error: CorruptDataError, offset: int) -> Problem:
+        """What an error tells: at the offset that its subject ends with, or at ``offset``."""
+        _, found, number = (error.subject or "").rpartition(" at byte ")
+        return cls(int(number) if found and number.isdecimal() else offset, error.message)
+
 
 @dataclass(frozen=True, slots=True)
-class FoundFrame:
-    """A frame whose head is intact.
+class FoundSection:
+    """A section that the directory names.
 
     Attributes:
-        offset: Its first byte in the object.
-        head: What it says.
+        entry: What the directory says.
+        table: Of changes; ``None`` for every other kind.
     """
 
-    offset: int
-    head: FrameHead
+    entry: DirectoryEntry
+    table: ChangesTable | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,128 +66,111 @@ class Inspection:
     Attributes:
         name: The object.
         size: Its bytes.
-        frames: Those with an intact head, in order.
-        problems: None if the index and all heads are intact.
+        sections: Those whose table, if they should have one, is intact; in order.
+        problems: None if the directory and all tables are intact.
     """
 
     name: str
     size: int
-    frames: tuple[FoundFrame, ...]
+    sections: tuple[FoundSection, ...]
     problems: tuple[Problem, ...]
 
 
-def inspect_object(store: BlobStore, name: str) -> Inspection:
-    """Reads the index and all heads of an object; blocks are not looked at, see :func:`verify_frame`.
+def inspect_segment(store: BlobStore, name: str) -> Inspection:
+    """Reads the directory, all tables and what is between sections; see :func:`verify_section` for the rest.
 
     Raises:
         NotFoundError: There is no such object.
     """
     size = store.head(name).size
     problems: list[Problem] = []
+    sections: list[FoundSection] = []
     try:
-        entries: tuple[IndexEntry, ...] | None = _read_index(store, name, size)
+        for entry in read_directory(store, name):
+            end = entry.offset + entry.length
+            data = store.get_range(name, end - entry.head_length, end + entry.padding)
+            if any(data[entry.head_length :]):
+                problems.append(Problem(end, "the padding is not zero"))
+            try:
+                sections.append(FoundSection(entry, _table(data[: entry.head_length], name, entry)))
+            except CorruptDataError as error:
+                problems.append(Problem.of(error, entry.offset))
     except CorruptDataError as error:
-        problems.append(Problem(max(size - TRAILER_BYTES, 0), error.message))
-        entries = None
-    frames: list[FoundFrame] = []
-    for found in _scan(store, name, size) if entries is None else _indexed(store, name, entries):
-        if isinstance(found, Problem):
-            problems.append(found)
-        else:
-            frames.append(found)
-    return Inspection(name, size, tuple(frames), tuple(problems))
+        problems.append(Problem.of(error, size))
+    return Inspection(name, size, tuple(sections), tuple(problems))
 
 
-def verify_frame(store: BlobStore, name: str, frame: FoundFrame) -> Problem | None:
-    """Reads every block of a frame and checks it; ``None`` if all are intact."""
+def verify_section(store: BlobStore, name: str, section: FoundSection) -> Problem | None:
+    """Reads every byte of a section and checks it; ``None`` if all are intact."""
+    entry = section.entry
     try:
-        for _ in _columns_of(store, name, frame, _ALL):
+        if section.table is None:
+            _check_whole(store, name, entry)
+        for _ in _columns_of(store, name, section, _ALL):
             pass
     except CorruptDataError as error:
-        return Problem(_offset_in(error, frame.offset), error.message)
+        return Problem.of(error, entry.offset)
     return None
 
 
 def changes_of(
-    store: BlobStore, name: str, frame: FoundFrame, key_groups: KeyGroupRange | None = None
+    store: BlobStore, name: str, section: FoundSection, key_groups: KeyGroupRange | None = None
 ) -> Iterator[StateChange]:
-    """The changes of a frame, metadata first, then by key group.
+    """The changes of a section, metadata first, then by key group; none of another kind.
 
     Args:
         store: Where the object is.
         name: The object.
-        frame: From :func:`inspect_object`.
+        section: From :func:`inspect_segment`.
         key_groups: Only these, and metadata.
 
     Raises:
         CorruptDataError: A block is damaged. What came before it was intact.
     """
     wanted = _ALL if key_groups is None else key_groups
-    for groups, values in _columns_of(store, name, frame, wanted):
+    for groups, values in _columns_of(store, name, section, wanted):
         for key_group, value in zip(groups.tolist(), values.to_pylist(), strict=True):
             if key_group < 0 or key_group in wanted:
                 yield StateChange(key_group, value)
 
 
-def _columns_of(store: BlobStore, name: str, frame: FoundFrame, wanted: KeyGroupRange) -> Iterator[Columns]:
-    for run in runs_of(block for block in frame.head.blocks if block.overlaps(wanted)):
+def _table(data: bytes, name: str, entry: DirectoryEntry) -> ChangesTable | None:
+    if entry.kind is not SectionKind.CHANGES:
+        return None
+    subject = f"{name} at byte {entry.offset + entry.length - entry.head_length}"
+    table = decode_table(data, subject)
+    found = (table.log_id.hex, table.sequence_number, table.length, table.crc32c)
+    if found != (entry.owner, entry.number, entry.length, entry.crc32c):
+        raise CorruptDataError("the table is not the one of the directory", operation="inspect", subject=subject)
+    return table
+
+
+def _check_whole(store: BlobStore, name: str, entry: DirectoryEntry) -> None:
+    checksum = 0
+    end = entry.offset + entry.length
+    for start in range(entry.offset, end, RUN_BYTES):
+        checksum = crc32c(store.get_range(name, start, min(start + RUN_BYTES, end)), checksum)
+    if checksum != entry.crc32c:
+        raise CorruptDataError(
+            "the checksum of the section does not match", operation="inspect", subject=f"{name} at byte {entry.offset}"
+        )
+
+
+def _columns_of(store: BlobStore, name: str, section: FoundSection, wanted: KeyGroupRange) -> Iterator[Columns]:
+    offset, table = section.entry.offset, section.table
+    if table is None:
+        return
+    fetch = _reads(store, name, offset, offset + table.length)
+    check_messages(fetch, table, name, offset)
+    for run in runs_of(block for block in table.blocks if block.overlaps(wanted)):
         start, end = run[0].offset, run[-1].offset + run[-1].length
-        data = store.get_range(name, frame.offset + start, frame.offset + end)
-        yield from decode_blocks(memoryview(data), start, frame.head, run, name, frame.offset)
+        data = fetch(offset + start, offset + end)
+        yield from decode_blocks(memoryview(data), start, table, run, name, offset)
 
 
-def _read_index(store: BlobStore, name: str, size: int) -> tuple[IndexEntry, ...]:
-    if size < TRAILER_BYTES:
-        raise CorruptDataError(f"{size} bytes are too few for a changelog object", operation="inspect", subject=name)
-    trailer = store.get_range(name, size - TRAILER_BYTES, size)
-    offset = decode_trailer(trailer, size, f"{name} at byte {size - TRAILER_BYTES}")
-    if size - offset > MAX_INDEX_BYTES:
-        raise CorruptDataError(f"an index of {size - offset} bytes is too long", operation="inspect", subject=name)
-    return decode_index(store.get_range(name, offset, size), offset, f"{name} at byte {offset}")
-
-
-def _indexed(store: BlobStore, name: str, entries: tuple[IndexEntry, ...]) -> Iterator[FoundFrame | Problem]:
-    for entry in entries:
-        subject = f"{name} at byte {entry.offset}"
-        try:
-            head = decode_head(store.get_range(name, entry.offset, entry.offset + entry.head_length), subject)
-            found = IndexEntry(
-                head.log_id, head.sequence_number, entry.offset, head.length, head.head_length, head.crc32c
-            )
-            if found != entry:
-                raise CorruptDataError("the frame is not the one of the index", operation="inspect", subject=subject)
-        except CorruptDataError as error:
-            yield Problem(entry.offset, error.message)
-        else:
-            yield FoundFrame(entry.offset, head)
-
-
-def _scan(store: BlobStore, name: str, size: int) -> Iterator[FoundFrame | Problem]:
-    """Frame by frame from the start, up to the first that is not whole."""
-    position = 0
-    while position < size:
-        subject = f"{name} at byte {position}"
-        try:
-            start = store.get_range(name, position, min(position + HEADER_BYTES, size))
-            if start[:4] == INDEX_MAGIC:
-                return
-            head_length = head_length_of(start, subject)
-            if position + head_length > size:
-                raise CorruptDataError(
-                    "the object ends within the head of a frame", operation="inspect", subject=subject
-                )
-            head = decode_head(store.get_range(name, position, position + head_length), subject)
-            if position + head.length > size:
-                missing = position + head.length - size
-                raise CorruptDataError(f"the last {missing} bytes of the frame are missing", subject=subject)
-        except CorruptDataError as error:
-            yield Problem(position, error.message)
-            return
-        yield FoundFrame(position, head)
-        position += head.length
-
-
-def _offset_in(error: CorruptDataError, default: int) -> int:
-    """The offset that the subject of an error ends with."""
-    _, found, number = (error.subject or "").rpartition(" at byte ")
-    return int(number) if found and number.isdecimal() else default
+def _reads(store: BlobStore, name: str, start: int, end: int) -> Fetch:
+    """Reads within a range of an object, of which a short one is fetched once and whole."""
+    if end - start > RUN_BYTES:
+        return lambda first, last: store.get_range(name, first, last)
+    data = store.get_range(name, start, end)
+    return lambda first, last: data[first - start : last - start]

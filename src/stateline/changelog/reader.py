@@ -1,7 +1,7 @@
 """From a handle back to its changes.
 
-Owns which bytes are fetched, from where, and in which order changes come out. Does not own the format (``frame``,
-``block``).
+Owns which bytes are fetched, from where, and in which order changes come out. Does not own the format
+(``changes``, ``block``).
 
 Guarantees:
 - Segments come in the order of the handle; within one, metadata first, then key group by key group, and within a key
@@ -21,9 +21,8 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,16 +31,17 @@ import pyarrow as pa
 from stateline.blob.api import BlobStore
 from stateline.blob.checksum import crc32c
 from stateline.changelog.api import StateChange
-from stateline.changelog.block import SCHEMA, decode_block
-from stateline.changelog.cache import HostCache
-from stateline.changelog.frame import BlockEntry, FrameHead, decode_head
+from stateline.changelog.block import END_OF_STREAM, SCHEMA, SCHEMA_MESSAGE, decode_block
+from stateline.changelog.changes import BlockEntry, ChangesTable, decode_table
 from stateline.changelog.handle import ChangelogHandle, SegmentHandle
+from stateline.changelog.host_cache import HostCache
 from stateline.changelog.metrics import ChangelogMetrics
+from stateline.changelog.section_reader import SectionReader
 from stateline.environment import Environment, Executor, Monitor, system_environment
 from stateline.errors import CorruptDataError, DataLossError, InvalidInputError, NotFoundError
 from stateline.key_groups import KeyGroupRange
 
-__all__ = ["ChangelogReader", "Downloads", "decode_blocks", "runs_of"]
+__all__ = ["RUN_BYTES", "ChangelogReader", "Downloads", "Fetch", "check_messages", "decode_blocks", "runs_of"]
 
 RUN_BYTES: Final = 8 * 1024 * 1024
 """Blocks are fetched in runs of at most this many bytes."""
@@ -102,8 +102,8 @@ class ChangelogReader:
 
     Args:
         store: The objects.
-        local: Copies of them on this host, which are tried first.
-        cache: Downloads shared on this host, tried next.
+        cache: Copies of them on this host, which are tried first.
+        downloaded: Downloads shared on this host, tried next.
         num_threads: Segments that are fetched ahead.
         downloads: The threads for that, which others may use, too; by default some of its own.
         metrics: Where to count.
@@ -114,20 +114,16 @@ class ChangelogReader:
         self,
         store: BlobStore,
         *,
-        local: BlobStore | None = None,
         cache: HostCache | None = None,
+        downloaded: HostCache | None = None,
         num_threads: int = 4,
         downloads: Downloads | None = None,
         metrics: ChangelogMetrics | None = None,
         environment: Environment | None = None,
     ) -> None:
         environment = environment or system_environment()
-        self._sources: list[_Source] = []
-        if local is not None:
-            self._sources.append(_StoreSource(local, optional=True))
-        if cache is not None:
-            self._sources.append(_CacheSource(cache))
-        self._sources.append(_StoreSource(store, optional=False))
+        self._store = store
+        self._sections = SectionReader(store, cache, downloaded)
         self._num_threads = num_threads
         self._metrics = metrics or ChangelogMetrics()
         self._executors = environment.executors
@@ -211,32 +207,22 @@ class ChangelogReader:
     # -- one segment ----------------------------------------------------------------------------------------------
 
     def _load(self, segment: SegmentHandle, wanted: KeyGroupRange) -> _Loaded:
-        """The head of a segment and its first run of blocks."""
+        """The table of a segment and its first run of blocks."""
         return self._from_sources(segment, lambda fetch: _load(segment, wanted, fetch))
 
     def _run(self, loaded: _Loaded, run: Sequence[BlockEntry]) -> list[Columns]:
         """One more run of blocks."""
-        return self._from_sources(loaded.segment, lambda fetch: _fetch_run(loaded.segment, loaded.head, run, fetch))
+        return self._from_sources(loaded.segment, lambda fetch: _fetch_run(loaded.segment, loaded.table, run, fetch))
 
     def _from_sources(self, segment: SegmentHandle, read: Callable[[Fetch], T]) -> T:
-        """What ``read`` makes of the first source that has its bytes undamaged."""
-        for source in self._sources:
-            try:
-                with source.opened(segment.name) as fetch:
-                    result = read(self._counted(fetch))
-            except NotFoundError as error:
-                if not source.is_optional:
-                    raise _gone(segment) from error
-            except (OSError, ValueError) as error:  # ValueError: such as a file where the folder of copies should be.
-                if not source.is_optional:
-                    raise
-                self._metrics.counter("local_read_fallbacks").increment()
-                if isinstance(error, CorruptDataError):
-                    source.drop(segment.name)
-            else:
-                self._metrics.counter("local_reads").increment(int(source.is_optional))
-                return result
-        raise _gone(segment)
+        """What ``read`` makes of the nearest place that has its bytes undamaged."""
+        try:
+            near = self._sections.near(segment, lambda buffer: read(self._counted(_ranges_of(buffer, segment))))
+            if near is not None:
+                return near
+            return read(self._counted(lambda start, end: self._store.get_range(segment.name, start, end)))
+        except NotFoundError as error:
+            raise _gone(segment) from error
 
     def _counted(self, fetch: Fetch) -> Fetch:
         def counted(start: int, end: int) -> bytes:
@@ -252,7 +238,7 @@ class _Loaded:
     """A segment of which the first run of blocks is decoded."""
 
     segment: SegmentHandle
-    head: FrameHead
+    table: ChangesTable
     first: list[Columns]
     rest: list[list[BlockEntry]]
 
@@ -294,80 +280,44 @@ class _Slot:
         return self._load() if self._loaded is None else self._loaded
 
 
-class _Source(Protocol):
-    """A place where the bytes of an object may be."""
+def _ranges_of(buffer: pa.Buffer, segment: SegmentHandle) -> Fetch:
+    """Fetches from the bytes of a segment; counts from the first byte of its object."""
 
-    is_optional: bool
-    """Whether another source has the same bytes."""
+    def fetch(start: int, end: int) -> bytes:
+        start, end = start - segment.offset, end - segment.offset
+        if end > buffer.size:
+            raise CorruptDataError(
+                f"it ends at {buffer.size}, before byte {end}",
+                operation="read",
+                subject=segment.name,
+                hint="The object is damaged: restore it, or go back to an older checkpoint",
+            )
+        return bytes(buffer.slice(start, end - start))
 
-    def opened(self, name: str) -> AbstractContextManager[Fetch]:
-        """A function that fetches half-open ranges of the object; ``NotFoundError`` if it is not here."""
-        ...
-
-    def drop(self, name: str) -> None:
-        """Deletes a damaged copy."""
-        ...
-
-
-class _StoreSource:
-    """Ranged reads from a store."""
-
-    def __init__(self, store: BlobStore, *, optional: bool) -> None:
-        self.is_optional = optional
-        self._store = store
-
-    @contextmanager
-    def opened(self, name: str) -> Iterator[Fetch]:
-        yield lambda start, end: self._store.get_range(name, start, end)
-
-    def drop(self, name: str) -> None:
-        with suppress(OSError):
-            self._store.delete([name])
-
-
-class _CacheSource:
-    """Reads from downloads."""
-
-    is_optional = True
-
-    def __init__(self, cache: HostCache) -> None:
-        self._cache = cache
-
-    @contextmanager
-    def opened(self, name: str) -> Iterator[Fetch]:
-        cached = self._cache.acquire(name)
-        if cached is None:
-            raise NotFoundError("it cannot be cached", operation="read", subject=name)
-        try:
-            yield cached.read
-        finally:
-            self._cache.release(cached)
-
-    def drop(self, name: str) -> None:
-        self._cache.drop(name)
+    return fetch
 
 
 def _load(segment: SegmentHandle, wanted: KeyGroupRange, fetch: Fetch) -> _Loaded:
-    """Fetches the head and the first run of wanted blocks, in one request where that fetches nothing in vain."""
+    """Fetches the table and the first run of wanted blocks, in one request where that fetches nothing in vain."""
     covered = wanted.start <= max(segment.first_key_group, 0) and segment.last_key_group <= wanted.end
+    start, end = segment.offset, segment.offset + segment.length
     if segment.length <= SMALL_SEGMENT_BYTES or (covered and segment.length <= RUN_BYTES):
-        whole = fetch(segment.offset, segment.offset + segment.length)
-        head = _checked_head(segment, whole)
-        blocks = [block for block in head.blocks if block.overlaps(wanted)]
-        return _Loaded(
-            segment, head, decode_blocks(memoryview(whole), 0, head, blocks, segment.name, segment.offset), []
-        )
-    head = _checked_head(segment, fetch(segment.offset, segment.offset + segment.head_length))
-    runs = list(runs_of(block for block in head.blocks if block.overlaps(wanted)))
-    first = _fetch_run(segment, head, runs[0], fetch) if runs else []
-    return _Loaded(segment, head, first, runs[1:])
+        whole = fetch(start, end)
+        table = _checked_table(segment, whole[segment.length - segment.head_length :])
+        check_messages(lambda first, last: whole[first - start : last - start], table, segment.name, start)
+        blocks = [block for block in table.blocks if block.overlaps(wanted)]
+        return _Loaded(segment, table, decode_blocks(memoryview(whole), 0, table, blocks, segment.name, start), [])
+    table = _checked_table(segment, fetch(end - segment.head_length, end))
+    runs = list(runs_of(block for block in table.blocks if block.overlaps(wanted)))
+    first = _fetch_run(segment, table, runs[0], fetch) if runs else []
+    return _Loaded(segment, table, first, runs[1:])
 
 
-def _checked_head(segment: SegmentHandle, data: bytes) -> FrameHead:
-    """The head of exactly the frame that the handle names."""
-    subject = f"{segment.name} at byte {segment.offset}"
-    head = decode_head(data, subject)
-    found = (head.crc32c, head.log_id.hex, head.sequence_number, head.length, head.head_length, head.size)
+def _checked_table(segment: SegmentHandle, data: bytes) -> ChangesTable:
+    """The table of exactly the change set that the handle names."""
+    subject = f"{segment.name} at byte {segment.offset + segment.length - segment.head_length}"
+    table = decode_table(data, subject)
+    found = (table.crc32c, table.log_id.hex, table.sequence_number, table.length, table.head_length, table.size)
     named = (
         segment.crc32c,
         segment.log_id,
@@ -378,12 +328,12 @@ def _checked_head(segment: SegmentHandle, data: bytes) -> FrameHead:
     )
     if found != named:
         raise CorruptDataError(
-            f"the frame is set {head.sequence_number} of log {head.log_id.hex}, not the one that the handle names",
+            f"the table is of set {table.sequence_number} of log {table.log_id.hex}, not the one that the handle names",
             operation="read",
             subject=subject,
             hint="The object was exchanged, or the handle belongs to another store",
         )
-    return head
+    return table
 
 
 def runs_of(blocks: Iterable[BlockEntry]) -> Iterator[list[BlockEntry]]:
@@ -399,31 +349,31 @@ def runs_of(blocks: Iterable[BlockEntry]) -> Iterator[list[BlockEntry]]:
         yield run
 
 
-def _fetch_run(segment: SegmentHandle, head: FrameHead, run: Sequence[BlockEntry], fetch: Fetch) -> list[Columns]:
+def _fetch_run(segment: SegmentHandle, table: ChangesTable, run: Sequence[BlockEntry], fetch: Fetch) -> list[Columns]:
     start, end = run[0].offset, run[-1].offset + run[-1].length
     data = fetch(segment.offset + start, segment.offset + end)
-    return decode_blocks(memoryview(data), start, head, run, segment.name, segment.offset)
+    return decode_blocks(memoryview(data), start, table, run, segment.name, segment.offset)
 
 
 def decode_blocks(
-    data: memoryview, base: int, head: FrameHead, blocks: Iterable[BlockEntry], name: str, frame_offset: int
+    data: memoryview, base: int, table: ChangesTable, blocks: Iterable[BlockEntry], name: str, offset: int
 ) -> list[Columns]:
     """Checks and decodes blocks.
 
     Args:
-        data: Bytes of the frame from ``base`` on.
-        base: Where ``data`` starts, counted from the first byte of the frame.
-        head: Of the frame.
+        data: Bytes of the section from ``base`` on.
+        base: Where ``data`` starts, counted from the first byte of the section.
+        table: Of the section.
         blocks: Which ones; all within ``data``.
         name: The object, for errors.
-        frame_offset: The first byte of the frame in it, for errors.
+        offset: The first byte of the section in it, for errors.
 
     Raises:
         CorruptDataError: A block is not what the table says.
     """
     decoded = []
     for block in blocks:
-        subject = f"{name} at byte {frame_offset + block.offset}"
+        subject = f"{name} at byte {offset + block.offset}"
         stored = data[block.offset - base : block.offset - base + block.length]
         if len(stored) != block.length or crc32c(stored) != block.crc32c:
             raise CorruptDataError(
@@ -437,13 +387,35 @@ def decode_blocks(
             rows=block.rows,
             change_bytes=block.change_bytes,
             raw_crc32c=block.raw_crc32c,
-            compression=head.compression,
+            compression=table.compression,
             subject=subject,
         )
         if (int(groups[0]), int(groups[-1])) != block.key_groups:
             raise CorruptDataError("the block holds other key groups than the table", operation="read", subject=subject)
         decoded.append((groups, values))
     return decoded
+
+
+def check_messages(fetch: Fetch, table: ChangesTable, name: str, offset: int) -> None:
+    """Checks what no block covers, and only other Arrow readers look at: the messages around the blocks.
+
+    Args:
+        fetch: Reads the object.
+        table: Of the section.
+        name: The object, for errors.
+        offset: The first byte of the section.
+
+    Raises:
+        CorruptDataError: One is not what begins, or ends, every stream of changes.
+    """
+    end = table.length - table.head_length - len(END_OF_STREAM)
+    for start, message in ((offset, SCHEMA_MESSAGE), (offset + end, END_OF_STREAM)):
+        if fetch(start, start + len(message)) != message:
+            raise CorruptDataError(
+                "the message around the blocks is not that of a stream of changes",
+                operation="read",
+                subject=f"{name} at byte {start}",
+            )
 
 
 def _within(columns: Columns, wanted: KeyGroupRange) -> Columns:

@@ -1,7 +1,7 @@
 """From upload tasks to one durable object.
 
-Owns the layout of an object, its name and its one write. Does not own retries (``retry``), batches (``scheduler``) or
-who deletes it (``registry``).
+Owns which change sets an object has, its name and its one write. Does not own its layout (``segment``), retries
+(``retry``), batches (``scheduler``) or who deletes it (``registry``).
 
 Rules:
 - A name is never used twice: every call, so every attempt, makes a fresh one. The write is create-if-absent, and
@@ -17,22 +17,25 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stateline.blob.api import BlobStore, Buffer
+from stateline.blob.api import BlobStore, Buffer, ObjectInfo
+from stateline.blob.instrumented import StoreDecorator
 from stateline.blob.places import check_apart
 from stateline.blob.urls import store_of
 from stateline.changelog.api import UploadResult, UploadTasksResult
 from stateline.changelog.block import Compression
 from stateline.changelog.change_set import StateChangeSet
-from stateline.changelog.frame import FrameHead, encode_index
+from stateline.changelog.changes import ChangesTable
+from stateline.changelog.copier import Copier
 from stateline.changelog.handle import SegmentHandle
-from stateline.changelog.local_recovery import LocalCopies
+from stateline.changelog.host_cache import HostCache, HostCopies
 from stateline.changelog.metrics import ChangelogMetrics
-from stateline.changelog.object_names import object_prefix
+from stateline.changelog.object_names import is_object_name, object_prefix
 from stateline.changelog.registry import TaskChangelogRegistry
+from stateline.changelog.segment import encode_segment
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.upload_task import UploadTask
 from stateline.environment import Environment, system_environment
-from stateline.errors import OutcomeUnknownError, StatelineError
+from stateline.errors import OutcomeUnknownError, StatelineError, StorageFullError
 from stateline.options import check_kind
 
 __all__ = ["BlobUploader", "ChangelogObject", "DuplicatingUploader", "gather", "without_encoding_room"]
@@ -129,21 +132,16 @@ class BlobUploader:
 
     def _lay_out(self, tasks: Iterable[UploadTask]) -> ChangelogObject:
         name = self._prefix + self._ids.new_id()
-        pieces: list[Buffer] = []
-        frames: list[tuple[int, FrameHead]] = []
-        results: dict[UploadTask, list[UploadResult]] = {}
-        position = 0
-        for task in tasks:
-            results[task] = []
-            for change_set in sorted(task.change_sets, key=_order):
-                frame = change_set.encode(self._compression)
-                results[task].append(_result(name, position, frame.head, change_set))
-                frames.append((position, frame.head))
-                pieces += frame.pieces
-                position += frame.head.length
-        index = encode_index(frames)
-        gathered = tuple(gather((*pieces, index), self._buffer_size))
-        return ChangelogObject(name, gathered, position + len(index), results)
+        results: dict[UploadTask, list[UploadResult]] = {task: [] for task in tasks}
+        parts = [
+            (task, change_set, change_set.encode(self._compression))
+            for task in results
+            for change_set in sorted(task.change_sets, key=_order)
+        ]
+        made = encode_segment([encoded.section for _, _, encoded in parts])
+        for (task, change_set, encoded), offset in zip(parts, made.offsets, strict=True):
+            results[task].append(_result(name, offset, encoded.table, change_set))
+        return ChangelogObject(name, tuple(gather(made.pieces, self._buffer_size)), made.size, results)
 
     def write(self, made: ChangelogObject) -> None:
         """Makes the object durable, then tracks it.
@@ -182,47 +180,84 @@ class DuplicatingUploader:
         remote: The uploader that counts.
         local: The copies, or where they go: a store, its URL, or an uploader to it. Those get the default bound and
             timeout.
+        registry: Tracks the copies; by default one of its own, which is closed with the uploader.
 
     Raises:
         InvalidInputError: ``remote`` is another kind of uploader, whose bytes nobody else sees, or ``local`` is no
             place, or not one apart from the remote store.
     """
 
-    def __init__(self, remote: BlobUploader, local: LocalCopies | BlobUploader | BlobStore | str) -> None:
+    def __init__(
+        self,
+        remote: BlobUploader,
+        local: HostCache | BlobUploader | BlobStore | str,
+        *,
+        registry: TaskChangelogRegistry | None = None,
+    ) -> None:
         check_kind(remote, BlobUploader, "remote")
-        if not isinstance(local, LocalCopies):
+        if isinstance(local, HostCache):
+            local.check_apart([remote.store], "local")
+            self._copier = local.copier
+            self._place: BlobStore = HostCopies(local, remote.store)
+        else:
             store = local.store if isinstance(local, BlobUploader) else store_of(local)
+            check_apart("local", store, [remote.store])
             defaults = ChangelogSettings()
-            local = LocalCopies(store, defaults.local_recovery_max_bytes, defaults.local_copy_timeout)
-        check_apart("local", local.store, [remote.store])
+            self._copier = Copier(defaults.local_copy_timeout, ChangelogMetrics(), system_environment())
+            self._place = _BoundedCopies(store, defaults.local_recovery_max_bytes)
         self._remote = remote
-        self._local = local
+        self._owns_registry = registry is None
+        self._registry = registry or TaskChangelogRegistry(self._place)
 
     def upload(self, tasks: Collection[UploadTask]) -> UploadTasksResult:
         """See :meth:`StateChangeUploader.upload`."""
         if not tasks:
             return UploadTasksResult()
         made = self._remote.build(tasks)
-        copy = self._local.start(made.name, made.pieces, made.size)
+        copy = self._copier.start(self._place, made.name, made.pieces)
         try:
             self._remote.write(made)
         except BaseException:
             copy.abandon()
             raise
-        if not copy.wait(made.change_sets):
+        if not copy.wait():
+            copy.abandon()
             return UploadTasksResult(made.results)
+        self._registry.start_tracking(_AnyHandle(made.name), made.change_sets)
         return UploadTasksResult({task: [_with_local(one) for one in many] for task, many in made.results.items()})
 
     def discard(self, result: UploadTasksResult) -> None:
         """See :meth:`StateChangeUploader.discard`. The local copy goes too."""
         self._remote.discard(result)
         for name in dict.fromkeys(handle.name for handle in result.handles()):
-            self._local.registry.discard(_AnyHandle(name))
+            self._registry.discard(_AnyHandle(name))
 
     def close(self) -> None:
         """See :meth:`StateChangeUploader.close`."""
         self._remote.close()
-        self._local.close()
+        self._copier.close()
+        if self._owns_registry:
+            self._registry.close()
+
+
+class _BoundedCopies(StoreDecorator):
+    """A store that somebody gave for copies, of which the oldest go first. A host's disk has a :class:`HostCache`."""
+
+    def __init__(self, store: BlobStore, max_bytes: int) -> None:
+        super().__init__(store)
+        self._max_bytes = max_bytes
+
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+        room = sum(map(len, pieces))
+        found = sorted((info.modified_at, info.name, info.size) for info in self.list("") if is_object_name(info.name))
+        excess = sum(size for _, _, size in found) + room - self._max_bytes
+        if room > self._max_bytes:
+            raise StorageFullError(f"{room} bytes are more than {self._max_bytes}", operation="copy", subject=name)
+        for _, oldest, size in found:
+            if excess > 0:
+                self.delete([oldest])
+                excess -= size
+        return self.inner.put_all_if_absent(name, pieces)
 
 
 def _encoding_threads(settings: ChangelogSettings) -> int:
@@ -271,20 +306,20 @@ def _order(change_set: StateChangeSet) -> tuple[int, int]:
     return change_set.log_id.int, change_set.sequence_number.value
 
 
-def _result(name: str, offset: int, head: FrameHead, change_set: StateChangeSet) -> UploadResult:
+def _result(name: str, offset: int, table: ChangesTable, change_set: StateChangeSet) -> UploadResult:
     handle = SegmentHandle(
         name=name,
         offset=offset,
-        length=head.length,
-        head_length=head.head_length,
-        crc32c=head.crc32c,
-        log_id=head.log_id.hex,
-        sequence_number=head.sequence_number,
-        size=head.size,
-        first_key_group=head.key_groups[0],
-        last_key_group=head.key_groups[1],
+        length=table.length,
+        head_length=table.head_length,
+        crc32c=table.crc32c,
+        log_id=table.log_id.hex,
+        sequence_number=table.sequence_number,
+        size=table.size,
+        first_key_group=table.key_groups[0],
+        last_key_group=table.key_groups[1],
     )
-    return UploadResult(change_set.sequence_number, handle, None, offset, head.size)
+    return UploadResult(change_set.sequence_number, handle, None, offset, table.size)
 
 
 def _with_local(result: UploadResult) -> UploadResult:

@@ -4,9 +4,9 @@
 """
 
 from stateline.checkpoint.api import (
-    DELIVERY_PREFIX,
     MAX_FILE_STATE_THRESHOLD,
     Checkpoint,
+    DeliveryState,
     FileState,
     InlineState,
     OperatorState,
@@ -35,7 +35,6 @@ from stateline.checkpoint.sweep import RootSweep, sweep_root
 from stateline.checkpoint.verify import Finding, Problem, VerifyReport, verify_root, verify_savepoint
 
 __all__ = [
-    "DELIVERY_PREFIX",
     "MAX_FILE_STATE_THRESHOLD",
     "Checkpoint",
     "CheckpointStateOutputStream",
@@ -43,6 +42,7 @@ __all__ = [
     "CheckpointStoreSettings",
     "CheckpointStreamFactory",
     "CheckpointedStateScope",
+    "DeliveryState",
     "FileHandle",
     "FileState",
     "Finding",

@@ -19,14 +19,14 @@ from typing import Final
 import msgspec
 
 from stateline.checkpoint.layout import RECORD_PREFIX
-from stateline.handles import FinishedFile, OpenFile, RunHandle
+from stateline.handles import FinishedFile, OpenFile, RowsHandle, RunHandle, SectionHandle
 from stateline.key_groups import KeyGroupRange
 
 __all__ = [
-    "DELIVERY_PREFIX",
     "EARLIER_CHECKPOINTS",
     "MAX_FILE_STATE_THRESHOLD",
     "Checkpoint",
+    "DeliveryState",
     "FileState",
     "InlineState",
     "OperatorState",
@@ -37,9 +37,6 @@ __all__ = [
 
 MAX_FILE_STATE_THRESHOLD: Final = 1_048_576
 """Bytes of the largest state that a record may hold inline."""
-
-DELIVERY_PREFIX: Final = "delivery/"
-"""Names in ``Checkpoint.states``: rows that are handed over after the checkpoint exists, and then never again."""
 
 EARLIER_CHECKPOINTS: Final = "savepoint.checkpoints"
 """Name in ``Checkpoint.properties``, carried from record to record: :attr:`Checkpoint.earlier_checkpoints`."""
@@ -97,6 +94,18 @@ class OutputState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     open: tuple[OpenFile, ...] = ()
 
 
+class DeliveryState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rows that are handed over after the checkpoint exists, and then never again.
+
+    Attributes:
+        operator: Name of the operator whose output they are.
+        rows: A section for each subtask that had any, in the order of the subtasks.
+    """
+
+    operator: str
+    rows: tuple[RowsHandle, ...]
+
+
 class InlineState(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="inline", tag_field="kind"
 ):
@@ -145,6 +154,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         created_at: The time of the checkpoint, seconds since the epoch; see :func:`checkpoint_time`.
         operators: State.
         outputs: Files.
+        deliveries: Rows to be handed over, of each operator that has any.
         watermark_us: Event-time watermark after the batch, microseconds since the epoch; ``None`` without one.
         properties: Free text for people and tools, such as the program's name. What is told of an output has a key that
             ends with a space and its URL.
@@ -161,6 +171,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     created_at: float
     operators: tuple[OperatorState, ...] = ()
     outputs: tuple[OutputState, ...] = ()
+    deliveries: tuple[DeliveryState, ...] = ()
     watermark_us: int | None = None
     properties: dict[str, str] = {}
     states: dict[str, InlineState | FileState] = {}
@@ -173,12 +184,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def publishes(self) -> bool:
         """Whether something is left to do once the record exists: files to make visible, rows to hand over."""
-        return any(output.finished for output in self.outputs) or self.delivers
-
-    @property
-    def delivers(self) -> bool:
-        """Whether it has rows that are handed over."""
-        return any(name.startswith(DELIVERY_PREFIX) for name in self.states)
+        return any(output.finished for output in self.outputs) or bool(self.deliveries)
 
     @property
     def earlier_checkpoints(self) -> int:
@@ -190,23 +196,30 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def without_deliveries(self) -> Checkpoint:
         """The same state, with nothing left to hand over: for whatever goes on from this checkpoint."""
-        kept = {name: state for name, state in self.states.items() if not name.startswith(DELIVERY_PREFIX)}
-        return msgspec.structs.replace(self, states=kept)
+        return msgspec.structs.replace(self, deliveries=())
 
     def operator(self, name: str) -> OperatorState | None:
         """The state of the operator called ``name``; ``None`` if there is none."""
         return next((state for state in self.operators if state.name == name), None)
 
-    def object_names(self) -> Iterator[str]:
-        """The names in the root's store that this checkpoint reaches, repeated where several handles share one."""
+    def sections(self) -> Iterator[SectionHandle]:
+        """Every section that this checkpoint reaches, inline or not."""
+        return (section for _, section in self.owned_sections())
+
+    def owned_sections(self) -> Iterator[tuple[str, SectionHandle]]:
+        """Every section with its owner, as the directory of a segment names it."""
         for operator in self.operators:
             for subtask in operator.subtasks:
-                for run in subtask.runs:
-                    yield run.name
+                yield from ((operator.name, run) for run in subtask.runs)
         for output in self.outputs:
             for file in output.open:
-                for rows in file.pending:
-                    yield rows.name
+                yield from ((file.target, rows) for rows in file.pending)
+        for delivery in self.deliveries:
+            yield from ((delivery.operator, rows) for rows in delivery.rows)
+
+    def object_names(self) -> Iterator[str]:
+        """The names in the root's store that this checkpoint reaches, repeated where several handles share one."""
+        yield from (section.name for section in self.sections() if not section.is_inline)
         for state in self.states.values():
             if isinstance(state, FileState):
                 yield state.object_name(self.folder)

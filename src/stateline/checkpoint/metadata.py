@@ -32,15 +32,15 @@ import msgspec
 
 from stateline.checkpoint.api import (
     Checkpoint,
+    DeliveryState,
     OperatorState,
     OutputState,
     SubtaskState,
 )
 from stateline.checkpoint.envelope import corrupt, members_of, seal, unseal
 from stateline.checkpoint.layout import check_object_name, first_id_of_block
-from stateline.checkpoint.rules import check_checkpoint, check_part, check_position
+from stateline.checkpoint.rules import check_checkpoint, check_position
 from stateline.errors import CorruptDataError, InvalidInputError
-from stateline.handles import Part
 
 __all__ = [
     "Retired",
@@ -75,7 +75,6 @@ class Retired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         nonce: Of that checkpoint.
         created_at: Of that checkpoint.
         delete: Objects of the root that it reached and its successor does not, to be deleted by exact name.
-        discard: Staged pieces that it reached and its successor does not, by URL of their output.
     """
 
     checkpoint_id: int
@@ -83,7 +82,6 @@ class Retired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     nonce: str = ""
     created_at: float = 0.0
     delete: tuple[str, ...] = ()
-    discard: dict[str, tuple[Part, ...]] = {}
 
 
 class _CheckpointDocument(Checkpoint, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,7 +110,7 @@ _DECODERS: Final[dict[bytes, msgspec.json.Decoder[Any]]] = {
     _RETIRED: msgspec.json.Decoder(_RetiredDocument),
     _CLAIMED: msgspec.json.Decoder(_ClaimedDocument),
 }
-_BROKEN: Final = (OperatorState, SubtaskState, OutputState)
+_BROKEN: Final = (OperatorState, SubtaskState, OutputState, DeliveryState)
 """Values whose members get lines of their own; every other value is written on one line."""
 
 
@@ -309,11 +307,8 @@ def _check_retired(retired: Retired) -> str | None:
     """The first rule that a tombstone breaks; ``None`` for none.
 
     Raises:
-        InvalidInputError: A name or a piece is not one.
+        InvalidInputError: A name is not one.
     """
     for name in retired.delete:
         check_object_name(name)
-    for parts in retired.discard.values():
-        for part in parts:
-            check_part(part)
     return check_position(retired.checkpoint_id, retired.created_at)

@@ -4,39 +4,58 @@ Owns walking over a checkpoint's handles. Does not own which checkpoint, or wher
 a finding means (``verify``).
 
 Facts:
-- A run or a state file is a whole object: its size and CRC32C are known. Pending rows are ranges of an object that
-  several files share; the bytes between the ranges belong to nobody.
+- A state file is a whole object: its size and CRC32C are known. Of a segment, what counts are its sections: some of
+  them may belong to nobody any more.
 - Objects are read in pieces of :data:`PIECE_BYTES`, so memory stays bounded however large a run is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
 from stateline.blob.checksum import crc32c
-from stateline.checkpoint.api import Checkpoint, FileState, OperatorState, OutputState, SubtaskState
+from stateline.changelog.segment import SECTION_ALIGNMENT, read_directory
+from stateline.changelog.segment_writer import SEGMENT_SUFFIX
+from stateline.checkpoint.api import (
+    Checkpoint,
+    DeliveryState,
+    FileState,
+    OperatorState,
+    OutputState,
+    SubtaskState,
+)
 from stateline.checkpoint.layout import SHARED_PREFIX
 from stateline.errors import CorruptDataError
-from stateline.handles import OpenFile, Part, RunHandle
+from stateline.handles import Part, RunHandle, SectionHandle
 
 __all__ = [
     "Extent",
-    "check_extents",
-    "check_piece",
+    "Place",
+    "check_object",
     "copy_object",
     "extents_of",
     "flat_names",
-    "pieces_of",
     "read_piece",
     "renamed",
+    "with_sections",
 ]
 
 PIECE_BYTES: Final = 16 * 1024 * 1024
+
+H = TypeVar("H", bound=SectionHandle)
+
+
+class Place(Protocol):
+    """Says where a section is now."""
+
+    def __call__(self, section: H) -> H:
+        """The handle of the same section."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -55,18 +74,19 @@ class Extent:
     crc32c: int
     is_whole: bool
 
+    @property
+    def end(self) -> int:
+        """The first byte after it."""
+        return self.offset + self.length
+
 
 def extents_of(checkpoint: Checkpoint) -> dict[str, set[Extent]]:
     """What must be intact in the root, by object name. Covers exactly ``checkpoint.object_names()``."""
     found: dict[str, set[Extent]] = {}
-    for operator in checkpoint.operators:
-        for subtask in operator.subtasks:
-            for run in subtask.runs:
-                found.setdefault(run.name, set()).add(Extent(0, run.size, run.crc32c, is_whole=True))
-    for output in checkpoint.outputs:
-        for file in output.open:
-            for rows in file.pending:
-                found.setdefault(rows.name, set()).add(Extent(rows.offset, rows.length, rows.crc32c, is_whole=False))
+    for section in checkpoint.sections():
+        if not section.is_inline:
+            extent = Extent(section.offset, section.length, section.crc32c, is_whole=False)
+            found.setdefault(section.name, set()).add(extent)
     for state in checkpoint.states.values():
         if isinstance(state, FileState):
             name = state.object_name(checkpoint.folder)
@@ -74,29 +94,15 @@ def extents_of(checkpoint: Checkpoint) -> dict[str, set[Extent]]:
     return found
 
 
-def pieces_of(output: OutputState) -> list[Part]:
-    """The pieces of the files of an output that grow byte by byte and go on."""
-    return [part for file in output.open if file.resume is not None for part in file.resume.parts]
-
-
-def check_extents(store: BlobStore, name: str, extents: Iterable[Extent]) -> int:
-    """Reads ranges of an object and compares their checksums; returns the bytes read.
+def check_object(store: BlobStore, name: str, extents: Iterable[Extent]) -> int:
+    """Reads what counts of an object and compares checksums; of a segment, every byte. Returns the bytes read.
 
     Raises:
         NotFoundError: There is no such object.
         CorruptDataError: It is shorter or longer than it was, or other bytes are in it.
     """
-    bytes_read = 0
-    for extent in sorted(extents):
-        if extent.is_whole and store.head(name).size != extent.length:
-            raise _changed(store, name, extent, f"it has {store.head(name).size} bytes")
-        checksum = 0
-        for piece in _pieces(store, name, extent.offset, extent.offset + extent.length):
-            checksum = crc32c(piece, checksum)
-            bytes_read += len(piece)
-        if checksum != extent.crc32c:
-            raise _changed(store, name, extent, f"their CRC32C is {checksum:08x}")
-    return bytes_read
+    size = store.head(name).size
+    return sum(map(len, _checked_pieces(store, name, size, _all_extents(store, name, size, extents))))
 
 
 def copy_object(source: BlobStore, name: str, extents: Iterable[Extent], target: BlobStore, target_name: str) -> None:
@@ -109,36 +115,63 @@ def copy_object(source: BlobStore, name: str, extents: Iterable[Extent], target:
     """
     if source.url == target.url and target.copies_cheaply:
         made = target.copy(name, target_name)
-        checksum = "" if made.crc32c is None else f" with CRC32C {made.crc32c:08x}"
         for extent in extents:
-            if extent.is_whole and (made.size != extent.length or made.crc32c not in (None, extent.crc32c)):
-                raise _changed(source, name, extent, f"the copy has {made.size} bytes{checksum}")
+            _check_within(source, name, extent, made.size)
+            if extent.is_whole and made.crc32c is not None and made.crc32c != extent.crc32c:
+                raise _changed(source, name, extent, f"the CRC32C of the copy is {made.crc32c:08x}")
         return
-    extents = sorted(extents)
-    if len(extents) == 1 and extents[0].is_whole and extents[0].length > PIECE_BYTES:
-        _copy_in_pieces(source, name, extents[0], target, target_name)
+    size = source.head(name).size
+    pieces = _checked_pieces(source, name, size, _all_extents(source, name, size, extents))
+    if size <= PIECE_BYTES:
+        target.put_if_absent(target_name, b"".join(pieces))
         return
-    data = source.get(name)
-    for extent in extents:
-        found = data[extent.offset : extent.offset + extent.length]
-        if crc32c(found) != extent.crc32c or len(found) != extent.length:
-            raise _changed(source, name, extent, f"their CRC32C is {crc32c(found):08x}")
-    target.put_if_absent(target_name, data)
-
-
-def _copy_in_pieces(source: BlobStore, name: str, extent: Extent, target: BlobStore, target_name: str) -> None:
     parts: list[Part] = []
     checksum = 0
     try:
-        for piece in _pieces(source, name, 0, extent.length):
+        for piece in pieces:
             checksum = crc32c(piece, checksum)
             parts.append(target.stage(target_name, piece))
-        if checksum != extent.crc32c:
-            raise _changed(source, name, extent, f"their CRC32C is {checksum:08x}")
         # The nonce tells copies of one object from everything else, and lets the same copy be made again.
-        target.publish(target_name, parts, f"copy-{extent.length}-{extent.crc32c:08x}")
+        target.publish(target_name, parts, f"copy-{size}-{checksum:08x}")
     finally:
         target.discard(parts)
+
+
+def _all_extents(store: BlobStore, name: str, size: int, extents: Iterable[Extent]) -> list[Extent]:
+    """What can be checked of an object: of a segment, all its sections, and the zeros between them."""
+    expected = sorted(extents)
+    for extent in expected:
+        _check_within(store, name, extent, size)
+    if not name.endswith(SEGMENT_SUFFIX):
+        return expected
+    found: list[Extent] = []
+    for entry in read_directory(store, name):
+        section = Extent(entry.offset, entry.length, entry.crc32c, is_whole=False)
+        zeros = bytes(-section.end % SECTION_ALIGNMENT)
+        found += [section, Extent(section.end, len(zeros), crc32c(zeros), is_whole=False)]
+    for extent in expected:
+        if extent not in found:
+            raise _changed(store, name, extent, "the directory of the segment has no such section")
+    return found
+
+
+def _check_within(store: BlobStore, name: str, extent: Extent, size: int) -> None:
+    if extent.end > size or (extent.is_whole and extent.length != size):
+        raise _changed(store, name, extent, f"the object has {size} bytes")
+
+
+def _checked_pieces(store: BlobStore, name: str, size: int, extents: Sequence[Extent]) -> Iterator[bytes]:
+    """All bytes of an object, with an error at the end if some are not what was written."""
+    checksums = dict.fromkeys(extents, 0)
+    for start in range(0, size, PIECE_BYTES):
+        piece = store.get_range(name, start, min(start + PIECE_BYTES, size))
+        for extent in extents:
+            found = piece[max(extent.offset - start, 0) : max(extent.end - start, 0)]
+            checksums[extent] = crc32c(found, checksums[extent])
+        yield piece
+    for extent, checksum in checksums.items():
+        if checksum != extent.crc32c:
+            raise _changed(store, name, extent, f"their CRC32C is {checksum:08x}")
 
 
 def read_piece(store: BlobStore, part: Part) -> bytes | None:
@@ -149,28 +182,14 @@ def read_piece(store: BlobStore, part: Part) -> bytes | None:
         CorruptDataError: It is not what was staged.
     """
     data = store.read_staged(part)
-    if data is not None:
-        check_piece(store, part, data)
+    if data is not None and (len(data) != part.length or crc32c(data) != part.crc32c):
+        extent = Extent(0, part.length, part.crc32c, is_whole=True)
+        raise _changed(store, part.name, extent, f"it has {len(data)} bytes with CRC32C {crc32c(data):08x}")
     return data
 
 
-def check_piece(store: BlobStore, part: Part, data: bytes) -> None:
-    """Compares the bytes of a piece with what it says.
-
-    Raises:
-        CorruptDataError: They differ.
-    """
-    if len(data) != part.length or crc32c(data) != part.crc32c:
-        extent = Extent(0, part.length, part.crc32c, is_whole=True)
-        raise _changed(store, part.name, extent, f"it has {len(data)} bytes with CRC32C {crc32c(data):08x}")
-
-
 def renamed(
-    checkpoint: Checkpoint,
-    name_of: Callable[[str], str],
-    part_of: Callable[[str, str, Part], Part],
-    *,
-    run_checkpoint_id: int | None = None,
+    checkpoint: Checkpoint, name_of: Callable[[str], str], *, run_checkpoint_id: int | None = None
 ) -> Checkpoint:
     """The same state under other names: what a copy of a checkpoint's objects is described by.
 
@@ -179,42 +198,52 @@ def renamed(
     Args:
         checkpoint: The original.
         name_of: From the name of an object of the root to its new name.
-        part_of: From the URL of an output, the name of a file that grows there and a piece of it to the new piece.
         run_checkpoint_id: What the runs say they were first named by; as they were if ``None``.
     """
 
-    def new_run(run: RunHandle) -> RunHandle:
-        first = run.checkpoint_id if run_checkpoint_id is None else run_checkpoint_id
-        return replace(run, name=name_of(run.name), checkpoint_id=first)
-
-    def new_subtask(subtask: SubtaskState) -> SubtaskState:
-        return replace(subtask, runs=tuple(map(new_run, subtask.runs)))
-
-    def new_operator(operator: OperatorState) -> OperatorState:
-        return replace(operator, subtasks=tuple(map(new_subtask, operator.subtasks)))
-
-    def new_file(url: str, file: OpenFile) -> OpenFile:
-        resume = file.resume
-        if resume is not None:
-            resume = replace(
-                resume, parts=tuple(part_of(url, file.target, part) for part in resume.parts), superseded=()
-            )
-        pending = tuple(replace(rows, name=name_of(rows.name)) for rows in file.pending)
-        return replace(file, pending=pending, resume=resume)
+    def new_section(section: H) -> H:
+        named = section if section.is_inline else replace(section, name=name_of(section.name))
+        if isinstance(named, RunHandle) and run_checkpoint_id is not None:
+            return replace(named, checkpoint_id=run_checkpoint_id)
+        return named
 
     def new_output(output: OutputState) -> OutputState:
-        return replace(output, finished=(), open=tuple(new_file(output.url, file) for file in output.open))
+        return replace(output, finished=())
 
+    moved = with_sections(checkpoint, new_section)
     return replace(
-        checkpoint,
-        operators=tuple(map(new_operator, checkpoint.operators)),
-        outputs=tuple(map(new_output, checkpoint.outputs)),
+        moved,
+        outputs=tuple(map(new_output, moved.outputs)),
         states={
             key: replace(state, name=name_of(state.object_name(checkpoint.folder)), relative=False)
             if isinstance(state, FileState)
             else state
             for key, state in checkpoint.states.items()
         },
+    )
+
+
+def with_sections(checkpoint: Checkpoint, place: Place) -> Checkpoint:
+    """The same checkpoint with the handle of each section as ``place`` gives it."""
+
+    def new_subtask(subtask: SubtaskState) -> SubtaskState:
+        return replace(subtask, runs=tuple(map(place, subtask.runs)))
+
+    def new_operator(operator: OperatorState) -> OperatorState:
+        return replace(operator, subtasks=tuple(map(new_subtask, operator.subtasks)))
+
+    def new_output(output: OutputState) -> OutputState:
+        files = (replace(file, pending=tuple(map(place, file.pending))) for file in output.open)
+        return replace(output, open=tuple(files))
+
+    def new_delivery(delivery: DeliveryState) -> DeliveryState:
+        return replace(delivery, rows=tuple(map(place, delivery.rows)))
+
+    return replace(
+        checkpoint,
+        operators=tuple(map(new_operator, checkpoint.operators)),
+        outputs=tuple(map(new_output, checkpoint.outputs)),
+        deliveries=tuple(map(new_delivery, checkpoint.deliveries)),
     )
 
 
@@ -231,11 +260,6 @@ def flat_names(names: Iterable[str]) -> dict[str, str]:
         taken.add(candidate)
         flat[name] = candidate
     return flat
-
-
-def _pieces(store: BlobStore, name: str, start: int, end: int) -> Iterator[bytes]:
-    for position in range(start, end, PIECE_BYTES):
-        yield store.get_range(name, position, min(position + PIECE_BYTES, end))
 
 
 def _changed(store: BlobStore, name: str, extent: Extent, found: str) -> CorruptDataError:

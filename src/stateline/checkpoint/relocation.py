@@ -8,9 +8,8 @@ same files, below another URL. It is decided like any other, by one create-if-ab
 on the root loses the next slot and stops. The root itself is named nowhere in it, and may be moved without a word.
 
 Facts:
-- Nothing is decided before all that the checkpoint needs of an output was read in the new place: pieces of files that
-  are growing, and files that are decided and not marked as visible, or their pieces. Rows that wait for their file to
-  roll lie in the root.
+- Nothing is decided before all that the checkpoint needs of an output was read in the new place: files that are decided
+  and not marked as visible, or their pieces. Rows that wait for their file to roll lie in the root.
 - Files that were not marked as visible are finished by the new checkpoint, too: whoever starts next publishes them.
 - Older records go on to name the old place until they are retired.
 - What is remembered of an output, such as its columns, goes with it.
@@ -102,7 +101,7 @@ def relocate_outputs(
     if not moved:
         return Relocation(before=newest, record=newest, bytes_read=0)
     published = root.is_published(newest)
-    if not published and newest.delivers:
+    if not published and newest.deliveries:
         raise InvalidInputError(
             "rows of it may not have been handed over yet, and another checkpoint would hand them over once more",
             operation="relocate",

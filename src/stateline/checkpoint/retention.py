@@ -21,13 +21,13 @@ Invariants:
 - Each step may be repeated, by any driver, at any time, also by one that has long been succeeded: it retires only ids
   that its successor retires too, and deletes only names that are never used again.
 
-Cost in the steady state, per checkpoint: one PUT, one DELETE, one discard per output; no LIST, no GET.
+Cost in the steady state, per checkpoint: one PUT, one DELETE; no LIST, no GET.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -44,12 +44,8 @@ from stateline.checkpoint.layout import (
 from stateline.checkpoint.metadata import Retired, encode_floor, encode_retired
 from stateline.checkpoint.slots import Empty, Slots
 from stateline.errors import CorruptDataError, UnsupportedVersionError
-from stateline.handles import Part
 
 __all__ = ["Reach", "Retention", "reach_of", "retire"]
-
-PartKey = tuple[str, str, str]
-"""URL of the output, container, name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +58,6 @@ class Reach:
         nonce: Of the checkpoint.
         created_at: Of the checkpoint.
         objects: Names in the root that it reaches.
-        staged: Pieces of its open files, by what tells them apart.
-        needed: Which of all pieces a restore from it uses: those of open files, and of files it finishes.
     """
 
     checkpoint_id: int
@@ -71,69 +65,35 @@ class Reach:
     nonce: str = ""
     created_at: float = 0.0
     objects: frozenset[str] = frozenset()
-    staged: Mapping[PartKey, Part] = field(default_factory=dict)
-    needed: frozenset[PartKey] = frozenset()
 
 
 def reach_of(checkpoint: Checkpoint) -> Reach:
     """What a checkpoint reaches."""
-    staged: dict[PartKey, Part] = {}
-    needed: set[PartKey] = set()
-    for output in checkpoint.outputs:
-        for finished in output.finished:
-            needed.update(_key(output.url, part) for part in finished.commit.parts)
-        for file in output.open:
-            if file.resume is not None:
-                needed.update(_key(output.url, part) for part in file.resume.parts)
-                for part in (*file.resume.parts, *file.resume.superseded):
-                    staged[_key(output.url, part)] = part
     return Reach(
         checkpoint_id=checkpoint.checkpoint_id,
         query_id=checkpoint.query_id,
         nonce=checkpoint.nonce,
         created_at=checkpoint.created_at,
         objects=frozenset(checkpoint.object_names()),
-        staged=staged,
-        needed=frozenset(needed),
     )
 
 
 def retire(retired: Reach, younger: Sequence[Reach]) -> Retired:
     """The tombstone of a checkpoint, given all younger live ones, in any order."""
-    objects = retired.objects
-    staged = set(retired.staged)
-    for reach in younger:
-        objects = objects - reach.objects
-        staged = staged - reach.needed
-    discard: dict[str, tuple[Part, ...]] = {}
-    for key in sorted(staged):
-        discard[key[0]] = (*discard.get(key[0], ()), retired.staged[key])
+    objects = retired.objects.difference(*(reach.objects for reach in younger))
     return Retired(
         checkpoint_id=retired.checkpoint_id,
         query_id=retired.query_id,
         nonce=retired.nonce,
         created_at=retired.created_at,
         delete=tuple(sorted(objects)),
-        discard=discard,
     )
 
 
 def _harmless(tombstone: Retired, live: Collection[Reach]) -> Retired:
     """What a tombstone that was read back may delete: whoever wrote it, nothing that a live checkpoint needs."""
     objects = frozenset[str]().union(*(reach.objects for reach in live))
-    needed = frozenset[PartKey]().union(*(reach.needed for reach in live))
-    return replace(
-        tombstone,
-        delete=tuple(name for name in tombstone.delete if name not in objects),
-        discard={
-            url: tuple(part for part in parts if _key(url, part) not in needed)
-            for url, parts in tombstone.discard.items()
-        },
-    )
-
-
-def _key(url: str, part: Part) -> PartKey:
-    return (url, part.container, part.name)
+    return replace(tombstone, delete=tuple(name for name in tombstone.delete if name not in objects))
 
 
 class Retention:
@@ -164,10 +124,10 @@ class Retention:
         self._live[checkpoint.checkpoint_id] = reach_of(checkpoint)
         self._open_blocks.add(block_of(checkpoint.checkpoint_id))
 
-    def retain(self, num_retained: int, outputs: Mapping[str, BlobStore]) -> None:
+    def retain(self, num_retained: int) -> None:
         """Retires all but the newest checkpoints; see :meth:`CheckpointStore.retain`."""
         live = self._recover() if self._live is None else self._live
-        self._finish(outputs)
+        self._finish()
         while len(live) > num_retained:
             oldest = min(live)
             younger = [reach for checkpoint_id, reach in live.items() if checkpoint_id != oldest]
@@ -175,7 +135,7 @@ class Retention:
             self._store.put(record_name(oldest), encode_retired(tombstone))
             del live[oldest]
             self._unfinished = tombstone
-            self._finish(outputs)
+            self._finish()
         if live:
             self._free_slots_below(min(live))
 
@@ -184,15 +144,10 @@ class Retention:
         live = self._recover() if self._live is None else self._live
         return sorted(live)[:-num_retained]
 
-    def _finish(self, outputs: Mapping[str, BlobStore]) -> None:
+    def _finish(self) -> None:
         """Deletes what the newest tombstone lists."""
-        if self._unfinished is None:
-            return
-        if self._unfinished.delete:
+        if self._unfinished is not None and self._unfinished.delete:
             self._store.delete(self._unfinished.delete)
-        for url, parts in self._unfinished.discard.items():
-            if url in outputs:
-                outputs[url].discard(parts)
         self._unfinished = None
 
     def _free_slots_below(self, oldest_live: int) -> None:

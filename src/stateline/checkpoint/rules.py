@@ -24,10 +24,10 @@ from stateline.checkpoint.api import (
 )
 from stateline.checkpoint.layout import check_object_name
 from stateline.errors import InvalidInputError
-from stateline.handles import CommitPoint, OpenFile, Part, ResumePoint, RunHandle
+from stateline.handles import CommitPoint, OpenFile, Part, RunHandle, SectionHandle
 from stateline.key_groups import check_parallelism
 
-__all__ = ["check_checkpoint", "check_part", "check_position"]
+__all__ = ["check_checkpoint", "check_position"]
 
 _MAX_COUNT: Final = 2**63 - 1
 _MAX_ID: Final = 10**18 - 1
@@ -57,6 +57,9 @@ def check_checkpoint(checkpoint: Checkpoint) -> str | None:
         complaint = _check_output(output)
         if complaint is not None:
             return f"output {output.url!r}: {complaint}"
+    for delivery in checkpoint.deliveries:
+        if not all(_is_sound_section(rows) and rows.rows >= 0 for rows in delivery.rows):
+            return f"rows to be delivered of {delivery.operator!r} have a number that is out of range"
     for name, state in checkpoint.states.items():
         complaint = _check_state(state, checkpoint.folder)
         if complaint is not None:
@@ -95,9 +98,8 @@ def _check_operator(operator: OperatorState, checkpoint: Checkpoint) -> str | No
             return f"its subtasks do not cover key group {key_group} exactly once"
         key_group = subtask.last_key_group + 1
         for run in subtask.runs:
-            check_object_name(run.name)
-            if not _is_sound_run(run, checkpoint):
-                return f"run {run.name} has a number that is out of range"
+            if not _is_sound_section(run) or not _is_sound_run(run, checkpoint):
+                return f"run {run.place} has a number that is out of range"
     if key_group != checkpoint.max_parallelism:
         return f"its subtasks cover {key_group} key groups of {checkpoint.max_parallelism}"
     return None
@@ -106,11 +108,23 @@ def _check_operator(operator: OperatorState, checkpoint: Checkpoint) -> str | No
 def _is_sound_run(run: RunHandle, checkpoint: Checkpoint) -> bool:
     return (
         0 <= run.tombstones <= run.rows <= _MAX_COUNT
-        and 0 <= run.size <= _MAX_COUNT
-        and 0 <= run.crc32c <= 0xFFFFFFFF
         and 0 <= run.first_key_group <= run.last_key_group < checkpoint.max_parallelism
         and -1 <= run.checkpoint_id <= checkpoint.checkpoint_id
     )
+
+
+def _is_sound_section(section: SectionHandle) -> bool:
+    """Whether a section can be where its handle says.
+
+    Raises:
+        InvalidInputError: Its name is none.
+    """
+    if section.is_inline:
+        is_placed = section.offset == 0 and section.length == len(section.data) <= MAX_FILE_STATE_THRESHOLD
+    else:
+        check_object_name(section.name)
+        is_placed = not section.data and min(section.offset, section.length) >= 0 and section.end <= _MAX_COUNT
+    return is_placed and 0 <= section.crc32c <= 0xFFFFFFFF
 
 
 def _check_output(output: OutputState) -> str | None:
@@ -130,21 +144,15 @@ def _check_open_file(file: OpenFile) -> str | None:
     if min(file.rows, file.bytes, file.subtask) < 0:
         return "a negative number"
     for rows in file.pending:
-        check_object_name(rows.name)
-        if min(rows.offset, rows.length, rows.rows or 0) < 0 or not 0 <= rows.crc32c <= 0xFFFFFFFF:
-            return f"pending rows in {rows.name} have a number that is out of range"
-    if file.resume is None:
-        return None
-    if file.resume.target != file.target:
-        return f"its resume point belongs to {file.resume.target}"
-    return _check_point(file.resume)
+        if not _is_sound_section(rows) or rows.rows < 0:
+            return f"pending rows in {rows.place} have a number that is out of range"
+    return None
 
 
 def _check_point(point: CommitPoint) -> str | None:
     check_name(point.target)
-    superseded = point.superseded if isinstance(point, ResumePoint) else ()
-    for part in (*point.parts, *superseded):
-        check_part(part)
+    for part in point.parts:
+        _check_part(part)
     if sum(part.length for part in point.parts) != point.length:
         return f"its pieces do not add up to {point.length} bytes"
     if not 0 <= point.crc32c <= 0xFFFFFFFF:
@@ -152,7 +160,7 @@ def _check_point(point: CommitPoint) -> str | None:
     return None
 
 
-def check_part(part: Part) -> None:
+def _check_part(part: Part) -> None:
     """Checks a staged piece.
 
     Raises:

@@ -6,7 +6,6 @@ Layout, below any store::
 
     savepoint-<uuid>/_metadata      written last: without it the folder is incomplete
     savepoint-<uuid>/shared/...     runs, pending rows, state files
-    savepoint-<uuid>/pieces/...     the bytes of files that were growing, read from their output
     savepoint-<uuid>/_claimed       whose it is: one query, or whoever drops it; created once
 
 Facts:
@@ -34,19 +33,11 @@ from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
 from stateline.blob.urls import relative_name, store_of
-from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint, FileState, OutputState, checkpoint_time
+from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint, checkpoint_time
 from stateline.checkpoint.claims import DROPPED, claim, hint_of_drop, owned, owner_of
 from stateline.checkpoint.layout import CLAIMED, METADATA, SAVEPOINT_PREFIX, SHARED_PREFIX
 from stateline.checkpoint.metadata import decode_record, decode_savepoint, encode_savepoint
-from stateline.checkpoint.objects import (
-    check_piece,
-    copy_object,
-    extents_of,
-    flat_names,
-    pieces_of,
-    read_piece,
-    renamed,
-)
+from stateline.checkpoint.objects import copy_object, extents_of, flat_names, renamed
 from stateline.checkpoint.store import CheckpointStore
 from stateline.environment import Environment, system_environment
 from stateline.errors import (
@@ -56,7 +47,6 @@ from stateline.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from stateline.handles import Part
 from stateline.options import check_kind
 
 __all__ = [
@@ -68,10 +58,6 @@ __all__ = [
     "open_savepoint",
     "start_from_savepoint",
 ]
-
-_PIECES: Final = "pieces/"
-_PIECES_STATE: Final = "savepoint.pieces/"
-"""Names in ``Checkpoint.states`` of the first checkpoint after a claim."""
 
 _ATTEMPTS: Final = 3
 """How often the newest checkpoint is tried again when retention takes it away while it is copied."""
@@ -120,7 +106,6 @@ def create_savepoint(
     target: BlobStore | str,
     *,
     checkpoint_id: int | None = None,
-    outputs: Mapping[str, BlobStore] | None = None,
     label: str = "",
     progress: Callable[[int, int], None] | None = None,
     environment: Environment | None = None,
@@ -134,15 +119,13 @@ def create_savepoint(
         source: The root.
         target: Where the folder goes; may be the root itself.
         checkpoint_id: Which one; the newest if ``None``.
-        outputs: Stores of the outputs by ``OutputState.url``, for files that grow byte by byte and are still open.
         label: Free text for people.
         progress: ``progress(objects_done, objects_in_all)``, called after each object that was copied.
         environment: Clock and ids.
 
     Raises:
         NotFoundError: There is no such checkpoint, or retention took it away meanwhile.
-        InvalidInputError: Files that the checkpoint finishes are not visible yet; an output is needed and not given;
-            its store cannot read pieces before they are published.
+        InvalidInputError: Files that the checkpoint finishes are not visible yet.
         DataLossError: Something that it reaches is gone.
         CorruptDataError: Something that it reaches is not what was written.
     """
@@ -162,8 +145,7 @@ def create_savepoint(
         if not source.is_published(checkpoint):
             raise _not_visible(source, checkpoint)
         try:
-            given = {} if outputs is None else outputs  # One that opens stores when it is asked may be empty so far.
-            return _Creation(source, checkpoint.without_deliveries(), store, given, environment).run(label, progress)
+            return _created(source, checkpoint.without_deliveries(), store, label, progress, environment)
         except NotFoundError as error:
             attempts_left -= 1
             if _is_retained(source, checkpoint.checkpoint_id):
@@ -177,55 +159,31 @@ def create_savepoint(
                 ) from error
 
 
-class _Creation:
+def _created(
+    source: CheckpointStore,
+    checkpoint: Checkpoint,
+    target: BlobStore,
+    label: str,
+    progress: Callable[[int, int], None] | None,
+    environment: Environment,
+) -> Savepoint:
     """One attempt to make one savepoint."""
-
-    def __init__(
-        self,
-        source: CheckpointStore,
-        checkpoint: Checkpoint,
-        target: BlobStore,
-        outputs: Mapping[str, BlobStore],
-        environment: Environment,
-    ) -> None:
-        self._source = source
-        self._checkpoint = checkpoint
-        self._target = target
-        self._outputs = outputs
-        self._environment = environment
-        self._folder = SAVEPOINT_PREFIX + environment.ids.new_id()
-
-    def run(self, label: str, progress: Callable[[int, int], None] | None) -> Savepoint:
-        extents = extents_of(self._checkpoint)
-        names = flat_names(extents)
-        for done, name in enumerate(sorted(extents), start=1):
-            target_name = f"{self._folder}/{names[name]}"
-            copy_object(self._source.store, name, extents[name], self._target, target_name)
-            if progress is not None:
-                progress(done, len(extents))
-        moved = renamed(self._checkpoint, names.__getitem__, lambda url, _, part: self._keep_piece(url, part))
-        provenance = {"savepoint.source": self._source.store.url, "savepoint.label": label}
-        record = replace(
-            moved,
-            nonce=self._environment.ids.new_id(),
-            created_at=checkpoint_time(self._environment.clock.now(), self._checkpoint),
-            properties=self._checkpoint.properties | provenance,
-        )
-        self._target.put_if_absent(f"{self._folder}/{METADATA}", encode_savepoint(record))
-        return Savepoint(store=self._target, folder=self._folder, checkpoint=record)
-
-    def _keep_piece(self, url: str, part: Part) -> Part:
-        data = read_piece(_output(self._outputs, url, "create_savepoint"), part)
-        if data is None:
-            raise InvalidInputError(
-                f"the store of this output cannot read the piece {part.name} before it is published",
-                operation="create_savepoint",
-                subject=url,
-                hint="Let the query finish its open files first, or choose a checkpoint without any",
-            )
-        name = _PIECES + self._environment.ids.new_id()
-        self._target.put_if_absent(f"{self._folder}/{name}", data)
-        return Part(name=name, length=part.length, crc32c=part.crc32c)
+    folder = SAVEPOINT_PREFIX + environment.ids.new_id()
+    extents = extents_of(checkpoint)
+    names = flat_names(extents)
+    for done, name in enumerate(sorted(extents), start=1):
+        copy_object(source.store, name, extents[name], target, f"{folder}/{names[name]}")
+        if progress is not None:
+            progress(done, len(extents))
+    provenance = {"savepoint.source": source.store.url, "savepoint.label": label}
+    record = replace(
+        renamed(checkpoint, names.__getitem__),
+        nonce=environment.ids.new_id(),
+        created_at=checkpoint_time(environment.clock.now(), checkpoint),
+        properties=checkpoint.properties | provenance,
+    )
+    target.put_if_absent(f"{folder}/{METADATA}", encode_savepoint(record))
+    return Savepoint(store=target, folder=folder, checkpoint=record)
 
 
 def list_savepoints(store: BlobStore | str) -> list[str]:
@@ -303,7 +261,7 @@ def drop_savepoint(
             "has another name as you made it, by hand",
         )
     claimed, metadata = f"{folder}/{CLAIMED}", f"{folder}/{METADATA}"
-    own = f"{folder}/{SHARED_PREFIX}", f"{folder}/{_PIECES}"  # Nothing else of what is in the folder was made here.
+    own = f"{folder}/{SHARED_PREFIX}"  # Nothing else of what is in the folder was made here.
     listed = (info.name for info in store.list(f"{folder}/"))
     names = sorted(name for name in listed if name in (claimed, metadata) or name.startswith(own))
     owner = owner_of(store, claimed)
@@ -324,7 +282,7 @@ def start_from_savepoint(
     *,
     query_id: str,
     mode: Literal["copy", "claim"] = "copy",
-    outputs: Mapping[str, BlobStore] | None = None,
+    outputs: Mapping[str, str] | None = None,
     first_batch_id: int = 0,
     environment: Environment | None = None,
 ) -> Checkpoint:
@@ -337,13 +295,12 @@ def start_from_savepoint(
         root: A root without any checkpoint.
         query_id: The new query.
         mode: ``copy`` copies every object into the root; ``claim`` uses them where they are.
-        outputs: Stores of the new outputs by the URL of the old ones: where files that are still open go on.
+        outputs: URLs of the new outputs by those of the old ones: where files that are still open go on.
         first_batch_id: The batch that the query runs first.
         environment: Clock and ids.
 
     Raises:
-        InvalidInputError: The root has checkpoints; the savepoint to claim does not lie in the root's store; an output
-            is needed and not given.
+        InvalidInputError: The root has checkpoints; the savepoint to claim does not lie in the root's store.
         ConflictError: Somebody else claimed the savepoint.
         DataLossError: Something in it is gone.
         CorruptDataError: Something in it is not what was written.
@@ -359,28 +316,10 @@ def start_from_savepoint(
             hint="A root belongs to one query: give the new one a root of its own",
             kind=ErrorKind.FOREIGN_ROOT,
         )
-    targets = outputs or {}
-    for output in savepoint.checkpoint.outputs:
-        # Asked before anything is claimed or copied: what is refused leaves the savepoint free.
-        if pieces_of(output):
-            _output(targets, output.url, "start_from_savepoint")
-    claimed: dict[str, FileState] = {}
-    if mode == "claim":
-        names = _claimed_names(savepoint, root.store, query_id)
-        claimed = _claimed_pieces(savepoint, folder_of_claim(root.store, savepoint.url))
-    else:
-        names = _copied_names(savepoint, root.store)
-
-    def stage_again(url: str, target: str, part: Part) -> Part:
-        try:
-            data = savepoint.store.get(savepoint.name_in_store(part.name))
-        except NotFoundError as error:
-            raise _gone(savepoint.url, error) from error
-        check_piece(savepoint.store, part, data)
-        return targets[url].stage(target, data)
-
+    names = _claimed_names(savepoint, root.store, query_id) if mode == "claim" else _copied_names(savepoint, root.store)
+    urls = outputs or {}
     earlier = savepoint.checkpoint.earlier_checkpoints + savepoint.checkpoint.checkpoint_id + 1
-    moved = renamed(savepoint.checkpoint, names.__getitem__, stage_again, run_checkpoint_id=0)
+    moved = renamed(savepoint.checkpoint, names.__getitem__, run_checkpoint_id=0)
     return replace(
         moved,
         checkpoint_id=0,
@@ -389,8 +328,7 @@ def start_from_savepoint(
         offsets_digest="",
         nonce=environment.ids.new_id(),
         created_at=checkpoint_time(environment.clock.now(), savepoint.checkpoint),
-        outputs=tuple(_new_output(output, targets) for output in moved.outputs if output.open),
-        states=moved.states | claimed,
+        outputs=tuple(replace(output, url=urls.get(output.url, output.url)) for output in moved.outputs if output.open),
         properties=moved.properties | {"savepoint.url": savepoint.url, EARLIER_CHECKPOINTS: str(earlier)},
     )
 
@@ -431,35 +369,6 @@ def _claimed_names(savepoint: Savepoint, root: BlobStore, query_id: str) -> dict
     claim(root, f"{folder}/{CLAIMED}", query_id, "start_from_savepoint")
     open_savepoint(root, folder)  # It may have been dropped before it was claimed.
     return {name: f"{folder}/{name}" for name in extents_of(savepoint.checkpoint)}
-
-
-def _claimed_pieces(savepoint: Savepoint, folder: str) -> dict[str, FileState]:
-    """The bytes of growing files, which the first checkpoint alone reaches: they go when it is retired.
-
-    They are staged again before it is decided, and until then a start that was interrupted needs them.
-    """
-    pieces = [part for output in savepoint.checkpoint.outputs for part in pieces_of(output)]
-    return {
-        f"{_PIECES_STATE}{number}": FileState(
-            name=f"{folder}/{part.name}", relative=False, size=part.length, crc32c=part.crc32c
-        )
-        for number, part in enumerate(pieces)
-    }
-
-
-def _new_output(output: OutputState, targets: Mapping[str, BlobStore]) -> OutputState:
-    return replace(output, url=targets[output.url].url) if output.url in targets else output
-
-
-def _output(outputs: Mapping[str, BlobStore], url: str, operation: str) -> BlobStore:
-    if url not in outputs:
-        raise InvalidInputError(
-            "files of this output are still open, and its store was not given",
-            operation=operation,
-            subject=url,
-            hint="Give outputs={url: store}",
-        )
-    return outputs[url]
 
 
 def _is_retained(source: CheckpointStore, checkpoint_id: int) -> bool:

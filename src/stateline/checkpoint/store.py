@@ -226,7 +226,7 @@ class CheckpointStore:
             return False
         return True
 
-    def retain(self, n: int, outputs: Mapping[str, BlobStore] | None = None) -> None:
+    def retain(self, n: int) -> None:
         """Retires all but the newest ``n`` checkpoints, and deletes what only they reach.
 
         Call it after each ``publish``. A failure leaves every retained checkpoint whole, and the next call goes on
@@ -234,8 +234,6 @@ class CheckpointStore:
 
         Args:
             n: At least 1.
-            outputs: Stores of the outputs, by ``OutputState.url``. Staged pieces that only retired checkpoints need are
-                discarded through them; pieces of an output that is not given are left to its sweep.
 
         Raises:
             InvalidInputError: ``n`` is below 1, or no number.
@@ -243,7 +241,7 @@ class CheckpointStore:
             OSError: What the stores raise; nothing is lost, repeat the call later.
         """
         # At least 1, because the newest checkpoint is what a restart needs.
-        self._retention.retain(parse_int(n, "num_retained", minimum=1), outputs or {})
+        self._retention.retain(parse_int(n, "num_retained", minimum=1))
 
     def retirable(self, n: int) -> Sequence[int]:
         """The ids that ``retain(n)`` would retire, ascending; errors as there."""

@@ -3,8 +3,7 @@
 Owns reading and comparing. Deletes nothing, fences nobody, and may run beside the query.
 
 What it looks at: the record of each live checkpoint (or one, or a savepoint), every object in the root that they
-reach, the marks beside the records and the floor, and, for outputs whose store is given, the staged pieces of open
-files and the files they finish.
+reach, the marks beside the records and the floor, and, for outputs whose store is given, the files they finish.
 
 Facts:
 - The root is listed before the records are read. So what a running query writes meanwhile is either not listed, or
@@ -41,7 +40,7 @@ from stateline.checkpoint.layout import (
     record_name,
 )
 from stateline.checkpoint.metadata import check_mark, encode_floor, encode_published
-from stateline.checkpoint.objects import Extent, check_extents, extents_of, pieces_of, read_piece
+from stateline.checkpoint.objects import Extent, check_object, extents_of, read_piece
 from stateline.checkpoint.savepoint import Savepoint
 from stateline.checkpoint.slots import Empty, Slots
 from stateline.checkpoint.store import CheckpointStore
@@ -144,10 +143,6 @@ def verify_savepoint(savepoint: Savepoint, *, progress: Progress | None = None) 
     """Verifies a savepoint: all it needs is in its folder, and whether it has an owner can be read."""
     report = VerifyReport()
     needed = {savepoint.name_in_store(name): found for name, found in extents_of(savepoint.checkpoint).items()}
-    for output in savepoint.checkpoint.outputs:
-        for part in pieces_of(output):
-            extent = Extent(0, part.length, part.crc32c, is_whole=True)
-            needed[savepoint.name_in_store(part.name)] = {extent}
     report.checkpoint_ids = [savepoint.checkpoint.checkpoint_id]
     try:
         savepoint.owner()
@@ -256,10 +251,9 @@ def _verify(
 def _look_at_outputs(
     checkpoint: Checkpoint, outputs: Mapping[str, BlobStore], is_due: Callable[[str], bool], report: VerifyReport
 ) -> None:
-    """The pieces of files that go on, and the files, known by their nonces, that are due to become visible."""
+    """The files, known by their nonces, that are due to become visible."""
     for output in checkpoint.outputs:
         if output.url in outputs:
-            _look_at_parts(outputs[output.url], pieces_of(output), checkpoint.checkpoint_id, report)
             for finished in output.finished:
                 if is_due(finished.commit.nonce):
                     _look_at_file(outputs[output.url], finished.commit, checkpoint.checkpoint_id, report)
@@ -269,7 +263,7 @@ def _look_at_object(
     store: BlobStore, name: str, extents: set[Extent], checkpoint_ids: tuple[int, ...], report: VerifyReport
 ) -> None:
     try:
-        report.bytes_read += check_extents(store, name, extents)
+        report.bytes_read += check_object(store, name, extents)
     except NotFoundError as error:
         _add(report, Problem.MISSING, name, checkpoint_ids, error.message)
     except CorruptDataError as error:
@@ -334,7 +328,7 @@ def _look_at_file(store: BlobStore, commit: CommitPoint, checkpoint_id: int, rep
     """A file to be published: it is there already, or all its pieces are."""
     extent = Extent(0, commit.length, commit.crc32c, is_whole=True)
     try:
-        report.bytes_read += check_extents(store, commit.target, [extent])
+        report.bytes_read += check_object(store, commit.target, [extent])
     except NotFoundError:
         _look_at_parts(store, commit.parts, checkpoint_id, report)
     except CorruptDataError as error:

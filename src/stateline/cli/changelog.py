@@ -1,95 +1,140 @@
-"""``stateline changelog``: look into changelog objects on any store, without their handles.
+"""``stateline changelog``: look into segments on any store, without their handles.
 
-Owns arguments and printing. Does not own reading or checking (``stateline.changelog.inspection``).
+Owns arguments and printing. Does not own reading or checking (``stateline.changelog.inspection``, ``sections``).
 """
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, Final
 
 import click
 
 from stateline.blob import BlobStore, open_store
 from stateline.blob.names import STAGING_PREFIX
-from stateline.changelog.api import StateChange
+from stateline.changelog.changes import ChangesTable
 from stateline.changelog.inspection import (
-    FoundFrame,
+    FoundSection,
     Inspection,
     Problem,
     changes_of,
-    inspect_object,
-    verify_frame,
+    inspect_segment,
+    verify_section,
 )
-from stateline.cli.output import CommandGroup, map_options, store_option
+from stateline.changelog.segment import SectionKind
+from stateline.changelog.segment_writer import SEGMENT_SUFFIX
+from stateline.cli.output import (
+    CommandGroup,
+    json_option,
+    map_options,
+    plain,
+    print_json,
+    print_table,
+    python_rows,
+    store_option,
+)
+from stateline.cli.sections import batches_of, row_count
 from stateline.errors import CorruptDataError, InvalidInputError, NotFoundError
 from stateline.key_groups import KeyGroupRange
 
 __all__ = ["cat", "changelog", "ls", "verify"]
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_FRAME_COLUMNS = ("offset", "bytes", "log", "set", "key groups", "changes", "change bytes", "compression", "blocks")
+_COLUMNS: Final = (
+    "offset",
+    "bytes",
+    "kind",
+    "owner",
+    "number",
+    "key_groups",
+    "rows",
+    "change_bytes",
+    "compression",
+    "blocks",
+)
 
 
 @click.group(cls=CommandGroup)
 def changelog() -> None:
-    """Look into changelog objects.
+    """Look into segments: state changes, runs of state, and rows of open files.
 
-    URL is an object or a folder, such as file:///data/changelog or s3://bucket/changelog/JOB/changelog/OBJECT.
+    URL is an object or a folder, such as file:///data/changelog, or s3://bucket/flights/state for all segments of a
+    checkpoint root.
     """
 
 
 @changelog.command("ls")
 @click.argument("url")
-@_JSON
+@json_option
 @store_option
 @click.pass_context
 def ls(context: click.Context, url: str, options: tuple[str, ...], *, as_json: bool) -> None:
-    """List the frames of an object, or of every object in a folder.
+    """List the sections of an object, or of every object in a folder.
 
-    Reads indexes and heads only. Exits with 1 if one of them is damaged.
+    Reads directories, tables of changes and tails of runs only. Exits with 1 if one of them is damaged.
     """
     damaged = False
     for store, name in _objects(url, map_options(options)):
-        found = inspect_object(store, name)
-        damaged = damaged or bool(found.problems)
+        found = inspect_segment(store, name)
+        sections = []
+        problems = list(found.problems)
+        for section in found.sections:
+            try:
+                sections.append(_facts(store, name, section))
+            except CorruptDataError as error:
+                problems.append(Problem.of(error, section.entry.offset))
+        damaged = damaged or bool(problems)
         if as_json:
-            click.echo(json.dumps(_object_facts(found)))
+            problem_facts = [_problem_facts(problem) for problem in problems]
+            print_json({"name": name, "bytes": found.size, "sections": sections, "problems": problem_facts})
         else:
-            _print_object(found)
+            _print_object(found, sections, problems)
     context.exit(1 if damaged else 0)
 
 
 @changelog.command("cat")
 @click.argument("url")
-@click.option("--key-groups", help="Only these, inclusive: 5 or 0-63. Metadata always comes.")
-@click.option("--limit", type=click.IntRange(min=0), help="Stop after so many changes.")
-@_JSON
+@click.option("--key-groups", help="Only changes of these, inclusive: 5 or 0-63. Metadata always comes, rows never.")
+@click.option("--limit", type=click.IntRange(min=0), help="Stop after so many lines.")
+@json_option
 @store_option
 def cat(url: str, key_groups: str | None, limit: int | None, options: tuple[str, ...], *, as_json: bool) -> None:
-    """Print the changes: key group (-1: metadata) and value, one per line.
+    """Print changes as key group (-1: metadata) and value, and rows as JSON; one per line.
 
-    Bytes that are not printable ASCII are escaped as in Python; with --json, values are base64. Stops at the first
-    damaged byte, names its offset, and exits with 1.
+    Bytes that are not printable ASCII are escaped as in Python; in JSON they are base64. Stops at the first damaged
+    byte, names its offset, and exits with 1.
     """
-    wanted = _parse_range(key_groups)
-    left = limit
-    for store, name in _objects(url, map_options(options)):
-        found = inspect_object(store, name)
-        for frame in found.frames:
-            for change in changes_of(store, name, frame, wanted):
-                if left is not None and left <= 0:
-                    return
-                left = None if left is None else left - 1
-                click.echo(_change_line(name, frame, change, as_json=as_json))
+    for line in islice(_lines(url, map_options(options), _parse_range(key_groups)), limit):
+        if as_json:
+            print_json(line)
+        elif "row" in line:
+            print_json(line["row"])
+        else:
+            click.echo(f"{line['key_group']}\t{_escaped(line['value'])}")
+
+
+def _lines(url: str, options: Mapping[str, str], wanted: KeyGroupRange | None) -> Iterator[dict[str, Any]]:
+    for store, name in _objects(url, options):
+        found = inspect_segment(store, name)
+        for section in found.sections:
+            entry = section.entry
+            line: dict[str, Any] = {"object": name}
+            if entry.kind is SectionKind.CHANGES:
+                line |= {"log_id": entry.owner, "sequence_number": entry.number}
+                for change in changes_of(store, name, section, wanted):
+                    yield line | {"key_group": change.key_group, "value": change.value}
+            elif wanted is None:
+                line |= {"kind": entry.kind.value, "owner": entry.owner, "number": entry.number}
+                for batch in batches_of(store, name, entry):
+                    yield from (line | {"row": row} for row in python_rows(batch))
         if found.problems:
-            raise _damage(name, found.problems[0])
+            problem = found.problems[0]
+            raise CorruptDataError(problem.message, operation="read", subject=f"{plain(name)} at byte {problem.offset}")
 
 
 @changelog.command("verify")
 @click.argument("url")
-@_JSON
+@json_option
 @store_option
 @click.pass_context
 def verify(context: click.Context, url: str, options: tuple[str, ...], *, as_json: bool) -> None:
@@ -99,22 +144,22 @@ def verify(context: click.Context, url: str, options: tuple[str, ...], *, as_jso
     """
     damaged = False
     for store, name in _objects(url, map_options(options)):
-        found = inspect_object(store, name)
-        problems = [*found.problems, *_block_problems(store, found)]
+        found = inspect_segment(store, name)
+        problems = [*found.problems, *_problems_within(store, found)]
         damaged = damaged or bool(problems)
         if as_json:
-            facts = {"name": name, "bytes": found.size, "frames": len(found.frames), "intact": not problems}
-            click.echo(json.dumps({**facts, "problems": [_problem_facts(problem) for problem in problems]}))
+            facts = {"name": name, "bytes": found.size, "sections": len(found.sections), "intact": not problems}
+            print_json({**facts, "problems": [_problem_facts(problem) for problem in problems]})
             continue
         state = "DAMAGED" if problems else "intact"
-        click.echo(f"{state:<7}  {found.size:>12,} bytes  {len(found.frames):>6} frames  {_plain(name)}")
+        click.echo(f"{state:<7}  {found.size:>12,} bytes  {len(found.sections):>6} sections  {plain(name)}")
         for problem in problems:
-            click.echo(f"         at byte {problem.offset}: {problem.message}")
+            click.echo(f"         at byte {problem.offset}: {plain(problem.message)}")
     context.exit(1 if damaged else 0)
 
 
 def _objects(url: str, options: Mapping[str, str]) -> Iterator[tuple[BlobStore, str]]:
-    """The object that the URL names, or every object below it."""
+    """The object that the URL names, or every object below it: only segments, if there are any by name."""
     parent, _, leaf = url.rstrip("/").rpartition("/")
     if leaf and not parent.endswith("/"):
         store = open_store(parent or ".", options)
@@ -127,15 +172,22 @@ def _objects(url: str, options: Mapping[str, str]) -> Iterator[tuple[BlobStore, 
             return
     store = open_store(url, options)
     names = sorted(info.name for info in store.list("") if not info.name.startswith(STAGING_PREFIX))
+    names = [name for name in names if name.endswith(SEGMENT_SUFFIX)] or names
     if not names:
         raise NotFoundError("there is no object and no folder with objects", subject=url, hint="Check the URL")
     for name in names:
         yield store, name
 
 
-def _block_problems(store: BlobStore, found: Inspection) -> Iterator[Problem]:
-    for frame in found.frames:
-        problem = verify_frame(store, found.name, frame)
+def _problems_within(store: BlobStore, found: Inspection) -> Iterator[Problem]:
+    for section in found.sections:
+        problem = verify_section(store, found.name, section)
+        if problem is None and section.entry.kind is not SectionKind.CHANGES:
+            try:
+                for _ in batches_of(store, found.name, section.entry):
+                    pass
+            except CorruptDataError as error:
+                problem = Problem.of(error, section.entry.offset)
         if problem is not None:
             yield problem
 
@@ -153,28 +205,25 @@ def _parse_range(text: str | None) -> KeyGroupRange | None:
     return wanted
 
 
-def _object_facts(found: Inspection) -> dict[str, object]:
-    return {
-        "name": found.name,
-        "bytes": found.size,
-        "frames": [_frame_facts(frame) for frame in found.frames],
-        "problems": [_problem_facts(problem) for problem in found.problems],
+def _facts(store: BlobStore, name: str, section: FoundSection) -> dict[str, Any]:
+    entry, table = section.entry, section.table
+    facts: dict[str, Any] = {
+        "offset": entry.offset,
+        "bytes": entry.length,
+        "kind": entry.kind.value,
+        "owner": entry.owner,
+        "number": entry.number,
     }
-
-
-def _frame_facts(frame: FoundFrame) -> dict[str, object]:
-    head = frame.head
-    return {
-        "offset": frame.offset,
-        "bytes": head.length,
-        "log_id": head.log_id.hex,
-        "sequence_number": head.sequence_number,
-        "first_key_group": head.key_groups[0],
-        "last_key_group": head.key_groups[1],
-        "changes": head.changes,
-        "change_bytes": head.size,
-        "compression": head.compression.name.lower(),
-        "blocks": len(head.blocks),
+    if table is None:
+        return facts | {"rows": row_count(store, name, entry)}
+    return facts | {
+        "key_groups": _groups(table),
+        "rows": table.changes,
+        "first_key_group": table.key_groups[0],
+        "last_key_group": table.key_groups[1],
+        "change_bytes": table.size,
+        "compression": table.compression.name.lower(),
+        "blocks": len(table.blocks),
     }
 
 
@@ -182,58 +231,21 @@ def _problem_facts(problem: Problem) -> dict[str, object]:
     return {"offset": problem.offset, "message": problem.message}
 
 
-def _print_object(found: Inspection) -> None:
-    click.echo(f"{_plain(found.name)}  {found.size:,} bytes")
-    rows = [
-        tuple(f"{fact:,}" if isinstance(fact, int) else str(fact) for fact in _row(frame)) for frame in found.frames
-    ]
-    widths = [max(map(len, column)) for column in zip(_FRAME_COLUMNS, *rows, strict=True)]
-    for row in [_FRAME_COLUMNS, *rows] if rows else []:
-        click.echo("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    for problem in found.problems:
-        click.echo(f"  DAMAGED at byte {problem.offset}: {problem.message}")
+def _print_object(found: Inspection, sections: list[dict[str, Any]], problems: list[Problem]) -> None:
+    click.echo(f"{plain(found.name)}  {found.size:,} bytes")
+    if sections:
+        cells = [["" if facts.get(column) is None else facts[column] for column in _COLUMNS] for facts in sections]
+        print_table([column.replace("_", " ") for column in _COLUMNS], cells)
+    for problem in problems:
+        click.echo(f"  DAMAGED at byte {problem.offset}: {plain(problem.message)}")
 
 
-def _row(frame: FoundFrame) -> tuple[object, ...]:
-    head = frame.head
-    data = [block.key_groups for block in head.blocks if not block.is_metadata]
-    groups = ("meta " if head.key_groups[0] < 0 else "") + (f"{data[0][0]}..{data[-1][1]}" if data else "")
-    return (
-        frame.offset,
-        head.length,
-        head.log_id.hex[:8],
-        head.sequence_number,
-        groups.strip() or "none",
-        head.changes,
-        head.size,
-        head.compression.name.lower(),
-        len(head.blocks),
-    )
-
-
-def _change_line(name: str, frame: FoundFrame, change: StateChange, *, as_json: bool) -> str:
-    if not as_json:
-        return f"{change.key_group}\t{_escaped(change.value)}"
-    return json.dumps(
-        {
-            "object": name,
-            "log_id": frame.head.log_id.hex,
-            "sequence_number": frame.head.sequence_number,
-            "key_group": change.key_group,
-            "value": base64.b64encode(change.value).decode("ascii"),
-        }
-    )
+def _groups(table: ChangesTable) -> str:
+    data = [block.key_groups for block in table.blocks if not block.is_metadata]
+    groups = ("meta " if table.key_groups[0] < 0 else "") + (f"{data[0][0]}..{data[-1][1]}" if data else "")
+    return groups.strip() or "none"
 
 
 def _escaped(value: bytes) -> str:
     """Printable ASCII as it is, the rest in hexadecimal: nothing reaches the terminal that could steer it."""
     return repr(value)[2:-1]
-
-
-def _plain(name: str) -> str:
-    """A name without characters that could steer a terminal."""
-    return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
-
-
-def _damage(name: str, problem: Problem) -> CorruptDataError:
-    return CorruptDataError(problem.message, operation="read", subject=f"{_plain(name)} at byte {problem.offset}")

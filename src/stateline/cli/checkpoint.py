@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from stateline.blob import BlobStore, open_store
+from stateline.blob.checksum import crc32c
 from stateline.checkpoint import (
     Checkpoint,
     CheckpointStore,
@@ -202,8 +203,19 @@ def _damaged_places(root: CheckpointStore, report: VerifyReport) -> dict[str, st
         with suppress(NotFoundError):  # Retired by the query since it was looked at.
             for run in _runs(root.get(checkpoint_id).operators):
                 if run.name in corrupt - places.keys():
-                    places[run.name] = damaged_place(pa.py_buffer(root.store.get(run.name)), run)
+                    place = _damaged_place(root.store, run)
+                    if place is not None:
+                        places[run.name] = place
     return places
+
+
+def _damaged_place(store: BlobStore, run: RunHandle) -> str | None:
+    """Where a run is damaged, as bytes of its section; ``None`` if it is not, and another section is."""
+    size = store.head(run.name).size
+    data = store.get_range(run.name, min(run.offset, size), min(run.end, size))
+    if len(data) == run.length and crc32c(data) == run.crc32c:
+        return None
+    return f"{damaged_place(pa.py_buffer(data), run)}, counted from byte {run.offset}"
 
 
 def _report_facts(store: BlobStore, report: VerifyReport, places: Mapping[str, str]) -> dict[str, object]:
@@ -260,8 +272,8 @@ def _runs(operators: tuple[OperatorState, ...]) -> list[RunHandle]:
 
 
 def _facts(record: Checkpoint) -> dict[str, object]:
-    # One object may be named by several subtasks, and counts once.
-    runs = {run.name: run for run in _runs(record.operators)}.values()
+    # One run may be named by several subtasks, and counts once.
+    runs = {run.identity: run for run in _runs(record.operators)}.values()
     return {
         "checkpoint_id": record.checkpoint_id,
         "batch_id": record.batch_id,
@@ -271,8 +283,8 @@ def _facts(record: Checkpoint) -> dict[str, object]:
         "operators": [operator.name for operator in record.operators],
         "runs": len(runs),
         "stored_rows": sum(run.rows for run in runs),
-        "bytes": sum(run.size for run in runs),
-        "new_bytes": sum(run.size for run in runs if run.checkpoint_id == record.checkpoint_id),
+        "bytes": sum(run.length for run in runs),
+        "new_bytes": sum(run.length for run in runs if run.checkpoint_id == record.checkpoint_id),
         "finished_files": sum(len(output.finished) for output in record.outputs),
         "open_files": sum(len(output.open) for output in record.outputs),
         "watermark_us": record.watermark_us,
@@ -290,7 +302,7 @@ def _show_operator(operator: OperatorState) -> None:
                 len(subtask.runs),
                 sum(run.rows for run in subtask.runs),
                 sum(run.tombstones for run in subtask.runs),
-                sum(run.size for run in subtask.runs),
+                sum(run.length for run in subtask.runs),
             )
             for subtask in operator.subtasks
         ],

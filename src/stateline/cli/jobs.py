@@ -1,7 +1,7 @@
 """Batch jobs of ``stateline_files`` beside the root of a stream: what dead ones left, and what decided ones need.
 
 Owns where the jobs are and which of their objects may go. Does not own their pieces in the output
-(``stateline.recoverable.sweep``).
+(``stateline.blob.sweep``).
 
 - A sink keeps the records of streams in ``<place>/stream``, and those of each job in ``<place>/jobs/<32 digits>``.
 - A job with a record was decided: all that it has stays until ``finish_files`` has made its files visible.
@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from stateline.blob import BlobStore, open_store
-from stateline.blob.ages import store_time
 from stateline.blob.api import ObjectInfo
+from stateline.blob.sweep import SweepResult, sweep
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.environment import Environment
-from stateline.recoverable.sweep import SweepResult
 
 __all__ = ["JobsSweep", "jobs_beside", "sweep_jobs"]
 
@@ -74,30 +73,22 @@ def sweep_jobs(
         CorruptDataError: A record cannot be read. Nothing was deleted.
         OutcomeUnknownError: Some deletions got no answer. Repeat the sweep.
     """
-    objects: dict[str, list[ObjectInfo]] = {}
-    for info in jobs.list(""):
-        match = _OBJECT.fullmatch(info.name)
-        if match is not None:
-            objects.setdefault(match[1], []).append(info)
-    checkpoints: list[Checkpoint] = []
-    undecided: list[ObjectInfo] = []
-    for job, listed in objects.items():
-        records = CheckpointStore(open_store(f"{jobs.url}/{job}", options)).list()
-        checkpoints += records
-        undecided += [] if records else listed
-    now = store_time(jobs, world.ids) if delete and undecided else world.clock.now()
-    leftovers = [info for info in undecided if info.modified_at < now - grace]
-    for info in leftovers:
-        on_leftover(info)
-    if delete and leftovers:
-        jobs.delete([info.name for info in leftovers])
-    examined = sum(map(len, objects.values()))
-    result = SweepResult(
-        examined=examined,
-        reachable=examined - len(undecided),
-        young=len(undecided) - len(leftovers),
-        leftovers=len(leftovers),
-        leftover_bytes=sum(info.size for info in leftovers),
-        deleted=delete,
+    listed = [info for info in jobs.list("") if _OBJECT.fullmatch(info.name)]
+    records = {
+        job: CheckpointStore(open_store(f"{jobs.url}/{job}", options)).list()
+        for job in dict.fromkeys(map(_job_of, listed))
+    }
+    result = sweep(
+        jobs,
+        {info.name for info in listed if records[_job_of(info)]},
+        listed=listed,
+        min_age=grace,
+        delete=delete and bool(listed),  # Where no job ever was, nothing is written to learn the time.
+        on_leftover=on_leftover,
+        environment=world,
     )
-    return JobsSweep(tuple(checkpoints), result)
+    return JobsSweep(tuple(record for found in records.values() for record in found), result)
+
+
+def _job_of(info: ObjectInfo) -> str:
+    return info.name.partition("/")[0]

@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 import click
+import pyarrow as pa
+import pyarrow.compute as pc
 from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -39,6 +41,7 @@ __all__ = [
     "print_json",
     "print_table",
     "progress",
+    "python_rows",
     "store_option",
     "time_text",
     "value_text",
@@ -176,6 +179,34 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, decimal.Decimal | dt.timedelta):
         return str(value)
     return value
+
+
+def python_rows(given: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows as what :func:`print_json` takes, also where Python has no such value."""
+    try:
+        rows: list[dict[str, Any]] = given.to_pylist()
+    except (OverflowError, ValueError):  # Arrow and Spark have days, moments and texts that Python has not.
+        columns = {name: [_value(scalar) for scalar in given.column(name)] for name in given.schema.names}
+        rows = [{name: values[at] for name, values in columns.items()} for at in range(given.num_rows)]
+    return rows
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    """The value in Python; as text where Python has no such day or moment, escaped where it is no UTF-8."""
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.MapScalar):
+        return [(_value(entry["key"]), _value(entry["value"])) for entry in scalar.values]
+    if isinstance(scalar, pa.ListScalar):
+        return [_value(item) for item in scalar.values]
+    if isinstance(scalar, pa.StructScalar):
+        return {name: _value(item) for name, item in scalar.items()}
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        return scalar.as_buffer().to_pybytes().decode("utf-8", "backslashreplace")
+    except (OverflowError, ValueError):
+        return str(pc.cast(scalar, pa.string()))
 
 
 def value_text(value: object) -> str:

@@ -5,14 +5,11 @@ Owns arguments and printing. Does not own what a savepoint is (``stateline.check
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import click
 
-from stateline.blob import BlobStore, open_store
+from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore, create_savepoint, drop_savepoint, list_savepoints, open_savepoint
 from stateline.checkpoint.layout import METADATA, SAVEPOINT_PREFIX
-from stateline.checkpoint.objects import pieces_of
 from stateline.cli.output import (
     CommandGroup,
     json_option,
@@ -40,9 +37,6 @@ def savepoint() -> None:
 @click.option("--checkpoint", "checkpoint_id", type=click.IntRange(min=0), help="Which one; the newest by default.")
 @click.option("--label", default="", help="Free text that is kept with it.")
 @click.option("--target-option", "target_options", multiple=True, metavar="NAME=VALUE", help="A setting of TARGET.")
-@click.option(
-    "--output-option", "output_options", multiple=True, metavar="NAME=VALUE", help="A setting of the outputs."
-)
 @json_option
 @store_option
 def create(
@@ -51,7 +45,6 @@ def create(
     checkpoint_id: int | None,
     label: str,
     target_options: tuple[str, ...],
-    output_options: tuple[str, ...],
     options: tuple[str, ...],
     *,
     as_json: bool,
@@ -61,38 +54,13 @@ def create(
     TARGET may be on another store. A query starts from the printed URL with KeyedStream(..., start_from=URL).
     """
     source = CheckpointStore(open_store(root, map_options(options)))
-    record = source.latest() if checkpoint_id is None else source.get(checkpoint_id)
-    # Only where files grow byte by byte: whoever makes savepoints may have no rights on the other outputs.
-    urls = {output.url for output in record.outputs if pieces_of(output)} if record else set()
-    outputs = _Outputs(map_options(output_options))
-    for url in sorted(urls):
-        outputs[url]  # What cannot be opened is told before the work.
     store = open_store(target, map_options(target_options))
     with progress("copying", hidden=as_json) as tell:
-        made = create_savepoint(source, store, checkpoint_id=checkpoint_id, outputs=outputs, label=label, progress=tell)
+        made = create_savepoint(source, store, checkpoint_id=checkpoint_id, label=label, progress=tell)
     if as_json:
         print_json({"url": made.url, "checkpoint_id": made.checkpoint.checkpoint_id})
     else:
         click.echo(plain(made.url))
-
-
-class _Outputs(Mapping[str, BlobStore]):
-    """The stores of outputs, opened when they are asked for: the query may decide more checkpoints meanwhile."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._options = options
-        self._opened: dict[str, BlobStore] = {}
-
-    def __getitem__(self, url: str) -> BlobStore:
-        if url not in self._opened:
-            self._opened[url] = open_store(url, self._options)
-        return self._opened[url]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._opened)
-
-    def __len__(self) -> int:
-        return len(self._opened)
 
 
 @savepoint.command("ls")

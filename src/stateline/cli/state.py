@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import click
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from stateline.blob import BlobStore, StoreDecorator, open_store
 from stateline.blob.api import Buffer
@@ -29,6 +28,7 @@ from stateline.cli.output import (
     print_json,
     print_table,
     progress,
+    python_rows,
     store_option,
     value_text,
 )
@@ -73,7 +73,7 @@ def ls(pointer: str, options: tuple[str, ...], *, as_json: bool) -> None:
     facts = []
     for operator in snapshot.checkpoint.operators:
         stored = StoredState.of(snapshot.store, snapshot.checkpoint, operator.name)
-        runs = {run.name: run for subtask in operator.subtasks for run in subtask.runs}.values()
+        runs = {run.identity: run for subtask in operator.subtasks for run in subtask.runs}.values()
         facts.append(
             {
                 "operator": operator.name,
@@ -82,7 +82,7 @@ def ls(pointer: str, options: tuple[str, ...], *, as_json: bool) -> None:
                 "subtasks": len(operator.subtasks),
                 "runs": len(runs),
                 "stored_rows": sum(run.rows for run in runs),
-                "bytes": sum(run.size for run in runs),
+                "bytes": sum(run.length for run in runs),
                 "checkpoint_id": snapshot.checkpoint.checkpoint_id,
             }
         )
@@ -127,7 +127,7 @@ def get(
     stored = StoredState.of(snapshot.store, snapshot.checkpoint, operator)
     columns = _key_columns(stored, key)
     with _naming_who_needs_it(stored):
-        rows = _rows(stored.reader().get(stored.whole(), columns))
+        rows = python_rows(stored.reader().get(stored.whole(), columns))
     if not rows:
         click.echo(f"There is no such key in checkpoint {stored.checkpoint_id}", err=True)
     for row in rows:
@@ -285,34 +285,7 @@ def _changes(old: StoredState, new: StoredState) -> Iterator[Mapping[str, Any]]:
     with _naming_who_needs_it(old), _naming_who_needs_it(new):
         for was, now in pairs:
             for batch in changes_between(reader, was, now):
-                yield from _rows(batch)
-
-
-def _rows(given: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    try:
-        rows: list[dict[str, Any]] = given.to_pylist()
-    except (OverflowError, ValueError):  # Arrow and Spark have days, moments and texts that Python has not.
-        columns = {name: [_value(scalar) for scalar in given.column(name)] for name in given.schema.names}
-        rows = [{name: values[at] for name, values in columns.items()} for at in range(given.num_rows)]
-    return rows
-
-
-def _value(scalar: pa.Scalar) -> Any:
-    """The value in Python; as text where Python has no such day or moment, escaped where it is no UTF-8."""
-    if not scalar.is_valid:
-        return None
-    if isinstance(scalar, pa.MapScalar):
-        return [(_value(entry["key"]), _value(entry["value"])) for entry in scalar.values]
-    if isinstance(scalar, pa.ListScalar):
-        return [_value(item) for item in scalar.values]
-    if isinstance(scalar, pa.StructScalar):
-        return {name: _value(item) for name, item in scalar.items()}
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError:
-        return scalar.as_buffer().to_pybytes().decode("utf-8", "backslashreplace")
-    except (OverflowError, ValueError):
-        return str(pc.cast(scalar, pa.string()))
+                yield from python_rows(batch)
 
 
 def _field(value: object) -> str:

@@ -1,12 +1,11 @@
 """``stateline sweep``: what crashed writers left in checkpoint roots and in the outputs of their queries.
 
 Owns arguments, printing, and which sweep sees which reach. Does not own what may go (``stateline.checkpoint.sweep``,
-``stateline.recoverable.sweep``).
+``stateline.blob.sweep``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
@@ -14,14 +13,13 @@ import click
 
 from stateline.blob import BlobStore, open_store
 from stateline.blob.api import ObjectInfo
+from stateline.blob.sweep import SweepResult, reachable_names
+from stateline.blob.sweep import sweep as sweep_staged
 from stateline.checkpoint import Checkpoint, CheckpointStore, RootSweep, sweep_root
 from stateline.cli.jobs import jobs_beside, sweep_jobs
 from stateline.cli.output import json_option, map_options, plain, print_json, store_option, time_text
 from stateline.environment import system_environment
-from stateline.handles import CommitPoint
 from stateline.options import parse_duration
-from stateline.recoverable.sweep import SweepResult, reachable_names
-from stateline.recoverable.sweep import sweep as sweep_staged
 
 __all__ = ["sweep"]
 
@@ -58,8 +56,8 @@ def sweep(
 ) -> None:
     """Find what crashed writers left behind in checkpoint roots, and with --delete remove it.
 
-    A leftover is an object that no retained checkpoint reaches (no run, no pending rows, no state file, no piece of an
-    open or finished file) and that is older than --min-age. Give more than the longest time between writing an object
+    A leftover is an object that no retained checkpoint reaches (no run, no pending rows, no state file, no piece of a
+    finished file) and that is older than --min-age. Give more than the longest time between writing an object
     and recording it, which is one micro-batch with all its retries.
 
     With --outputs the hidden staging folders of the outputs are swept, too. Give every ROOT whose query writes to
@@ -98,7 +96,7 @@ def sweep(
                 CheckpointStore(store), min_age=min_age, delete=delete, on_leftover=partial(tell.leftover, store.url)
             )
         )
-        tell.result(store, swept[-1])
+        tell.result(store, swept[-1].result)
     checkpoints += [checkpoint for result in swept for checkpoint in result.checkpoints]
     targets = {store.url: store for store in stores}
     urls = {output.url for checkpoint in checkpoints for output in checkpoint.outputs} if outputs else set()
@@ -106,7 +104,9 @@ def sweep(
         output = open_store(url, map_options(output_options))
         targets.setdefault(output.url, output)
     # Of all outputs: one place may have several URLs, such as a link to a moved folder. Names of pieces are unique.
-    needed = reachable_names(_points(checkpoints))
+    needed = reachable_names(
+        file.commit for checkpoint in checkpoints for output in checkpoint.outputs for file in output.finished
+    )
     newest_age = max((result.newest_age for result in swept), default=0.0) + _SLACK_SECONDS
     for store in targets.values():
         # Each target is swept at its own present: what was just younger than the newest record must be so there, too.
@@ -118,14 +118,6 @@ def sweep(
         tell.result(store, found, what="staged pieces")
     if not delete and not as_json:
         click.echo("Nothing was deleted: add --delete")
-
-
-def _points(checkpoints: list[Checkpoint]) -> Iterator[CommitPoint]:
-    """The files that some checkpoint needs: those that it finishes, and those that go on."""
-    for checkpoint in checkpoints:
-        for output in checkpoint.outputs:
-            yield from (file.commit for file in output.finished)
-            yield from (file.resume for file in output.open if file.resume is not None)
 
 
 class _Teller:
@@ -143,7 +135,7 @@ class _Teller:
         else:
             click.echo(f"{self._verb}  {plain(url)}/{plain(info.name)}  {info.size:,} bytes, modified {modified}")
 
-    def result(self, store: BlobStore, result: RootSweep | SweepResult, what: str = "objects") -> None:
+    def result(self, store: BlobStore, result: SweepResult, what: str = "objects") -> None:
         if self._as_json:
             facts = {name: getattr(result, name) for name in _COUNTS}
             print_json({"store": store.url, "looked_at": what, **facts})

@@ -194,7 +194,7 @@ class EncodingAhead:
 
 def _settled(pending: Sequence[RowsHandle]) -> tuple[RowsHandle, ...]:
     """The first pieces of a file that stay as they are."""
-    end = next((index for index, handle in enumerate(pending) if handle.rows is None or is_short(handle)), len(pending))
+    end = next((index for index, handle in enumerate(pending) if is_short(handle)), len(pending))
     return tuple(pending[:end])
 
 

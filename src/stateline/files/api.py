@@ -10,8 +10,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import pyarrow as pa
 
+from stateline.changelog.segment_writer import Placement
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files.formats import (
     COMPRESSIONS,
@@ -139,7 +141,7 @@ class FileOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesResult:
-    """What a task hands back: all of it durable, none of it visible.
+    """What a task hands back: none of it visible, all of it durable once the segment is finished that was given.
 
     Attributes:
         finished: Files that the checkpoint publishes.
@@ -148,6 +150,11 @@ class FilesResult:
 
     finished: tuple[FinishedFile, ...] = ()
     open: tuple[OpenFile, ...] = ()
+
+    def placed(self, placement: Placement) -> FilesResult:
+        """The same once the segment is finished that rows were added to."""
+        files = (msgspec.structs.replace(file, pending=tuple(map(placement.of, file.pending))) for file in self.open)
+        return FilesResult(finished=self.finished, open=tuple(files))
 
 
 def _check_distinct(fields: list[pa.Field]) -> None:

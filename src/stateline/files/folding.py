@@ -35,7 +35,8 @@ def objects_to_fold(handles: Iterable[RowsHandle]) -> list[frozenset[str]]:
     """Names of objects whose short pieces are to be joined, file by file; those of one set with one another.
 
     Args:
-        handles: The pieces of all open files, as the newest record names them.
+        handles: The pieces of all open files, as the newest record names them; no inline ones, which are stored again
+            whenever their file grows.
 
     Returns:
         Nothing where no tier is full; else the objects of the lowest full one.

@@ -1,16 +1,11 @@
-"""Rows that wait for their file to roll: Arrow streams, many to an object.
+"""Rows that wait, for their file to roll or for their delivery: sections of a segment, each an Arrow IPC stream.
 
-Owns the bytes between a checkpoint and the roll. One call of :func:`store_rows` makes one object, however many files
-are open, so a checkpoint costs one request per subtask.
-
-Format: an object is the plain concatenation of Arrow IPC streams (schema, record batches, end-of-stream). The
-handle of each stream carries its range and CRC32C; without handles the object is read by opening stream after stream.
+Owns the bytes of such sections. Does not own segments (``stateline.changelog.segment``), nor who waits for what.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Final
 
 import pyarrow as pa
@@ -19,12 +14,13 @@ from stateline.arrow_bounds import check_stream, check_table
 from stateline.blob import BlobStore
 from stateline.blob.checksum import crc32c
 from stateline.blob.mapping import map_object
-from stateline.environment import Ids
+from stateline.changelog.segment import Section, SectionKind
+from stateline.changelog.segment_writer import SegmentWriter
 from stateline.errors import CorruptDataError, DataLossError, NotFoundError
 from stateline.files.formats import SinkFile
-from stateline.handles import RowsHandle
+from stateline.handles import RowsHandle, SectionHandle
 
-__all__ = ["encoded_rows", "load_rows", "load_short_rows", "store_rows"]
+__all__ = ["add_rows", "decode_rows", "encoded_rows", "load_rows", "load_short_rows"]
 
 _BATCH_ROWS: Final = 32_768
 """Rows of a record batch, on average; shorter ones are joined before they are stored."""
@@ -54,31 +50,21 @@ def _in_long_batches(rows: pa.Table) -> pa.Table:
     return rows if len(rows.to_batches()) <= 1 + rows.num_rows // _BATCH_ROWS else rows.combine_chunks()
 
 
-def store_rows(store: BlobStore, ids: Ids, tables: Sequence[pa.Table]) -> list[RowsHandle]:
-    """Makes the rows of several open files durable in one object under a fresh name.
+def add_rows(segment: SegmentWriter, owner: str, rows: pa.Table, number: int = 0) -> RowsHandle:
+    """Adds rows to a segment, as one section; they are durable when that is finished.
 
     Args:
-        store: The store of the checkpoint root.
-        ids: Where the name's UUID comes from.
-        tables: Rows of one open file each; none may be empty.
-
-    Returns:
-        One handle per table, in order.
+        segment: Where they go.
+        owner: Whose rows they are, for the segment's directory.
+        rows: None may be missing: an empty table is no section.
+        number: The checkpoint, where the caller knows it.
     """
-    if not tables:
-        return []
-    name = f"shared/rows-{ids.new_id()}.arrows"
-    streams = [encoded_rows(table) for table in tables]
-    store.put_all_if_absent(name, list(chain.from_iterable(streams)))
-    handles = []
-    offset = 0
-    for stream, table in zip(streams, tables, strict=True):
-        length, checksum = sum(map(len, stream)), 0
-        for piece in stream:
-            checksum = crc32c(piece, checksum)
-        handles.append(RowsHandle(name=name, offset=offset, length=length, crc32c=checksum, rows=table.num_rows))
-        offset += length
-    return handles
+    stream = tuple(encoded_rows(rows))
+    checksum = 0
+    for piece in stream:
+        checksum = crc32c(piece, checksum)
+    section = Section(SectionKind.ROWS, owner, number, stream, sum(map(len, stream)), checksum)
+    return segment.add(section, RowsHandle, rows=rows.num_rows)
 
 
 def load_rows(store: BlobStore, handles: Sequence[RowsHandle]) -> Iterator[pa.Table]:
@@ -110,9 +96,14 @@ def load_short_rows(store: BlobStore, handles: Iterable[RowsHandle]) -> dict[Row
     }
 
 
-def _decoded(handle: RowsHandle, data: bytes | pa.Buffer) -> pa.Table:
-    where = _where(handle)
-    if crc32c(memoryview(data)) != handle.crc32c:
+def decode_rows(section: SectionHandle, data: bytes | pa.Buffer) -> pa.Table:
+    """The rows of a section, from its bytes.
+
+    Raises:
+        CorruptDataError: They are not what was stored, or no rows.
+    """
+    where = section.place
+    if crc32c(memoryview(data)) != section.crc32c:
         raise CorruptDataError("the checksum does not match", operation="load_rows", subject=where)
     check_stream(memoryview(data), where)
     try:
@@ -123,33 +114,36 @@ def _decoded(handle: RowsHandle, data: bytes | pa.Buffer) -> pa.Table:
         check_table(table)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptDataError(f"not an Arrow stream ({error})", operation="load_rows", subject=where) from error
-    if handle.rows is not None and table.num_rows != handle.rows:
+    return table
+
+
+def _decoded(handle: RowsHandle, data: bytes | pa.Buffer) -> pa.Table:
+    table = decode_rows(handle, data)
+    if table.num_rows != handle.rows:
         raise CorruptDataError(
-            f"{table.num_rows} rows, its record says {handle.rows}", operation="load_rows", subject=where
+            f"{table.num_rows} rows, its record says {handle.rows}", operation="load_rows", subject=handle.place
         )
     return table
 
 
 def _bytes_of(store: BlobStore, name: str, handles: Sequence[RowsHandle]) -> Sequence[bytes | pa.Buffer]:
     """The bytes of handles of one object: mapped where the store is this host's disk, so that nothing is copied."""
+    if not name:
+        return [handle.data for handle in handles]
     try:
         mapped = map_object(store, name)
         if mapped is None:
-            return store.get_ranges(name, [(handle.offset, handle.offset + handle.length) for handle in handles])
+            return store.get_ranges(name, [(handle.offset, handle.end) for handle in handles])
     except NotFoundError as error:
         raise DataLossError(
             "the rows of an open file are gone",
             operation="load_rows",
-            subject=_where(handles[0]),
+            subject=handles[0].place,
             hint="Restore the object, or go back to a checkpoint whose objects are complete",
         ) from error
     return [_slice(mapped, handle) for handle in handles]
 
 
 def _slice(mapped: pa.Buffer, handle: RowsHandle) -> pa.Buffer:
-    end = min(handle.offset + handle.length, mapped.size)  # One that was cut short fails the checksum.
+    end = min(handle.end, mapped.size)  # One that was cut short fails the checksum.
     return mapped.slice(min(handle.offset, end), end - min(handle.offset, end))
-
-
-def _where(handle: RowsHandle) -> str:
-    return f"{handle.name}[{handle.offset}:{handle.offset + handle.length}]"

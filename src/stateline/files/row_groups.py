@@ -39,7 +39,7 @@ def first_full_group(handles: Sequence[RowsHandle], max_rows: int) -> tuple[Rows
     """The pieces of the first row group, if more pieces follow that do not belong to it; else none."""
     rows = size = 0
     for index, handle in enumerate(handles):
-        rows += handle.rows or 0
+        rows += handle.rows
         size += handle.length
         if index and _is_over(rows, size, max_rows):
             return tuple(handles[:index])

@@ -4,8 +4,9 @@ Owns the split by partition, the buffering between checkpoints and the encoding 
 
 Invariants:
 - Everything it writes has a fresh UUID in its name, so a retry, a zombie or a speculative twin makes garbage at worst.
-- Rows of a file that stays open are durable in the checkpoint root before :meth:`FileWriter.finish` returns; rows of
-  a file that rolls are durable as staged pieces of the file itself. A row is in exactly one of the two.
+- Rows of a file that stays open are durable once the segment is finished that :meth:`FileWriter.finish` has added them
+  to; rows of a file that rolls are durable as staged pieces of the file itself. A row is in exactly one of the two.
+- Rows that travel inline are stored again whenever their file grows, so a file has one such piece at most.
 - Memory: the rows of this micro-batch, up to ``buffer_bytes`` and 8 MiB that are not split by folder yet, plus one
   file's row group while it is encoded. What was encoded before (``ahead``) has a bound of its own.
 """
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateline.blob import BlobStore
+from stateline.changelog.segment_writer import Segments, SegmentWriter
 from stateline.environment import Environment
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files.ahead import BegunFile, EncodingAhead
@@ -31,7 +33,7 @@ from stateline.files.folding import is_short, objects_to_fold
 from stateline.files.formats import check_rows, folder_values, make_encoder
 from stateline.files.nulls import filled_variants, with_nulls_inside
 from stateline.files.partitions import is_abbreviated, partition_folder
-from stateline.files.pending import load_rows, load_short_rows, store_rows
+from stateline.files.pending import add_rows, load_rows, load_short_rows
 from stateline.files.row_groups import row_groups
 from stateline.handles import CommitPoint, FinishedFile, OpenFile, RowsHandle
 from stateline.recoverable import RecoverableWriter
@@ -69,7 +71,8 @@ class FileWriter:
 
     Args:
         output: The output.
-        root: Store of the checkpoint root: keeps pending rows.
+        segments: Where pending rows go that are too many to be kept in memory, and where they are read.
+        segment: Where all others go.
         store: Store of the output: keeps pieces of files, and the files.
         schema: Schema of the rows. An open file of another layout is finished, and a new one is begun.
         open_files: Files that an earlier checkpoint left open and this subtask goes on with.
@@ -84,7 +87,8 @@ class FileWriter:
     def __init__(
         self,
         output: FileOutput,
-        root: BlobStore,
+        segments: Segments,
+        segment: SegmentWriter,
         store: BlobStore,
         schema: pa.Schema,
         *,
@@ -97,7 +101,9 @@ class FileWriter:
         buffer_bytes: int = _BUFFER_BYTES,
     ) -> None:
         self._output = output
-        self._root = root
+        self._segments = segments
+        self._segment = segment
+        self._root = segments.store
         self._store = store
         self._subtask = subtask
         self._now = now
@@ -114,12 +120,13 @@ class FileWriter:
         self._growing: dict[tuple[str, str], _Growing] = {}
         self._finished: list[FinishedFile] = []
         recorded = tuple(open_files)
-        self._recorded = frozenset(handle.name for file in recorded for handle in file.pending)
+        pieces = (handle for file in recorded for handle in file.pending)
+        self._recorded = frozenset(handle.name for handle in pieces if not handle.is_inline)
         for file in (*recorded, *staged):
             self._adopt(file)
 
     def write(self, rows: pa.Table) -> None:
-        """Takes rows. They are durable once :meth:`finish` has returned.
+        """Takes rows.
 
         Raises:
             InvalidInputError: These or earlier ones do not fit the schema. The next call, or :meth:`finish`, may be
@@ -155,7 +162,7 @@ class FileWriter:
             self._make_room()
 
     def finish(self) -> FilesResult:
-        """Rolls what is complete, makes the rest durable, and returns both.
+        """Rolls what is complete, adds the rest to the segment, and returns both.
 
         Raises:
             InvalidInputError: Rows do not fit the schema, or a value has no place in the format or in a folder's name.
@@ -164,7 +171,7 @@ class FileWriter:
         for key in [key for key, file in self._growing.items() if self._is_complete(file)]:
             self._roll(key)
         rest = self._growing.values()
-        self._spill([file for file in rest if file.buffered])
+        self._spill([file for file in rest if file.buffered], self._segment)
         # Only what a record names goes by itself, with that record.
         pieces = (handle for file in rest for handle in file.pending if handle.name in self._recorded)
         for names in objects_to_fold(pieces):
@@ -175,7 +182,12 @@ class FileWriter:
         """Rolls files that have their size, and makes all other rows durable, those of files that roll later too."""
         for key in [key for key, file in self._growing.items() if file.bytes >= self._output.rolling.roll_bytes]:
             self._roll(key)
-        self._spill([file for file in self._growing.values() if file.buffered])
+        segment = self._segments.writer()
+        files = [file for file in self._growing.values() if file.buffered]
+        self._spill(files, segment)
+        placement = segment.finish()
+        for file in files:
+            file.pending = list(map(placement.of, file.pending))
 
     def _adopt(self, file: OpenFile) -> None:
         """Goes on with a file. After a rescale two files of one folder may meet: their rows join."""
@@ -195,11 +207,13 @@ class FileWriter:
             size=file.bytes, opened_at=file.opened_at, written_at=file.written_at, now=self._now
         )
 
-    def _spill(self, files: Sequence[_Growing]) -> None:
-        handles = store_rows(self._root, self._environment.ids, [self._checked_values(file) for file in files])
-        for file, handle in zip(files, handles, strict=True):
+    def _spill(self, files: Sequence[_Growing], segment: SegmentWriter) -> None:
+        for file in files:
+            inline = [handle for handle in file.pending if handle.is_inline]
+            rows = pa.concat_tables([*load_rows(self._root, inline), self._checked_values(file)])
+            file.pending = [handle for handle in file.pending if not handle.is_inline]
+            file.pending.append(add_rows(segment, file.target, rows))
             self._buffered -= sum(part.nbytes for part in file.buffered)
-            file.pending.append(handle)
             file.buffered.clear()
 
     def _fold(self, names: frozenset[str]) -> None:
@@ -220,8 +234,8 @@ class FileWriter:
     def _store_again(self, files: Sequence[_Growing], names: frozenset[str]) -> None:
         chosen = [[handle for handle in file.pending if _is_folded(handle, names)] for file in files]
         loaded = load_short_rows(self._root, chain.from_iterable(chosen))
-        tables = [pa.concat_tables([loaded[handle] for handle in handles]) for handles in chosen]
-        for file, handle in zip(files, store_rows(self._root, self._environment.ids, tables), strict=True):
+        for file, handles in zip(files, chosen, strict=True):
+            handle = add_rows(self._segment, file.target, pa.concat_tables([loaded[each] for each in handles]))
             kept = [each for each in file.pending if not _is_folded(each, names)]
             at = next(index for index, each in enumerate(file.pending) if _is_folded(each, names))
             file.pending = [*kept[:at], handle, *kept[at:]]

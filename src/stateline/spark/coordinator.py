@@ -7,14 +7,15 @@ One batch ``b``; its checkpoint gets the id that follows the newest one::
 
     1. what is the newest record?     b is decided already -> finish its publishing, return
                                       other query, other offsets, a gap -> a typed error, nothing happens
-    2. run the subtasks               they make objects nobody else can name, and return handles
+    2. run the subtasks               they make segments nobody else can name, and return handles
+       pack                           small sections came with results: into one segment, or into the record
     3. publish the record             create-if-absent: THIS is the commit; losing it is FencedError
                                       then the floor is read: a stale driver that re-made a freed slot stops here
     4. publish the finished files     create-if-absent, verified, idempotent
        discard their pieces           by exact name, before the batch is acknowledged
        deliver rows                   to functions of the user's own, under a key that never changes
        mark it published              so that files which a consumer has moved away since are not missed
-       retain                         keep the newest records and all they reach
+       retain                         keep the newest records and all they reach; beside the next batch
 
 A crash anywhere is answered by starting again: before 3 nothing has happened (garbage for the sweep), after 3 step 4 is
 repeated for the newest record, by whichever driver comes next. ``abort`` does not exist.
@@ -31,25 +32,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from stateline.blob import BlobStore
-from stateline.checkpoint import Checkpoint, CheckpointStore, FileState, SubtaskState, checkpoint_time
+from stateline.changelog.segment_writer import Segments
+from stateline.checkpoint import Checkpoint, CheckpointStore, SubtaskState, checkpoint_time
+from stateline.checkpoint.packing import packed
 from stateline.environment import Environment
 from stateline.errors import InternalError
-from stateline.handles import FinishedFile, OpenFile
+from stateline.handles import FinishedFile, OpenFile, RowsHandle
 from stateline.key_groups import check_parallelism, range_for_subtask
 from stateline.recoverable import RecoverableWriter
 from stateline.spark.continuity import Step, check_continuation, decided_earlier, next_properties, next_step
-from stateline.spark.delivery import Delivery, deliveries_of, delivery_states
+from stateline.spark.delivery import Delivery, deliveries_of
 from stateline.spark.event_time import Watermark
 from stateline.spark.fencing import fenced_if_overtaken
 from stateline.spark.open_files import FinishFiles, due_files, files_by_subtask, files_due_at, with_files_finished
 from stateline.spark.plan import PipelinePlan
 from stateline.spark.starting import check_start, first_checkpoint
 from stateline.spark.subtask_results import gathered, max_event_time, summed_metrics
+from stateline.spark.upkeep import Upkeep
 from stateline.state.rescale import rescale
 
 __all__ = [
@@ -111,7 +116,7 @@ class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one subtask hands back: handles of durable objects, and counts.
+    """What one subtask hands back: handles of durable sections, small sections themselves, and counts.
 
     Attributes:
         operator: Name of the operator.
@@ -132,7 +137,7 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
     open: tuple[OpenFile, ...] = ()
     metrics: dict[str, float] = {}
     max_event_time_us: int | None = None
-    delivery: FileState | None = None
+    delivery: RowsHandle | None = None
     next_timer_ms: int | None = None
 
 
@@ -165,6 +170,7 @@ class MicroBatchCoordinator(Generic[D]):
         run_subtasks: Runs the subtasks of a batch.
         environment: Clock for ages, ids for nonces.
         deliver: Hands over rows that a checkpoint delivers; called after the checkpoint exists, until it returns.
+        upkeep: Where old checkpoints are let go beside the next batch; ``None`` for within their own.
     """
 
     def __init__(
@@ -175,6 +181,7 @@ class MicroBatchCoordinator(Generic[D]):
         run_subtasks: SubtaskRunner[D],
         environment: Environment,
         deliver: Callable[[Delivery], None] | None = None,
+        upkeep: Upkeep | None = None,
     ) -> None:
         check_parallelism(plan.parallelism, plan.max_parallelism)
         self._plan = plan
@@ -184,6 +191,8 @@ class MicroBatchCoordinator(Generic[D]):
         self._run_subtasks = run_subtasks
         self._environment = environment
         self._deliver = deliver
+        self._upkeep = upkeep
+        self._segments = Segments(checkpoints.store, environment)
         self._newest: Checkpoint | None = None
         self._started = False
         self._is_published = True
@@ -364,7 +373,7 @@ class MicroBatchCoordinator(Generic[D]):
         began, now = clock.monotonic(), self._time()
         results = self._run_subtasks(batch, self._tasks(newest, now))
         computed = clock.monotonic()
-        operators, outputs = gathered(results, self._plan, self._output_urls)
+        operators, outputs, deliveries = gathered(results, self._plan, self._output_urls)
         watermark = Watermark.of(newest).after(self._plan.watermark, max_event_time(results))
         record = Checkpoint(
             checkpoint_id=_next_id(newest),
@@ -377,29 +386,42 @@ class MicroBatchCoordinator(Generic[D]):
             created_at=now,
             operators=operators,
             outputs=outputs,
+            deliveries=deliveries,
             watermark_us=watermark.current_us,
             properties=next_properties(self._plan, newest, self._output_urls),
-            states={**watermark.states, **delivery_states(results)},
+            states=dict(watermark.states),
         )
         self._next_timer_ms = min((at for item in results if (at := item.next_timer_ms) is not None), default=None)
+        record = packed(record, self._segments, self._plan.record_bytes)
         metrics = summed_metrics(results) | {"subtasks_seconds": computed - began}
+        metrics |= {"pack_seconds": clock.monotonic() - computed}
         metrics.update(self._commit(record))
         return BatchReport(checkpoint=record, replayed=False, metrics=metrics)
 
     def _commit(self, record: Checkpoint) -> dict[str, float]:
-        """Steps 3 and 4; the seconds they took."""
+        """Steps 3 and 4; the seconds they took.
+
+        What the last batch left to be done beside this one is done, or has failed, before this one is decided.
+        """
         clock = self._environment.clock
+        came = clock.monotonic()
+        if self._upkeep is not None:
+            self._upkeep.settle()
         began = clock.monotonic()
         self._checkpoints.publish(record)
         decided = clock.monotonic()
         self._newest, self._is_published = record, False
         self._publish(record)
         published = clock.monotonic()
-        self._checkpoints.retain(self._plan.retained_checkpoints, self._stores_by_url(record))
+        retain = partial(self._checkpoints.retain, self._plan.retained_checkpoints)
+        if self._upkeep is None:
+            retain()
+        else:
+            self._upkeep.begin(retain)
         return {
             "record_seconds": decided - began,
             "publish_seconds": published - decided,
-            "retain_seconds": clock.monotonic() - published,
+            "retain_seconds": clock.monotonic() - published + began - came,
         }
 
     # -- step 2: tasks --------------------------------------------------------------------------------------------
@@ -453,9 +475,6 @@ class MicroBatchCoordinator(Generic[D]):
         if record.publishes:
             self._checkpoints.mark_published(record.checkpoint_id)
         self._is_published = True
-
-    def _stores_by_url(self, record: Checkpoint) -> dict[str, BlobStore]:
-        return {output.url: self._outputs[output.operator] for output in record.outputs}
 
 
 def _next_id(newest: Checkpoint | None) -> int:

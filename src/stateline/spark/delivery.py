@@ -1,23 +1,21 @@
-"""Rows that are handed to a function after their checkpoint exists: what the record says of them. No Spark in here.
+"""Rows that are handed to a function after their checkpoint exists. No Spark in here.
 
-Owns the names in the record, and the key under which rows are delivered. Does not own the rows (``files.pending``),
-when they are delivered (``coordinator``), nor the call (``for_each_batch``).
+Owns the key under which rows are delivered. Does not own the rows (``files.pending``), when they are delivered
+(``coordinator``), nor the call (``for_each_batch``).
 
-The output rows of a subtask are one object in the root, durable before the record that names it: ``states`` holds it as
-``delivery/<operator>/<subtask>``. So whoever comes after a crash delivers the same rows under the same key. Retention
-keeps the object as long as the checkpoint.
+The output rows of a subtask are a section, durable before the record that names it. So whoever comes after a crash
+delivers the same rows under the same key. Retention keeps them as long as the checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from stateline.checkpoint import DELIVERY_PREFIX, Checkpoint, FileState, InlineState
+from stateline.checkpoint import Checkpoint
 from stateline.handles import RowsHandle
 
-__all__ = ["BatchKey", "Delivery", "deliveries_of", "delivery_states"]
+__all__ = ["BatchKey", "Delivery", "deliveries_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,33 +51,9 @@ class Delivery:
     rows: tuple[RowsHandle, ...]
 
 
-class _Delivering(Protocol):
-    @property
-    def operator(self) -> str: ...
-    @property
-    def subtask(self) -> int: ...
-    @property
-    def delivery(self) -> FileState | None: ...
-
-
-def delivery_states(results: Iterable[_Delivering]) -> dict[str, InlineState | FileState]:
-    """What a record says of the rows that its subtasks made."""
-    return {
-        f"{DELIVERY_PREFIX}{result.operator}/{result.subtask:05}": result.delivery
-        for result in results
-        if result.delivery is not None
-    }
-
-
 def deliveries_of(record: Checkpoint) -> Sequence[Delivery]:
     """What a checkpoint delivers, by operator; subtasks in order."""
-    found: dict[str, list[RowsHandle]] = {}
-    for name, state in sorted(record.states.items()):
-        if name.startswith(DELIVERY_PREFIX) and isinstance(state, FileState):
-            operator = name.removeprefix(DELIVERY_PREFIX).rpartition("/")[0]
-            handle = RowsHandle(name=state.name, offset=0, length=state.size, crc32c=state.crc32c, rows=None)
-            found.setdefault(operator, []).append(handle)
     return [
-        Delivery(BatchKey(record.query_id, operator, record.checkpoint_id), tuple(rows))
-        for operator, rows in found.items()
+        Delivery(BatchKey(record.query_id, each.operator, record.checkpoint_id), each.rows)
+        for each in record.deliveries
     ]

@@ -11,9 +11,10 @@ from types import TracebackType
 from typing import Self
 
 from stateline.blob import BlobStore, open_store
+from stateline.changelog.host_cache import HostCache
+from stateline.changelog.racing import raced
 from stateline.environment import Environment
 from stateline.spark.plan import PipelinePlan
-from stateline.state.run_cache import RunCache
 
 __all__ = ["DriverStores"]
 
@@ -38,16 +39,20 @@ class DriverStores:
             InvalidInputError: An option of a store is wrong, or the folder of local copies is not apart from them.
             NotInstalledError: The SDK of a cloud is missing.
         """
+
+        def opened(url: str, options: Mapping[str, str]) -> BlobStore:
+            return raced(open_store(url, options, environment), plan.retry_policy, environment)
+
         stores = cls(
-            root=open_store(plan.root_url, plan.root_options, environment),
+            root=opened(plan.root_url, plan.root_options),
             outputs={
-                operator.name: open_store(operator.output.url, operator.output.store_options, environment)
+                operator.name: opened(operator.output.url, operator.output.store_options)
                 for operator in plan.operators
                 if operator.output is not None
             },
         )
         if plan.local_copies:
-            copies = RunCache(plan.local_copies, plan.local_copies_bytes, environment)
+            copies = HostCache(plan.local_copies, plan.local_copies_bytes, environment=environment)
             copies.check_apart([stores.root, *stores.outputs.values()], "local_copies")
         return stores
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from stateline.blob import BlobStore
+from stateline.changelog.segment_writer import Segments, SegmentWriter
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.environment import Environment
 from stateline.errors import DataLossError, FencedError, InternalError, NotFoundError
@@ -66,6 +67,7 @@ class FilesDecision:
         self._records = records or CheckpointStore(root, environment=environment)
         self._plan = plan
         self._root = root
+        self._segments = Segments(root, environment)
         self._out = out
         self._schema = schema
         self._environment = environment
@@ -73,10 +75,11 @@ class FilesDecision:
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> TaskFiles:
         """A task's work: makes its rows durable. What is a whole file by itself is encoded here, in parallel."""
-        writer = self._writer((), self._environment.clock.now())
+        segment = self._segments.writer(self._plan.inline_bytes)
+        writer = self._writer(segment, (), self._environment.clock.now())
         for batch in batches:
             writer.write(pa.Table.from_batches([batch]))
-        made = writer.finish()
+        made = writer.finish().placed(segment.finish())
         return TaskFiles(made.finished, made.open)
 
     def commit(
@@ -138,7 +141,7 @@ class FilesDecision:
         No record names them, so retention never would. Only whoever has just decided the batch knows that nobody else
         does: an attempt that finds it decided may have the names of an older record, and leaves its own to the sweep.
         """
-        staged = {rows.name for each in made for file in each.open for rows in file.pending}
+        staged = {rows.name for each in made for file in each.open for rows in file.pending if not rows.is_inline}
         unnamed = staged.difference(decided.object_names())
         if unnamed:
             self._root.delete(sorted(unnamed))
@@ -195,16 +198,20 @@ class FilesDecision:
             # Whatever the clock of a task's host said: the ages of files are told by one clock.
             times = {"opened_at": task.now, "written_at": task.now}
             staged = [replace(file, **times) for made in batch.data for file in made.open]
-            result = self._writer(task.open_files, task.now, staged).finish()
+            segment = self._segments.writer(self._plan.inline_bytes)
+            result = self._writer(segment, task.open_files, task.now, staged).finish().placed(segment.finish())
             finished = (*(file for made in batch.data for file in made.finished), *result.finished)
             return [SubtaskResult(operator=_OPERATOR, subtask=0, states={}, finished=finished, open=result.open)]
 
         return MicroBatchCoordinator(self._plan, self._records, {_OPERATOR: self._out}, join, self._environment)
 
-    def _writer(self, open_files: Iterable[OpenFile], now: float, staged: Iterable[OpenFile] = ()) -> FileWriter:
+    def _writer(
+        self, segment: SegmentWriter, open_files: Iterable[OpenFile], now: float, staged: Iterable[OpenFile] = ()
+    ) -> FileWriter:
         return FileWriter(
             self._output,
-            self._root,
+            self._segments,
+            segment,
             self._out,
             self._schema,
             open_files=open_files,
@@ -229,6 +236,9 @@ def files_plan(
     retained_checkpoints: int,
     root_options: Mapping[str, str] | None = None,
     schema: pa.Schema | None = None,
+    *,
+    inline_bytes: int = 0,
+    record_bytes: int = 0,
 ) -> PipelinePlan:
     """The plan of a sink: one operator that has files and no state."""
     columns = {} if schema is None else columns_of(output.named(schema))
@@ -238,5 +248,7 @@ def files_plan(
         max_parallelism=1,
         operators=(OperatorPlan(name=_OPERATOR, tables={}, definition="", output=output, output_columns=columns),),
         retained_checkpoints=retained_checkpoints,
+        inline_bytes=inline_bytes,
+        record_bytes=record_bytes,
         root_options=dict(root_options or {}),
     )

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
 from stateline.blob.urls import absolute_url
+from stateline.changelog.upload_table import RetryPolicy
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
-from stateline.options import check_known, normalise_settings, parse_bool, parse_int, setting
+from stateline.options import check_known, normalise_settings, parse_bool, parse_int, parse_size, setting
+from stateline.spark.plan import attempts_setting, parse_record_size, timeout_setting
 from stateline.spark.stream_checks import check_hidden, check_shared
 
 __all__ = ["FilesSinkOptions"]
@@ -55,6 +57,11 @@ class FilesSinkOptions:
             ended), ``stop`` (also when the query is stopped) or ``never``.
         checkpoint: Root URL of the sink's records; by default ``<path>/.stateline``, which readers skip.
         retained_checkpoints: How many of the newest records are kept.
+        inline_bytes: Rows of a task that wait for their file come to the driver with its result, up to so many bytes,
+            in place of an object of their own.
+        record_bytes: What came so goes into the sink's record, up to so many bytes in all; else into one object.
+        upload_timeout: When a request to a store elsewhere is sent once more; see :class:`PipelineSettings`.
+        max_attempts: How often it is sent at most.
         checkpoint_location: Spark's ``checkpointLocation``, as Spark passes it on.
         query_name: Spark's ``queryName``, in the same way; the sink has no use for it.
         root_options: Options of the records' store, given as ``root.<option>``; where the records lie below the output,
@@ -76,6 +83,10 @@ class FilesSinkOptions:
     finish: str = setting("available_now", _text, help="when open files are finished: available_now, stop or never")
     checkpoint: str = setting("", _text, help="root URL of the sink's records; `.stateline` below the output if empty")
     retained_checkpoints: int = setting(3, _retained, help="newest records that are kept")
+    inline_bytes: int = setting("64KiB", parse_size, help="of a task that come with its result, without an object")
+    record_bytes: int = setting("20KiB", parse_record_size, help="of these that the sink's record may hold")
+    upload_timeout: float = timeout_setting()
+    max_attempts: int = attempts_setting()
     checkpoint_location: str = setting("", _text, help="Spark's checkpointLocation")
     query_name: str = setting("", _text, help="Spark's queryName")
     root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -126,6 +137,11 @@ class FilesSinkOptions:
     def root_url(self) -> str:
         """Root of the records of streams into this output."""
         return f"{self.checkpoint or self.path.rstrip('/') + '/.stateline'}/stream"
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """When a request to a store is late, and how often it is sent."""
+        return RetryPolicy.fixed(self.max_attempts, self.upload_timeout, 0)
 
     @property
     def options_of_records(self) -> dict[str, str]:

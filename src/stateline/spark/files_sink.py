@@ -37,6 +37,7 @@ from pyspark.sql.types import StructType
 
 from stateline.blob import BlobStore, open_store
 from stateline.blob.urls import same_service
+from stateline.changelog.racing import raced
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.errors import (
@@ -366,7 +367,7 @@ class _Sink:
 
     def _decision(self, records: CheckpointStore | None = None, ahead: EncodingAhead | None = None) -> FilesDecision:
         root = self._root() if records is None else records.store
-        out = open_store(self.output.url, self.output.store_options, _ENVIRONMENT)
+        out = self._opened(self.output.url, self.output.store_options)
         return FilesDecision(self._plan(), root, out, self._schema(), _ENVIRONMENT, records, ahead)
 
     def _schema(self) -> pa.Schema:
@@ -375,10 +376,21 @@ class _Sink:
     def _plan(self) -> PipelinePlan:
         options = self.options
         retained, records = options.retained_checkpoints, options.options_of_records
-        return files_plan(self.root_url, self.output, retained, records, self._schema())
+        return files_plan(
+            self.root_url,
+            self.output,
+            retained,
+            records,
+            self._schema(),
+            inline_bytes=options.inline_bytes,
+            record_bytes=options.record_bytes,
+        )
 
     def _root(self) -> BlobStore:
-        return open_store(self.root_url, self.options.options_of_records, _ENVIRONMENT)
+        return self._opened(self.root_url, self.options.options_of_records)
+
+    def _opened(self, url: str, options: Mapping[str, str]) -> BlobStore:
+        return raced(open_store(url, options, _ENVIRONMENT), self.options.retry_policy, _ENVIRONMENT)
 
     # -- what Spark keeps beside the query --------------------------------------------------------------------------
 

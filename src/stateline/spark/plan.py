@@ -8,13 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Final, Literal
 
+from stateline.changelog.upload_table import RetryPolicy
+from stateline.checkpoint import MAX_FILE_STATE_THRESHOLD
+from stateline.errors import InvalidInputError
 from stateline.files import FileOutput
-from stateline.options import normalise_settings, parse_choice, parse_int, parse_size, setting
+from stateline.options import normalise_settings, parse_choice, parse_duration, parse_int, parse_size, setting
 from stateline.spark.event_time import WatermarkPlan, WindowPlan
 
-__all__ = ["OperatorPlan", "PipelinePlan", "PipelineSettings", "SavepointStart"]
+__all__ = [
+    "OperatorPlan",
+    "PipelinePlan",
+    "PipelineSettings",
+    "SavepointStart",
+    "attempts_setting",
+    "parse_record_size",
+    "timeout_setting",
+]
+
+_DRIVER_INLINE_BYTES: Final = 256 * 1024 * 1024
 
 
 def _at_least_two(value: int | str, name: str) -> int:
@@ -23,6 +36,32 @@ def _at_least_two(value: int | str, name: str) -> int:
 
 def _text(value: object, _: str) -> str:
     return str(value)
+
+
+def parse_record_size(value: int | str, name: str) -> int:
+    """Bytes that a record may hold of something."""
+    size = parse_size(value, name)
+    if size > MAX_FILE_STATE_THRESHOLD:
+        raise InvalidInputError(
+            f"{size} bytes are more than {MAX_FILE_STATE_THRESHOLD}",
+            subject=name,
+            hint="Records must stay small: give less",
+        )
+    return size
+
+
+def timeout_setting() -> Any:
+    """The option ``upload_timeout`` of a pipeline and of a sink."""
+    return setting("500ms", parse_duration, help="then a request to a store elsewhere is sent again; 0: never")
+
+
+def attempts_setting() -> Any:
+    """The option ``max_attempts`` of a pipeline and of a sink."""
+    return setting(
+        3,
+        lambda value, name: parse_int(value, name, minimum=1, maximum=10),
+        help="attempts of a late request",
+    )
 
 
 def _start_mode(value: str, name: str) -> str:
@@ -40,6 +79,12 @@ class PipelineSettings:
             what a root elsewhere (an object store) keeps. Empty for none: runs are then kept in memory, and fetched
             again by every new worker process.
         local_copies_bytes: Room for them, on each host.
+        inline_bytes: What a subtask writes comes to the driver with its result, up to so many bytes, in place of an
+            object of its own. With many subtasks it is less: the driver takes 256 MiB at most.
+        record_bytes: What came so goes into the checkpoint's record, up to so many bytes in all; else into one object.
+        upload_timeout: A request to a store that is not on this host is late after so long, and is then sent once more
+            beside itself; the first answer counts. For each 8 MiB that it moves; 0 for never.
+        max_attempts: How often at most, the first included. A slow request is never given up for being late.
         start_from: URL of a savepoint, from which a root without checkpoints starts; empty for none. A root with
             checkpoints goes on from its newest one, so the option may stay in the program.
         start_mode: ``copy`` leaves the savepoint as it is. ``claim`` uses its objects where they are, below the root,
@@ -50,6 +95,10 @@ class PipelineSettings:
     metrics_log: str = setting("", _text, help="file for one line of JSON per batch")
     local_copies: str = setting("", _text, help="folder for copies of state runs on each executor's host")
     local_copies_bytes: int = setting("10GB", parse_size, help="room for them, on each host")
+    inline_bytes: int = setting("64KiB", parse_size, help="of a subtask that come with its result, without an object")
+    record_bytes: int = setting("20KiB", parse_record_size, help="of these that the record of a checkpoint may hold")
+    upload_timeout: float = timeout_setting()
+    max_attempts: int = attempts_setting()
     start_from: str = setting("", _text, help="savepoint from which a new root starts")
     start_mode: str = setting("copy", _start_mode, help="copy or claim")
 
@@ -118,10 +167,14 @@ class PipelinePlan:
         parallelism: Subtasks per operator.
         max_parallelism: Key groups.
         operators: Keyed operators, at least one.
-        retained_checkpoints: See :class:`PipelineSettings`, also for the next three.
+        retained_checkpoints: See :class:`PipelineSettings`, also for the next ones, up to ``record_bytes``.
         metrics_log: Empty for none.
         local_copies: Empty for none.
         local_copies_bytes: Room for them.
+        inline_bytes: Of each subtask.
+        record_bytes: Of all of them.
+        upload_timeout: See :class:`PipelineSettings`; 0 for never.
+        max_attempts: So, too.
         root_options: Options of the root's store.
         watermark: The watermark of the stream, one for all operators.
         start: Where a root without checkpoints starts; ``None`` for an empty state.
@@ -135,6 +188,10 @@ class PipelinePlan:
     metrics_log: str = ""
     local_copies: str = ""
     local_copies_bytes: int = 0
+    inline_bytes: int = 0
+    record_bytes: int = 0
+    upload_timeout: float = 0.0
+    max_attempts: int = 1
     root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     watermark: WatermarkPlan | None = None
     start: SavepointStart | None = None
@@ -142,6 +199,16 @@ class PipelinePlan:
     def going_on(self) -> PipelinePlan:
         """The plan in a stream without an end; see :meth:`stateline.files.RollingPolicy.going_on`."""
         return replace(self, operators=tuple(operator.going_on() for operator in self.operators))
+
+    @property
+    def subtask_inline_bytes(self) -> int:
+        """What each subtask may hand back with its result, so that all of them together fit the driver."""
+        return min(self.inline_bytes, _DRIVER_INLINE_BYTES // (self.parallelism * len(self.operators)))
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """When a request to a store is late, and how often it is sent."""
+        return RetryPolicy.fixed(self.max_attempts, self.upload_timeout, 0)
 
     @property
     def state_schemas(self) -> dict[str, str]:

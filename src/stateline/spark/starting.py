@@ -72,7 +72,7 @@ def first_checkpoint(
         raise InternalError("the plan starts from nothing", operation="start")
     savepoint = _open(plan.start, root.store, environment)
     targets = {
-        output.url: outputs[output.operator]
+        output.url: outputs[output.operator].url
         for output in savepoint.checkpoint.outputs
         if output.open and output.operator in outputs
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from stateline.checkpoint import OperatorState, OutputState
+from stateline.checkpoint import DeliveryState, OperatorState, OutputState
 from stateline.errors import InternalError
 from stateline.spark.plan import PipelinePlan
 
@@ -20,7 +20,7 @@ __all__ = ["gathered", "max_event_time", "summed_metrics"]
 
 def gathered(
     results: Sequence[SubtaskResult], plan: PipelinePlan, output_urls: Mapping[str, str]
-) -> tuple[tuple[OperatorState, ...], tuple[OutputState, ...]]:
+) -> tuple[tuple[OperatorState, ...], tuple[OutputState, ...], tuple[DeliveryState, ...]]:
     """The parts of the record that the subtasks' results make, each result used exactly once.
 
     Raises:
@@ -28,6 +28,7 @@ def gathered(
     """
     operators = []
     outputs = []
+    deliveries = []
     for operator in plan.operators:
         mine = sorted((item for item in results if item.operator == operator.name), key=lambda item: item.subtask)
         if [item.subtask for item in mine] != list(range(plan.parallelism)):
@@ -54,7 +55,10 @@ def gathered(
                     open=tuple(file for item in mine for file in item.open),
                 )
             )
-    return tuple(operators), tuple(outputs)
+        rows = tuple(item.delivery for item in mine if item.delivery is not None)
+        if rows:
+            deliveries.append(DeliveryState(operator=operator.name, rows=rows))
+    return tuple(operators), tuple(outputs), tuple(deliveries)
 
 
 def summed_metrics(results: Sequence[SubtaskResult]) -> dict[str, float]:

@@ -6,7 +6,8 @@ Does not own what is computed (an :class:`OperatorProgram` does) nor whether it 
 Invariants:
 - A task reads only what the record before it names and what its arguments hold, and writes only under fresh names. So
   it may run twice, at once or later, on the same rows in another order: one result is chosen, the rest is garbage.
-- When it returns, everything its result names is durable.
+- When it returns, everything its result names is durable; small sections may come with the result itself.
+- All that it writes into the root is one segment, unless it is more than is good for the memory.
 """
 
 from __future__ import annotations
@@ -15,21 +16,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, Self
 
+import msgspec
 import pyarrow as pa
 
 from stateline.blob import BlobStore
-from stateline.checkpoint import FileState
+from stateline.changelog.host_cache import HostCache
+from stateline.changelog.segment_writer import Placement, Segments, SegmentWriter
+from stateline.checkpoint import SubtaskState
 from stateline.environment import Environment
 from stateline.errors import ErrorKind, InternalError, InvalidInputError
 from stateline.files import FileOutput, FilesResult, FileWriter
 from stateline.files.nulls import broken_promise
-from stateline.files.pending import store_rows
+from stateline.files.pending import add_rows
+from stateline.handles import RowsHandle
 from stateline.spark.coordinator import SubtaskResult, SubtaskTask
 from stateline.spark.event_time import EventTimeWatch, WatermarkPlan
 from stateline.spark.plan import OperatorPlan
 from stateline.state.merge import Expired, MergeSettings
+from stateline.state.open_runs import OpenRuns
 from stateline.state.rows import StateRows
-from stateline.state.run_cache import OpenRuns, RunCache
 from stateline.state.run_store import RunReader, RunWriter
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import snapshot
@@ -147,17 +152,24 @@ class TaskContext:
         root: Store of the checkpoint root.
         output: Store of the operator's files, if it writes any.
         environment: Clock, ids, threads.
-        cache: Copies of runs on this host's disk, for a root that is elsewhere.
+        cache: Copies of sections on this host's disk, for a root that is elsewhere.
         merging: When runs are merged.
         open_runs: Runs that are open; by default those that all tasks of this process share.
+        inline_bytes: Sections of so many bytes in all come with the result.
     """
 
     root: BlobStore
     output: BlobStore | None
     environment: Environment
-    cache: RunCache | None = None
+    cache: HostCache | None = None
     merging: MergeSettings = field(default_factory=MergeSettings)
     open_runs: OpenRuns | None = None
+    inline_bytes: int = 0
+
+    @property
+    def segments(self) -> Segments:
+        """Where the segments of a task go."""
+        return Segments(self.root, self.environment, self.cache)
 
 
 def run_subtask(
@@ -194,48 +206,71 @@ def run_subtask(
     event_time = EventTimeWatch(watermark, program.input_columns)
     processed = program.process(event_time.watch(batches), tables, BatchMoment.of(task))
     computed = clock.monotonic()
-    states = {}
+    segment = context.segments.writer(context.inline_bytes)
     metrics = dict(processed.metrics)
-    for name, table in tables.items():
-        snapshot_began = clock.monotonic()
-        writer = RunWriter(
-            context.root, table.schema, max_parallelism, cache=context.cache, environment=context.environment
-        )
-        made = snapshot(
-            table,
-            processed.changes.get(name),
-            writer,
-            task.checkpoint_id,
-            settings=context.merging,
-            expired=processed.expired.get(name),
-        )
-        states[name] = made.state
-        merging = clock.monotonic() - snapshot_began - made.write_seconds
-        _add(metrics, "write_seconds", made.write_seconds)
-        _add(metrics, "merge_seconds", merging if made.merged else 0.0)
-        _add(metrics, "state_bytes_written", sum(run.size for run in made.written))
-        _add(metrics, "runs_merged", made.merged)
-        _add(metrics, "runs", len(made.state.runs))
-        _add(metrics, "state_rows", made.rows)
-        _add(metrics, "state_bytes", sum({run.name: run.size for run in made.state.runs}.values()))
+    states = {
+        name: _snapshot(context, operator, task, table, processed, name, segment, metrics)
+        for name, table in tables.items()
+    }
     stored = clock.monotonic()
     _check_not_null(program.output_schema, processed.output, task.operator)
-    files = _write_output(context, operator.output, program.output_schema, task, processed.output)
+    files = _write_output(context, operator.output, program.output_schema, task, processed.output, segment)
+    delivery = _delivered(segment, task, processed.output) if operator.delivers else None
+    written = clock.monotonic()
+    placement = segment.finish()
     metrics["open_seconds"] = opened - began
     metrics["process_seconds"] = computed - opened
     metrics["state_seconds"] = stored - computed
-    metrics["output_seconds"] = clock.monotonic() - stored
+    metrics["output_seconds"] = written - stored
+    metrics["upload_seconds"] = clock.monotonic() - written
+    metrics["segment_bytes_written"] = placement.bytes_written
+    files = files.placed(placement)
     return SubtaskResult(
         operator=task.operator,
         subtask=task.subtask,
-        states=states,
+        states={name: _placed(state, placement) for name, state in states.items()},
         finished=files.finished,
         open=files.open,
         metrics=metrics,
         max_event_time_us=event_time.max_us,
         next_timer_ms=processed.next_timer_ms,
-        delivery=_stored_output(context, processed.output) if operator.delivers else None,
+        delivery=None if delivery is None else placement.of(delivery),
     )
+
+
+def _snapshot(
+    context: TaskContext,
+    operator: OperatorPlan,
+    task: SubtaskTask,
+    table: StateTable,
+    processed: Processed,
+    name: str,
+    segment: SegmentWriter,
+    metrics: dict[str, float],
+) -> SubtaskState:
+    """Adds what a table has become to the segment, and counts it."""
+    clock = context.environment.clock
+    began = clock.monotonic()
+    writer = RunWriter(segment, operator.state_name(name), table.schema, table.max_parallelism)
+    changes, expired = processed.changes.get(name), processed.expired.get(name)
+    made = snapshot(table, changes, writer, task.checkpoint_id, settings=context.merging, expired=expired)
+    merging = clock.monotonic() - began - made.write_seconds
+    sections = {run.identity: run.length for run in made.state.runs}
+    for count, amount in (
+        ("write_seconds", made.write_seconds),
+        ("merge_seconds", merging if made.merged else 0.0),
+        ("state_bytes_written", sum(run.length for run in made.written)),
+        ("runs_merged", made.merged),
+        ("runs", len(made.state.runs)),
+        ("state_rows", made.rows),
+        ("state_bytes", sum(sections.values())),
+    ):
+        metrics[count] = metrics.get(count, 0) + amount
+    return made.state
+
+
+def _placed(state: SubtaskState, placement: Placement) -> SubtaskState:
+    return msgspec.structs.replace(state, runs=tuple(map(placement.of, state.runs)))
 
 
 def _open_table(
@@ -267,7 +302,12 @@ def _check_not_null(schema: pa.Schema, rows: pa.Table | None, operator: str) -> 
 
 
 def _write_output(
-    context: TaskContext, output: FileOutput | None, schema: pa.Schema, task: SubtaskTask, rows: pa.Table | None
+    context: TaskContext,
+    output: FileOutput | None,
+    schema: pa.Schema,
+    task: SubtaskTask,
+    rows: pa.Table | None,
+    segment: SegmentWriter,
 ) -> FilesResult:
     if output is None:
         return FilesResult()
@@ -275,7 +315,8 @@ def _write_output(
         raise InternalError("the operator writes files, but no store is open", subject=task.operator)
     writer = FileWriter(
         output,
-        context.root,
+        context.segments,
+        segment,
         context.output,
         schema,
         open_files=task.open_files,
@@ -288,13 +329,8 @@ def _write_output(
     return writer.finish()
 
 
-def _stored_output(context: TaskContext, rows: pa.Table | None) -> FileState | None:
-    """Makes rows durable that are handed over after the checkpoint."""
+def _delivered(segment: SegmentWriter, task: SubtaskTask, rows: pa.Table | None) -> RowsHandle | None:
+    """Adds rows that are handed over after the checkpoint."""
     if rows is None or rows.num_rows == 0:
         return None
-    (handle,) = store_rows(context.root, context.environment.ids, [rows])
-    return FileState(name=handle.name, relative=False, size=handle.length, crc32c=handle.crc32c)
-
-
-def _add(metrics: dict[str, float], name: str, amount: float) -> None:
-    metrics[name] = metrics.get(name, 0) + amount
+    return add_rows(segment, task.operator, rows, task.checkpoint_id)

@@ -29,9 +29,12 @@ from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from stateline.blob import BlobStore
-from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, checkpoint_time
+from stateline.changelog.host_cache import HostCache
+from stateline.changelog.segment_writer import Segments, SegmentWriter
+from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, SubtaskState, checkpoint_time
 from stateline.environment import Environment, system_environment
 from stateline.errors import ClosedError, ErrorKind, InvalidInputError
 from stateline.key_groups import KeyGroupRange, check_parallelism
@@ -44,7 +47,6 @@ from stateline.state.merge import MergeSettings, merge_runs
 from stateline.state.rescale import state_of_range
 from stateline.state.rows import StateRows
 from stateline.state.run import RunSettings
-from stateline.state.run_cache import RunCache, apart_from
 from stateline.state.run_store import RunReader, RunReaderSettings, RunWriter
 from stateline.state.schema import StateSchema, stored_type
 from stateline.state.snapshot import snapshot
@@ -231,7 +233,7 @@ class KeyedStateBackend:
         merging: MergeSettings | None = None,
         runs: RunSettings | None = None,
         fetching: RunReaderSettings | None = None,
-        cache: RunCache | None = None,
+        cache: HostCache | None = None,
     ) -> None:
         self.key_groups = key_groups
         self.max_parallelism = max_parallelism
@@ -246,7 +248,10 @@ class KeyedStateBackend:
         self._merging = merging
         self._runs = runs
         self._fetching = fetching
-        self._cache = apart_from(store, cache)
+        check_kind(cache, HostCache | None, "cache", "a HostCache")
+        if cache is not None:
+            cache.check_apart([store], "cache")
+        self._cache = cache
         self._states: dict[str, KeyedState] = {}
         self._unsettled: Checkpoint | None = None
         self._closed = False
@@ -271,7 +276,7 @@ class KeyedStateBackend:
             max_parallelism: Number of key groups of a new root; an old one keeps its own.
             environment: Clock, ids, threads; the real ones by default.
             settings: ``retained_checkpoints`` (3), ``merging``, ``runs``, ``fetching``, ``cache``: see the classes
-                ``MergeSettings``, ``RunSettings``, ``RunReaderSettings`` and ``RunCache``.
+                ``MergeSettings``, ``RunSettings``, ``RunReaderSettings`` and ``HostCache``.
 
         Raises:
             NotFoundError: There is no such checkpoint.
@@ -366,7 +371,18 @@ class KeyedStateBackend:
         before = self._restored
         checkpoint_id = 0 if before is None else before.checkpoint_id + 1
         operators = {} if before is None else {operator.name: operator for operator in before.operators}
-        operators |= {name: self._written(state, checkpoint_id) for name, state in self._states.items()}
+        segment = Segments(self._store, self._environment, copies=self._cache).writer()
+        added = {name: self._added(segment, state, checkpoint_id) for name, state in self._states.items()}
+        placement = segment.finish()
+        operators |= {
+            name: OperatorState(
+                name=name,
+                schema=self._states[name].schema.encode(),
+                definition=self._states[name].definition,
+                subtasks=(replace(state, runs=tuple(map(placement.of, state.runs))),),
+            )
+            for name, state in added.items()
+        }
         made = self._settle(
             Checkpoint(
                 checkpoint_id=checkpoint_id,
@@ -390,20 +406,10 @@ class KeyedStateBackend:
         self._checkpoints.retain(self._retained_checkpoints)
         return made
 
-    def _written(self, state: KeyedState, checkpoint_id: int) -> OperatorState:
-        """Makes the runs of a state durable."""
-        writer = RunWriter(
-            self._store,
-            state.schema,
-            self.max_parallelism,
-            settings=self._runs,
-            cache=self._cache,
-            environment=self._environment,
-        )
-        made = snapshot(state.table, None, writer, checkpoint_id, settings=self._merging)
-        return OperatorState(
-            name=state.name, schema=state.schema.encode(), definition=state.definition, subtasks=(made.state,)
-        )
+    def _added(self, segment: SegmentWriter, state: KeyedState, checkpoint_id: int) -> SubtaskState:
+        """Adds the new runs of a state to a segment."""
+        writer = RunWriter(segment, state.name, state.schema, self.max_parallelism, settings=self._runs)
+        return snapshot(state.table, None, writer, checkpoint_id, settings=self._merging).state
 
     def _settle(self, record: Checkpoint) -> Checkpoint:
         self._unsettled = record

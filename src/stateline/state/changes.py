@@ -98,13 +98,13 @@ def changes_between(reader: SliceReader, before: SubtaskState | None, after: Sub
 
 def _without(handles: Sequence[RunHandle], others: Sequence[RunHandle]) -> list[RunHandle]:
     """The parts of runs, by key groups, that another stack does not have."""
-    taken: dict[str, list[KeyGroupRange]] = {}
+    taken: dict[tuple[str, int, bytes], list[KeyGroupRange]] = {}
     for other in others:
-        taken.setdefault(other.name, []).append(other.key_groups)
+        taken.setdefault(other.identity, []).append(other.key_groups)
     return [
         part
         for handle in handles
-        for missing in _outside(handle.key_groups, taken.get(handle.name, ()))
+        for missing in _outside(handle.key_groups, taken.get(handle.identity, ()))
         if (part := narrowed(handle, missing)) is not None
     ]
 

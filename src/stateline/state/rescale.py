@@ -91,7 +91,7 @@ def _interleave(lineages: Sequence[list[RunHandle]]) -> list[RunHandle]:
 
 
 def _joins(before: RunHandle, after: RunHandle) -> bool:
-    return before.name == after.name and before.last_key_group + 1 == after.first_key_group
+    return before.identity == after.identity and before.last_key_group + 1 == after.first_key_group
 
 
 def _check_covering(operator: OperatorState, max_parallelism: int) -> None:

@@ -50,7 +50,7 @@ import pyarrow as pa
 from stateline.arrow_bounds import MAX_INFLATED_BYTES, check_file, check_nested_values, check_values
 from stateline.blob.checksum import combine_crc32c, crc32c
 from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVersionError
-from stateline.handles import RunHandle
+from stateline.handles import RunHandle, SectionHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds, key_group_of
 from stateline.options import normalise_settings, parse_choice, parse_int, parse_size, setting
 from stateline.state.evolution import apply_evolution, plan_evolution
@@ -69,6 +69,7 @@ __all__ = [
     "check_whole",
     "damaged_place",
     "decode_batches",
+    "described",
     "encode_run",
     "read_index",
     "tail_bytes",
@@ -260,11 +261,11 @@ def check_whole(buffer: pa.Buffer, handle: RunHandle) -> None:
     Raises:
         CorruptDataError: Another size or CRC32C.
     """
-    if buffer.size != handle.size:
-        raise corrupt_run(handle.name, f"it has {buffer.size} bytes instead of {handle.size}")
+    if buffer.size != handle.length:
+        raise corrupt_run(handle.place, f"it has {buffer.size} bytes instead of {handle.length}")
     if crc32c(memoryview(buffer)) != handle.crc32c:
         raise corrupt_run(
-            handle.name, f"its CRC32C is not {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}"
+            handle.place, f"its CRC32C is not {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}"
         )
 
 
@@ -281,20 +282,20 @@ def check_slice(buffer: pa.Buffer, handle: RunHandle, index: RunIndex, batches: 
         CorruptDataError: Some byte is not what was written.
     """
     view = memoryview(buffer)
-    if buffer.size != handle.size or not _is_proved(index, view, handle):
+    if buffer.size != handle.length or not _is_proved(index, view, handle):
         raise corrupt_run(
-            handle.name, f"its CRC32C is not {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}"
+            handle.place, f"its CRC32C is not {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}"
         )
     for number in batches:
         entry = index.batches[number]
         if crc32c(view[entry.offset : entry.offset + entry.length]) != entry.crc32c:
             place = f"in bytes {entry.offset} to {entry.offset + entry.length}"
-            raise corrupt_run(handle.name, f"record batch {number} fails its checksum: damaged {place}")
+            raise corrupt_run(handle.place, f"record batch {number} fails its checksum: damaged {place}")
 
 
 def _damaged(buffer: pa.Buffer, handle: RunHandle) -> CorruptDataError:
     reason = f"its CRC32C is not {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}"
-    return corrupt_run(handle.name, reason)
+    return corrupt_run(handle.place, reason)
 
 
 def _is_proved(index: RunIndex, view: memoryview, handle: RunHandle) -> bool:
@@ -308,12 +309,12 @@ def _is_proved(index: RunIndex, view: memoryview, handle: RunHandle) -> bool:
 
 def damaged_place(buffer: pa.Buffer, handle: RunHandle) -> str:
     """Where the bytes of a run are not those that were written, as text: the smallest part that a checksum covers."""
-    if buffer.size != handle.size:
-        return f"from byte {min(buffer.size, handle.size)}: it has {buffer.size} bytes instead of {handle.size}"
+    if buffer.size != handle.length:
+        return f"from byte {min(buffer.size, handle.length)}: it has {buffer.size} bytes instead of {handle.length}"
     try:
         index = read_index(buffer, handle)
     except CorruptDataError as error:
-        return f"in its tail, which ends at byte {handle.size}: {error.message}"
+        return f"in its tail, which ends at byte {handle.length}: {error.message}"
     view, first = memoryview(buffer), index.batches[0].offset
     parts = [("its head", 0, first, index.head_crc32c)]
     parts += [
@@ -323,7 +324,7 @@ def damaged_place(buffer: pa.Buffer, handle: RunHandle) -> str:
     for name, start, end, checksum in parts if _is_proved(index, view, handle) else ():
         if crc32c(view[start:end]) != checksum:
             return f"in bytes {start} to {end} ({name})"
-    return f"in its tail, bytes {index.tail_start} to {handle.size}"
+    return f"in its tail, bytes {index.tail_start} to {handle.length}"
 
 
 def tail_bytes(end: bytes) -> int:
@@ -347,25 +348,48 @@ def read_index(buffer: pa.Buffer, handle: RunHandle) -> RunIndex:
         CorruptDataError: It is no run, or contradicts itself or the handle.
         UnsupportedVersionError: A newer format.
     """
-    reader = _open(buffer, handle.name)
+    reader = _open(buffer, handle.place)
     metadata = dict(reader.metadata or {})
     if metadata.get(_FORMAT) != b"run":
-        raise corrupt_run(handle.name, "it is an Arrow file, but no run")
+        raise corrupt_run(handle.place, "it is an Arrow file, but no run")
     version, rows, tombstones, max_parallelism = (
-        _number(metadata, key, handle.name) for key in (b"version", b"rows", b"tombstones", b"max_parallelism")
+        _number(metadata, key, handle.place) for key in (b"version", b"rows", b"tombstones", b"max_parallelism")
     )
     if version > RUN_VERSION:
         raise UnsupportedVersionError(
             f"it has format version {version}, this program reads up to {RUN_VERSION}",
             operation="open",
-            subject=handle.name,
+            subject=handle.place,
             hint="Upgrade Stateline",
         )
-    index = RunIndex(max_parallelism, *decode_entries(metadata.get(_INDEX, b""), handle.name))
+    index = RunIndex(max_parallelism, *decode_entries(metadata.get(_INDEX, b""), handle.place))
     wrong = inconsistency(index, handle, reader.num_record_batches, rows, tombstones)
     if wrong is not None:
-        raise corrupt_run(handle.name, wrong)
+        raise corrupt_run(handle.place, wrong)
     return index
+
+
+def described(buffer: pa.Buffer, section: SectionHandle, checkpoint_id: int) -> RunHandle:
+    """The handle of a run whose record nobody has at hand, from what its own tail says.
+
+    Raises:
+        CorruptDataError: It is no run.
+    """
+    metadata = dict(_open(buffer, section.place).metadata or {})
+    rows, tombstones, max_parallelism = (
+        _number(metadata, key, section.place) for key in (b"rows", b"tombstones", b"max_parallelism")
+    )
+    return RunHandle(
+        name=section.name,
+        offset=section.offset,
+        length=section.length,
+        crc32c=section.crc32c,
+        rows=rows,
+        tombstones=tombstones,
+        first_key_group=0,
+        last_key_group=max_parallelism - 1,
+        checkpoint_id=checkpoint_id,
+    )
 
 
 def decode_batches(
@@ -384,19 +408,19 @@ def decode_batches(
         CorruptDataError: The file contradicts itself.
         InvalidInputError: Of kind ``SCHEMA_MISMATCH``: the stored rows cannot become rows of ``schema``.
     """
-    reader = _open(buffer, handle.name)
+    reader = _open(buffer, handle.place)
     stored = StateSchema.of_run(reader.schema)
-    steps = None if stored == schema else plan_evolution(stored, schema, handle.name)
-    check_file(memoryview(buffer), batches, handle.name)
+    steps = None if stored == schema else plan_evolution(stored, schema, handle.place)
+    check_file(memoryview(buffer), batches, handle.place)
     decoded = []
     for number in batches:
         try:
             batch = reader.get_batch(number)
             check_values(batch)
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-            raise corrupt_run(handle.name, f"record batch {number}: {error}") from error
-        rows = _state_rows(batch, stored, handle.name)
-        _check_batch(rows, index, number, handle.name)
+            raise corrupt_run(handle.place, f"record batch {number}: {error}") from error
+        rows = _state_rows(batch, stored, handle.place)
+        _check_batch(rows, index, number, handle.place)
         if steps is not None:
             rows = StateRows(rows.keys, apply_evolution(steps, rows.values, len(rows)), rows.deleted)
         decoded.append(rows)

@@ -99,7 +99,7 @@ def inconsistency(index: RunIndex, handle: RunHandle, batches: int, rows: int, t
         return "its record batches do not ascend"
     if any(after.offset != before.offset + before.length for before, after in itertools.pairwise(entries)):
         return "its record batches do not lie end to end"
-    if index.tail_start > handle.size:
+    if index.tail_start > handle.length:
         return "its record batches reach beyond its end"
     return None
 

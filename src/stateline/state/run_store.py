@@ -1,11 +1,11 @@
-"""Runs in a store: written once under a fresh name, opened by handle, proved before the first row is read.
+"""Runs in a store: written once as a section of a segment, opened by handle, proved before the first row is read.
 
-Owns the way between :class:`RunHandle` and :class:`Run`. Does not own the bytes (``run``) nor the caches
-(``run_cache``).
+Owns the way between :class:`RunHandle` and :class:`Run`. Does not own the bytes (``run``), what stays open
+(``open_runs``), nor copies on this host (``stateline.changelog.host_cache``).
 
 How a run is opened:
 
-1. This process has it open already: nothing is read.
+1. This process has it open already, or the handle carries it: nothing is read.
 2. The store is this host's disk: the object is memory-mapped where it lies.
 3. The disk cache has it: memory-mapped from there; a damaged file is replaced.
 4. It is fetched: a small run at once; of a big one first the tail, whose index says which record batches the key groups
@@ -25,10 +25,12 @@ import numpy as np
 import pyarrow as pa
 
 from stateline.blob.api import BlobStore
-from stateline.blob.mapping import map_object
+from stateline.changelog.host_cache import Extent, HostCache
+from stateline.changelog.section_reader import SectionReader
+from stateline.changelog.segment import Section, SectionKind
+from stateline.changelog.segment_writer import SegmentWriter
 from stateline.environment import Clock, Environment, system_environment
 from stateline.errors import (
-    CorruptDataError,
     DataLossError,
     InvalidInputError,
     NotFoundError,
@@ -37,6 +39,7 @@ from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange
 from stateline.options import normalise_settings, parse_int, parse_size, setting
 from stateline.state.keys import Hashes
+from stateline.state.open_runs import OpenKey, OpenRun, OpenRuns, StackKey
 from stateline.state.rows import Run, StateRows
 from stateline.state.run import (
     TAIL_GUESS_BYTES,
@@ -48,16 +51,14 @@ from stateline.state.run import (
     read_index,
     tail_bytes,
 )
-from stateline.state.run_cache import Extent, OpenKey, OpenRun, OpenRuns, RunCache, StackKey
 from stateline.state.run_index import RunIndex
 from stateline.state.schema import StateSchema
 
-__all__ = ["RUNS_PREFIX", "RunReader", "RunReaderSettings", "RunWriter", "process_open_runs"]
-
-RUNS_PREFIX: Final = "shared/"
-"""Where runs lie in the store of a checkpoint root."""
+__all__ = ["RunReader", "RunReaderSettings", "RunWriter", "process_open_runs"]
 
 _PROCESS_OPEN_RUNS: Final = OpenRuns()
+
+Ranges = Sequence[tuple[int, int]]
 
 
 def process_open_runs() -> OpenRuns:
@@ -88,64 +89,55 @@ class RunReaderSettings:
 
 
 class RunWriter:
-    """Writes runs under fresh names.
+    """Encodes the runs of one table as sections of a segment.
 
     Args:
-        store: The store of the checkpoint root.
+        segment: Where they go; whoever gave it finishes it.
+        owner: The name of the state, for the segment's directory.
         schema: What the rows are.
         max_parallelism: Number of key groups.
         settings: How runs are cut and compressed.
-        cache: Where to keep a copy on this host's disk, for a store that is elsewhere.
-        environment: Ids for names, and a clock.
     """
 
     def __init__(
         self,
-        store: BlobStore,
+        segment: SegmentWriter,
+        owner: str,
         schema: StateSchema,
         max_parallelism: int,
         *,
         settings: RunSettings | None = None,
-        cache: RunCache | None = None,
-        environment: Environment | None = None,
     ) -> None:
-        self._store = store
+        self._segment = segment
+        self._owner = owner
         self._schema = schema
         self._max_parallelism = max_parallelism
         self._settings = settings or RunSettings()
-        self._cache = cache
-        self._environment = environment or system_environment()
 
     @property
     def clock(self) -> Clock:
         """That of its environment."""
-        return self._environment.clock
+        return self._segment.environment.clock
 
-    def write(self, run: Run, checkpoint_id: int) -> RunHandle:
-        """Makes a run durable and returns the only way to it.
-
-        A call that fails leaves at most an object that no record names.
+    def add(self, run: Run, checkpoint_id: int) -> RunHandle:
+        """Adds a run to the segment; it is durable when that is finished.
 
         Raises:
             InvalidInputError: The run has no rows.
             StatelineError: What the store raises.
         """
         encoded = encode_run(run, self._schema, self._max_parallelism, self._settings)
-        name = f"{RUNS_PREFIX}{self._environment.ids.new_id()}.arrow"
-        self._store.put_if_absent(name, encoded.data)
-        handle = RunHandle(
-            name=name,
-            size=len(encoded.data),
-            crc32c=encoded.crc32c,
+        size = len(encoded.data)
+        section = Section(SectionKind.RUN, self._owner, checkpoint_id, (encoded.data,), size, encoded.crc32c)
+        return self._segment.add(
+            section,
+            RunHandle,
             rows=encoded.rows,
             tombstones=encoded.tombstones,
             first_key_group=run.key_groups.start,
             last_key_group=run.key_groups.end,
             checkpoint_id=checkpoint_id,
         )
-        if self._cache is not None and self._store.local_path(name) is None:
-            self._cache.save(handle, self._store.url, [Extent(0, encoded.data)], whole=True)
-        return handle
 
 
 class RunReader:
@@ -166,14 +158,14 @@ class RunReader:
         schema: StateSchema,
         *,
         settings: RunReaderSettings | None = None,
-        cache: RunCache | None = None,
+        cache: HostCache | None = None,
         open_runs: OpenRuns | None = None,
         environment: Environment | None = None,
     ) -> None:
         self._store = store
         self._schema = schema
         self._settings = settings or RunReaderSettings()
-        self._cache = cache
+        self._sections = SectionReader(store, cache)
         self._open_runs = process_open_runs() if open_runs is None else open_runs
         self._environment = environment or system_environment()
 
@@ -204,6 +196,8 @@ class RunReader:
             UnsupportedVersionError: A newer format.
             InvalidInputError: Of kind ``SCHEMA_MISMATCH``.
         """
+        if handle.is_inline:
+            return self.open(handle)
         try:
             tail, space = self._fetch_tail(handle)
             buffer = pa.py_buffer(space)
@@ -211,8 +205,7 @@ class RunReader:
             batches = index.holding(hashes)
             pieces = (_bytes_of(index, range(number, number + 1)) for number in batches)
             ranges = _joined((start, min(end, tail)) for start, end in pieces if start < tail)
-            for (first, last), data in zip(ranges, self._store.get_ranges(handle.name, ranges), strict=True):
-                space[first:last] = np.frombuffer(data, dtype=np.uint8)
+            self._fill(space, handle, ranges)
         except NotFoundError as error:
             raise _gone(handle) from error
         check_slice(buffer, handle, index, batches)
@@ -222,7 +215,8 @@ class RunReader:
     def open_stack(self, stack: StackKey, handles: Sequence[RunHandle]) -> list[Run]:
         """Opens all runs that a stack has now, as :meth:`open_all`, and lets go of those that it had before."""
         runs = self.open_all(handles)
-        self._open_runs.keep_only(self._store.url, stack, map(self._key, handles))
+        now = self._environment.clock.monotonic()
+        self._open_runs.keep_only(self._store.url, stack, map(self._key, handles), now)
         return runs
 
     def open_all(self, handles: Sequence[RunHandle], hashes: Hashes | None = None) -> list[Run]:
@@ -233,7 +227,8 @@ class RunReader:
             hashes: Only what :meth:`open_at` opens for them.
         """
         open_one = self.open if hashes is None else partial(self.open_at, hashes=hashes)
-        remote = len(handles) > 1 and self._store.local_path(handles[0].name) is None
+        named = [handle.name for handle in handles if not handle.is_inline]
+        remote = len(named) > 1 and self._store.local_path(named[0]) is None
         if not remote:
             return [open_one(handle) for handle in handles]
         executors = self._environment.executors
@@ -255,46 +250,31 @@ class RunReader:
             executor.close()
 
     def _key(self, handle: RunHandle) -> OpenKey:
-        return (self._store.url, handle.name, handle.crc32c, self._schema)
+        return (self._store.url, handle.name, handle.offset, handle.length, handle.crc32c, handle.data, self._schema)
 
     def _load(self, handle: RunHandle) -> OpenRun:
         """Finds and proves a run, or as much of it as the handle needs."""
+        part = handle.first_key_group, handle.last_key_group
         try:
-            mapped = map_object(self._store, handle.name)
-        except NotFoundError as error:
-            raise _gone(handle) from error
-        if mapped is not None:
-            return self._decode_whole(mapped, handle)
-        return self._from_cache(handle) or self._fetched(handle)
-
-    def _from_cache(self, handle: RunHandle) -> OpenRun | None:
-        if self._cache is None:
-            return None
-        for whole in (True, False):
-            buffer = self._cache.load(handle, self._store.url, whole=whole)
-            if buffer is None:
-                continue
-            try:
-                return (self._decode_whole if whole else self._decode_slice)(buffer, handle)
-            except CorruptDataError:
-                self._cache.failures.increment()
-                self._cache.drop(handle, self._store.url, whole=whole)
-        return None
-
-    def _fetched(self, handle: RunHandle) -> OpenRun:
-        try:
+            near = self._sections.near(
+                handle,
+                lambda buffer: self._decode_whole(buffer, handle),
+                part=part,
+                read_part=lambda buffer: self._decode_slice(buffer, handle),
+            )
+            if near is not None:
+                return near
             buffer, extents, whole = self._fetch(handle)
         except NotFoundError as error:
             raise _gone(handle) from error
         opened = (self._decode_whole if whole else self._decode_slice)(buffer, handle)
-        if self._cache is not None:
-            self._cache.save(handle, self._store.url, extents, whole=whole)
+        self._sections.keep(handle, extents, None if whole else part)
         return opened
 
     def _fetch(self, handle: RunHandle) -> tuple[pa.Buffer, list[Extent], bool]:
         """The bytes of a run or of a slice of it, in a buffer as long as the run and as extents; whether it is all."""
-        if handle.size <= self._settings.whole_bytes:
-            data = self._store.get(handle.name)
+        if handle.length <= self._settings.whole_bytes:
+            data = self._store.get_range(handle.name, handle.offset, handle.end)
             return pa.py_buffer(data), [Extent(0, memoryview(data))], True
         tail, space = self._fetch_tail(handle)
         buffer = pa.py_buffer(space)
@@ -303,11 +283,16 @@ class RunReader:
         whole = len(batches) == len(index.batches)
         start, end = _bytes_of(index, batches)
         ranges = _split(0 if whole else start, min(end, tail), self._settings.range_bytes)
-        for (first, last), data in zip(ranges, self._store.get_ranges(handle.name, ranges), strict=True):
-            space[first:last] = np.frombuffer(data, dtype=np.uint8)
+        self._fill(space, handle, ranges)
         view = space.data
-        extents = [Extent(first, view[first:last]) for first, last in (*ranges, (tail, handle.size))]
+        extents = [Extent(first, view[first:last]) for first, last in (*ranges, (tail, handle.length))]
         return buffer, extents, whole
+
+    def _fill(self, space: np.ndarray[Any, np.dtype[np.uint8]], handle: RunHandle, ranges: Ranges) -> None:
+        """Fetches half-open ranges of a run into a space for it."""
+        places = [(handle.offset + first, handle.offset + last) for first, last in ranges]
+        for (first, last), data in zip(ranges, self._store.get_ranges(handle.name, places), strict=True):
+            space[first:last] = np.frombuffer(data, dtype=np.uint8)
 
     def _fetch_tail(self, handle: RunHandle) -> tuple[int, np.ndarray[Any, np.dtype[np.uint8]]]:
         """Fetches the end of the run, all of the tail; where it begins, and a space for the run with the end in place.
@@ -315,14 +300,14 @@ class RunReader:
         Pages that are never written cost no memory, so a slice of a huge run is a small buffer. There is no space
         before the object has proved to be as long as the handle says.
         """
-        start = max(handle.size - TAIL_GUESS_BYTES, 0)
+        start = max(handle.length - TAIL_GUESS_BYTES, 0)
         while True:
-            data = self._store.get_range(handle.name, start, handle.size)
-            needed = max(handle.size - tail_bytes(data), 0)
+            data = self._store.get_range(handle.name, handle.offset + start, handle.end)
+            needed = max(handle.length - tail_bytes(data), 0)
             if needed >= start:
                 break
             start = needed
-        space = np.zeros(handle.size, dtype=np.uint8)
+        space = np.zeros(handle.length, dtype=np.uint8)
         space[start:] = np.frombuffer(data, dtype=np.uint8)
         return start, space
 

@@ -46,10 +46,10 @@ class Snapshot:
 
     Attributes:
         state: The new stack, for the record.
-        written: The runs that are new in it.
+        written: The runs that are new in it, durable when their segment is finished.
         merged: How many runs took part in merges; 0 if none.
         rows: Rows that readers may come upon: live ones, older versions of them, and tombstones.
-        write_seconds: The wait for the store, in which the runs are encoded and written.
+        write_seconds: What it took to encode the new runs, and to wait for segments that were full.
     """
 
     state: SubtaskState
@@ -68,7 +68,7 @@ def snapshot(
     settings: MergeSettings | None = None,
     expired: Expired | None = None,
 ) -> Snapshot:
-    """Makes the table with its changes durable.
+    """Adds what makes the table with its changes durable to a segment.
 
     Args:
         table: The state before; its runs in memory, if any, are made durable too.
@@ -92,7 +92,7 @@ def snapshot(
     for run in layers.made():
         rows += len(run)
         began = writer.clock.monotonic()
-        written.append(writer.write(run, checkpoint_id))
+        written.append(writer.add(run, checkpoint_id))
         seconds += writer.clock.monotonic() - began
         del run  # It must not outlive the moment in which the next one is made.
     handles = (*(run.handle for run in kept if run.handle is not None), *written)
@@ -239,7 +239,7 @@ def _borders(key_groups: KeyGroupRange, rows: int, pieces: float) -> list[int]:
 def _row_bytes(run: Run) -> float:
     """What a row of a run takes, about."""
     if run.handle is not None:
-        return run.handle.size / max(run.handle.rows, 1)
+        return run.handle.length / max(run.handle.rows, 1)
     return run.nbytes / max(len(run), 1)
 
 
@@ -250,11 +250,11 @@ def _shares(runs: Sequence[Run], lengths: Counts) -> npt.NDArray[np.float64]:
 
 def _weights(runs: Sequence[Run], lengths: Counts) -> npt.NDArray[np.float64]:
     """How many rows of its object each run stands for with each of its own; parts of one object share it."""
-    visible: dict[str, int] = {}
+    visible: dict[tuple[str, int, bytes], int] = {}
     for run, rows in zip(runs, lengths.tolist(), strict=True):
         if run.handle is not None:
-            visible[run.handle.name] = visible.get(run.handle.name, 0) + rows
-    weights = [1.0 if run.handle is None else run.handle.rows / max(visible[run.handle.name], 1) for run in runs]
+            visible[run.handle.identity] = visible.get(run.handle.identity, 0) + rows
+    weights = [1.0 if run.handle is None else run.handle.rows / max(visible[run.handle.identity], 1) for run in runs]
     return np.array(weights).reshape(-1, 1)
 
 

@@ -209,7 +209,7 @@ class SliceReader:
 
     def open_runs(self, runs: Sequence[RunHandle], hashes: Hashes | None = None) -> list[Run]:
         """Opens runs, in the order given; only the record batches that may hold ``hashes``, where that fetches less."""
-        mapped = bool(runs) and self.store.local_path(runs[0].name) is not None
+        mapped = any(not run.is_inline and self.store.local_path(run.name) is not None for run in runs)
         return self._runs.open_all(runs, None if mapped else hashes)
 
     def _within(self, state: SubtaskState, keys: KeyRows) -> KeyRows:

@@ -35,6 +35,7 @@ _MODULES: Final = (
     "stateline.testing.planted_beside",
     "stateline.testing.planted_sink",
     "stateline.testing.planted_cloud",
+    "stateline.testing.planted_late",
 )
 _SUITES: Final = ("single", "pairs", "zombies", "sim", "powerloss")
 _USAGE: Final = """\

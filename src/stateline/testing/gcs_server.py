@@ -83,6 +83,7 @@ class GcsServer(LoopbackServer):
         environment: Clock and ids.
         rewrite_bytes: Bytes that one rewrite call copies before it asks to be called again.
         omitted: What it does not tell of an object without bytes: Google's own test bench leaves out ``size``.
+        address: Of the loopback interface.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class GcsServer(LoopbackServer):
         *,
         rewrite_bytes: int = 1024 * 1024,
         omitted: Collection[str] = (),
+        address: str = "127.0.0.1",
     ) -> None:
         self.faults = FaultPlan()
         self._environment = environment or system_environment()
@@ -100,7 +102,7 @@ class GcsServer(LoopbackServer):
         self._buckets: dict[str, dict[str, _Object]] = {}
         self._sessions: dict[str, _Session] = {}
         self._generations = count(1_700_000_000_000_001)
-        super().__init__(lambda request: self.faults.intercept(request, lambda: self._answer(request)))
+        super().__init__(lambda request: self.faults.intercept(request, lambda: self._answer(request)), address)
 
     def damage(self, bucket: str, name: str) -> None:
         """Changes one byte of an object and nothing else: what no client can do."""

@@ -14,11 +14,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Self
 from urllib.parse import parse_qs, urlsplit
 
-from stateline.environment import system_environment
+from stateline.environment import SystemClock, system_environment
 
 __all__ = ["Handler", "LoopbackServer", "Reply", "Request"]
 
 _POLL_SECONDS: Final = 0.05
+_PACED_BYTES: Final = 256 * 1024
+_CLOCK: Final = SystemClock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,14 @@ class Request:
         target: Path and query as sent, percent-encoded.
         headers: By lower-case name.
         body: All of it.
+        began_at: When it came, by the monotonic clock: before its body did.
     """
 
     method: str
     target: str
     headers: Mapping[str, str]
     body: bytes = b""
+    began_at: float = 0.0
 
     @property
     def path(self) -> str:
@@ -60,6 +64,7 @@ class Reply:
         headers: Besides ``Content-Length``.
         cut_after: So many bytes of the body are sent, then the connection is closed; ``None`` sends all.
         length: What ``Content-Length`` says, where it is not the length of the body (an answer to HEAD).
+        bytes_per_second: How fast the body goes; ``None`` for as fast as it can.
     """
 
     status: int
@@ -67,6 +72,7 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     cut_after: int | None = None
     length: int | None = None
+    bytes_per_second: float | None = None
 
 
 Handler = Callable[[Request], Reply | None]
@@ -75,16 +81,20 @@ Handler = Callable[[Request], Reply | None]
 class LoopbackServer:
     """Serves until closed, every connection on a thread of its own. A context manager.
 
+    Args:
+        handle: Answers requests.
+        address: Of the loopback interface.
+
     Attributes:
-        url: Where it listens: ``http://127.0.0.1:port``.
+        url: Where it listens: ``http://address:port``.
         handle: Answers requests; may be replaced while it serves.
     """
 
-    def __init__(self, handle: Handler) -> None:
+    def __init__(self, handle: Handler, address: str = "127.0.0.1") -> None:
         self.handle = handle
-        self._server = _Server(("127.0.0.1", 0), _Connection)
+        self._server = _Server((address, 0), _Connection)
         self._server.owner = self
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"http://{address}:{self._server.server_address[1]}"
         self._executor = system_environment().executors.executor("loopback-http", 1)
         self._executor.submit(self._server.serve_forever, _POLL_SECONDS)
 
@@ -118,11 +128,13 @@ class _Connection(BaseHTTPRequestHandler):
     server: _Server
 
     def _serve(self) -> None:
+        began_at = _CLOCK.monotonic()
         request = Request(
             method=self.command,
             target=self.path,
             headers={name.lower(): value for name, value in self.headers.items()},
             body=b"".join(self._body()),
+            began_at=began_at,
         )
         reply = self.server.owner.handle(request)
         if reply is None:
@@ -156,10 +168,23 @@ class _Connection(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(reply.body) if reply.length is None else reply.length))
         self.end_headers()
         if request.method != "HEAD":
-            self.wfile.write(reply.body if reply.cut_after is None else reply.body[: reply.cut_after])
+            self._write(
+                reply.body if reply.cut_after is None else reply.body[: reply.cut_after], reply.bytes_per_second
+            )
         self.close_connection = self.close_connection or reply.cut_after is not None
         with contextlib.suppress(OSError):
             self.wfile.flush()
+
+    def _write(self, body: bytes, bytes_per_second: float | None) -> None:
+        if bytes_per_second is None:
+            self.wfile.write(body)
+            return
+        began = _CLOCK.monotonic()
+        view = memoryview(body)
+        for start in range(0, len(body), _PACED_BYTES):
+            end = min(start + _PACED_BYTES, len(body))
+            _CLOCK.sleep(began + end / bytes_per_second - _CLOCK.monotonic())
+            self.wfile.write(view[start:end])
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Nothing: a test shows what matters."""

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 from msgspec.structs import replace
 
+from stateline.blob import sweep as sweep_module
 from stateline.blob.api import BlobStore
 from stateline.checkpoint import Checkpoint, CheckpointStore, Savepoint
 from stateline.checkpoint import savepoint as savepoint_module
-from stateline.checkpoint import sweep as root_sweep
-from stateline.checkpoint.layout import METADATA, record_name
+from stateline.checkpoint.layout import METADATA, SAVEPOINT_PREFIX, record_name
 from stateline.checkpoint.metadata import encode_retired, encode_savepoint
-from stateline.checkpoint.objects import copy_object, renamed
+from stateline.checkpoint.objects import copy_object, extents_of, flat_names, renamed
 from stateline.checkpoint.retention import Retention, retire
+from stateline.environment import Environment
 from stateline.errors import DataLossError, NotFoundError
 from stateline.files import writer as files_writer
 from stateline.files.pending import load_rows
 from stateline.handles import RowsHandle
-from stateline.recoverable import sweep as staged_sweep
 from stateline.testing.planted import PlantedBug, register_bug, replaced
 from stateline.testing.scenarios import beside as beside_module
 
 __all__: list[str] = []
 
 # A replacement has the arguments of what it replaces, wanted or not, and reaches what is private.
-# ruff: noqa: ARG001, SLF001
+# ruff: noqa: ARG001
 
 _SAVEPOINTS: Final = ("savepoint_claim", "savepoint_copy")
 _RESTORE: Final = ("restore",)
@@ -67,13 +67,23 @@ def _bug(
 
 # -- savepoints -------------------------------------------------------------------------------------------------------
 
-_run_creation = savepoint_module._Creation.run
 
-
-def _record_first(self: Any, label: str, progress: Any) -> Savepoint:
-    record = encode_savepoint(replace(self._checkpoint, nonce=self._environment.ids.new_id()))
-    self._target.put_if_absent(f"{self._folder}/{METADATA}", record)
-    return _run_creation(self, label, progress)
+def _record_first(
+    source: CheckpointStore,
+    checkpoint: Checkpoint,
+    target: BlobStore,
+    label: str,
+    progress: Any,
+    environment: Environment,
+) -> Savepoint:
+    folder = SAVEPOINT_PREFIX + environment.ids.new_id()
+    found = extents_of(checkpoint)
+    names = flat_names(found)
+    record = replace(renamed(checkpoint, names.__getitem__), nonce=environment.ids.new_id())
+    target.put_if_absent(f"{folder}/{METADATA}", encode_savepoint(record))
+    for name, extents in found.items():
+        copy_object(source.store, name, extents, target, f"{folder}/{names[name]}")
+    return Savepoint(store=target, folder=folder, checkpoint=record)
 
 
 def _skip_what_is_gone(source: BlobStore, name: str, extents: Any, target: BlobStore, target_name: str) -> None:
@@ -93,7 +103,7 @@ def _nobody(self: Savepoint) -> None:
 _bug(
     "savepoint_record_first",
     "a savepoint can be found before it is whole",
-    [(savepoint_module._Creation, "run")],
+    [(savepoint_module, "_created")],
     _record_first,
     "single",
     _SAVEPOINTS,
@@ -131,13 +141,13 @@ def _rows_that_are_there(store: BlobStore, handles: Sequence[RowsHandle]) -> Ite
         yield from load_rows(store, handles)
 
 
-def _delete_before_retiring(self: Retention, num_retained: int, outputs: Mapping[str, BlobStore]) -> None:
+def _delete_before_retiring(self: Retention, num_retained: int) -> None:
     live = self._recover() if self._live is None else self._live
     while len(live) > num_retained:
         oldest = min(live)
         tombstone = retire(live[oldest], [reach for number, reach in live.items() if number != oldest])
         self._unfinished = tombstone
-        self._finish(outputs)
+        self._finish()
         self._store.put(record_name(oldest), encode_retired(tombstone))
         del live[oldest]
 
@@ -192,7 +202,7 @@ _bug(
 _bug(
     "sweep_ignores_records",
     "every old piece counts as a leftover, whatever records say",
-    [(staged_sweep, "reachable_names")],
+    [(sweep_module, "reachable_names")],
     _reaches_nothing,
     "single",
     _SWEEP,
@@ -200,7 +210,7 @@ _bug(
 _bug(
     "sweep_by_a_wrong_clock",
     "ages are measured against a clock that is far ahead",
-    [(root_sweep, "store_time"), (staged_sweep, "store_time")],
+    [(sweep_module, "_store_time")],
     _far_ahead,
     "zombies",
     _SWEEP,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from stateline.blob.api import BlobStore
 from stateline.blob.names import STAGING_PREFIX
+from stateline.changelog.segment import encode_segment
+from stateline.changelog.segment_writer import Placement, SegmentWriter
 from stateline.checkpoint import retention as retention_module
 from stateline.checkpoint.api import Checkpoint
 from stateline.checkpoint.layout import published_name, record_name
@@ -27,8 +28,6 @@ from stateline.spark.coordinator import MicroBatchCoordinator, SubtaskResult, Su
 from stateline.spark.subtask_results import gathered
 from stateline.state import merge as merge_module
 from stateline.state import snapshot as snapshot_module
-from stateline.state.run import encode_run
-from stateline.state.run_store import RunWriter
 from stateline.testing.planted import PlantedBug, register_bug, replaced
 
 __all__: list[str] = []
@@ -79,20 +78,14 @@ def _own_parts_win(self: CheckpointStore, checkpoint: Checkpoint, error: Stateli
     return checkpoint
 
 
-def _named_by_subtask(self: RunWriter, run: Any, checkpoint_id: int) -> RunHandle:
-    encoded = encode_run(run, self._schema, self._max_parallelism, self._settings)
-    name = f"shared/{checkpoint_id}-{run.key_groups.start}.arrow"
-    self._store.put(name, encoded.data)
-    return RunHandle(
-        name=name,
-        size=len(encoded.data),
-        crc32c=encoded.crc32c,
-        rows=encoded.rows,
-        tombstones=encoded.tombstones,
-        first_key_group=run.key_groups.start,
-        last_key_group=run.key_groups.end,
-        checkpoint_id=checkpoint_id,
-    )
+def _named_by_subtask(self: SegmentWriter) -> Placement:
+    if not self._sections:
+        return Placement({}, {}, 0)
+    runs = [handle for handle in self._handles if isinstance(handle, RunHandle)]
+    name = f"shared/{self._sections[0].number}-{runs[0].first_key_group if runs else 'rows'}.segment"
+    encoded = encode_segment(self._sections)
+    self._store.put(name, b"".join(encoded.pieces))
+    return Placement({self._name: name}, {}, encoded.size)
 
 
 def _clean_by_prefix(self: Committer) -> None:
@@ -135,7 +128,7 @@ def _mark_first(self: MicroBatchCoordinator[Any], record: Checkpoint) -> None:
 _publish = MicroBatchCoordinator._publish
 
 
-def _free_slots(self: Retention, num_retained: int, outputs: Mapping[str, BlobStore]) -> None:
+def _free_slots(self: Retention, num_retained: int) -> None:
     live = self._recover() if self._live is None else self._live
     while len(live) > num_retained:
         oldest = min(live)
@@ -154,7 +147,6 @@ def _retire_all(retired: Reach, younger: Sequence[Reach]) -> Retired:
         nonce=retired.nonce,
         created_at=retired.created_at,
         delete=tuple(sorted(retired.objects)),
-        discard={},
     )
 
 
@@ -197,7 +189,7 @@ def _files_of_lost_subtasks(
 
 
 def _state_of_first(results: Sequence[SubtaskResult], *more: Any) -> Any:
-    operators, outputs = gathered(results, *more)
+    operators, *rest = gathered(results, *more)
     broken = [
         msgspec.structs.replace(
             operator,
@@ -208,7 +200,7 @@ def _state_of_first(results: Sequence[SubtaskResult], *more: Any) -> Any:
         )
         for operator in operators
     ]
-    return tuple(broken), outputs
+    return tuple(broken), *rest
 
 
 def _never_published(self: CheckpointStore, checkpoint: Checkpoint) -> bool:
@@ -245,9 +237,9 @@ _bug(
 )
 _bug(
     "pipeline_named_by_subtask",
-    "a run is named by checkpoint and subtask, so two attempts write one name",
-    RunWriter,
-    "write",
+    "a segment is named by checkpoint and subtask, so two attempts write one name",
+    SegmentWriter,
+    "finish",
     _named_by_subtask,
     "zombies",
 )

@@ -8,14 +8,12 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from stateline.blob.api import BlobStore
-from stateline.blob.checksum import crc32c
+from stateline.changelog.segment import encode_segment
+from stateline.changelog.segment_writer import Placement, SegmentWriter
 from stateline.checkpoint import Checkpoint
 from stateline.errors import FencedError
 from stateline.files import FileWriter
-from stateline.files import writer as files_writer
-from stateline.files.pending import encoded_rows
-from stateline.handles import OpenFile, RowsHandle
+from stateline.handles import OpenFile
 from stateline.spark import coordinator as coordinator_module
 from stateline.spark import files_decision
 from stateline.spark.continuity import Step, next_step
@@ -56,23 +54,27 @@ def _abort_discards(self: SinkSystem, messages: Sequence[bytes]) -> None:
         self._process.store("root").delete([rows.name for file in made.open for rows in file.pending])
 
 
-def _named_by_number(store: BlobStore, ids: Any, tables: Sequence[pa.Table]) -> list[RowsHandle]:
-    handles = []
-    for number, table in enumerate(tables):
-        data = b"".join(encoded_rows(table))
-        name = f"shared/rows-{table['batch'][0].as_py()}-{number}.arrows"
-        store.put(name, data)
-        handles.append(RowsHandle(name=name, offset=0, length=len(data), crc32c=crc32c(data), rows=table.num_rows))
-    return handles
+def _named_by_number(self: SegmentWriter) -> Placement:
+    if not self._sections:
+        return Placement({}, {}, 0)
+    rows = pa.ipc.open_stream(b"".join(self._sections[0].pieces)).read_all()
+    name = f"shared/rows-{rows['batch'][0].as_py()}.segment"
+    encoded = encode_segment(self._sections)
+    self._store.put(name, b"".join(encoded.pieces))
+    return Placement({self._name: name}, {}, encoded.size)
 
 
 _writer = FilesDecision._writer
 
 
 def _only_the_last_file(
-    self: FilesDecision, open_files: Iterable[OpenFile], now: float, staged: Iterable[OpenFile] = ()
+    self: FilesDecision,
+    segment: SegmentWriter,
+    open_files: Iterable[OpenFile],
+    now: float,
+    staged: Iterable[OpenFile] = (),
 ) -> FileWriter:
-    return _writer(self, [*open_files, *staged][-1:], now)
+    return _writer(self, segment, [*open_files, *staged][-1:], now)
 
 
 def _takes_the_next_number(self: MicroBatchCoordinator[Any], record: Checkpoint) -> dict[str, float]:
@@ -119,11 +121,11 @@ _bug(
 _bug(
     "sink_rows_named_by_batch",
     "pending rows are named by their batch, so two attempts write one name",
-    files_writer,
-    "store_rows",
+    SegmentWriter,
+    "finish",
     _named_by_number,
     "zombies",
-    "stateline.files.pending.store_rows",
+    "stateline.changelog.segment_writer.SegmentWriter.finish",
 )
 _bug(
     "sink_forgets_open_files",

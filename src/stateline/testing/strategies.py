@@ -173,7 +173,8 @@ def _resume_point(point: CommitPoint, superseded: list[Part], closed: bool) -> R
 def _run_handle(uuid: str, owned: KeyGroupRange, size: int, checksum: int, checkpoint_id: int) -> RunHandle:
     return RunHandle(
         name=f"shared/{uuid}",
-        size=size,
+        offset=0,
+        length=size,
         crc32c=checksum,
         rows=size // 16,
         tombstones=size // 64,

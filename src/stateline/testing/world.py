@@ -222,6 +222,7 @@ class World:
         facts: What was acknowledged to the outside, in order.
         watchers: Called after every effect on a store.
         violation: The first that a watcher saw.
+        reach: What stands between a process and each of its stores; nothing by default.
         may_replace: Which overwrites, by name and new bytes, the system under test documents as safe; none by default.
     """
 
@@ -248,6 +249,7 @@ class World:
         self.operations = 0
         self.last_operation = ""
         self.violation: InvariantViolation | None = None
+        self.reach: Callable[[BlobStore, Process], BlobStore] = lambda store, _process: store
         self.may_replace: Callable[[str, Buffer], bool] = lambda _name, _data: False
         self._looking = False
         self._objects: dict[str, BlobStore] = {}
@@ -369,7 +371,7 @@ class World:
             bottom,
         )
         reached = _ProcessStore(faulty, process)
-        return ResolvingStore(reached) if self.resolving else reached
+        return self.reach(ResolvingStore(reached) if self.resolving else reached, process)
 
     def _notice(self, effect: Effect) -> None:
         for watch in self.watchers:

@@ -11,7 +11,7 @@ from test_gcs_conformance import open_gcs
 from test_s3_conformance import open_s3
 
 from stateline.blob.azure import AzureStore
-from stateline.recoverable.sweep import sweep
+from stateline.blob.sweep import sweep
 from stateline.testing.gcs_server import GcsServer
 
 

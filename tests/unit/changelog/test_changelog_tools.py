@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from docs.changelog import generate
 from stateline.blob.local import LocalStore
 from stateline.changelog import ChangelogMetrics, ChangelogSettings, ChangelogStorage, SequenceNumber
+from stateline.changelog.inspection import inspect_segment
 from stateline.changelog.metrics import DEFINITIONS
 from stateline.cli.commands import stateline
 from stateline.errors import ClosedError, InvalidInputError, NotInstalledError
@@ -183,7 +184,7 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(stateline, ["changelog", *arguments])
 
 
-def test_ls_shows_the_frames_of_an_object_or_a_folder(folder: Folder) -> None:
+def test_ls_shows_the_sections_of_an_object_or_a_folder(folder: Folder) -> None:
     whole, one = run("ls", folder.url), run("ls", f"{folder.url}/{folder.second}")
     assert whole.exit_code == one.exit_code == 0
     assert folder.first in whole.output
@@ -196,9 +197,9 @@ def test_ls_shows_the_frames_of_an_object_or_a_folder(folder: Folder) -> None:
 def test_ls_as_json(folder: Folder) -> None:
     answer = run("ls", folder.url, "--json")
     objects = {facts["name"]: facts for facts in map(json.loads, answer.output.splitlines())}
-    [frame] = objects[folder.first]["frames"]
-    assert (frame["sequence_number"], frame["changes"], frame["change_bytes"]) == (0, 3, 21)
-    assert (frame["first_key_group"], frame["last_key_group"], frame["offset"]) == (-1, 90, 0)
+    [section] = objects[folder.first]["sections"]
+    assert (section["kind"], section["number"], section["rows"], section["change_bytes"]) == ("changes", 0, 3, 21)
+    assert (section["first_key_group"], section["last_key_group"], section["offset"]) == (-1, 90, 0)
     assert objects[folder.second]["problems"] == []
 
 
@@ -224,12 +225,14 @@ def test_verify_says_that_all_is_well(folder: Folder) -> None:
     assert answer.exit_code == 0
     assert answer.output.count("intact") == 2
     facts = [json.loads(line) for line in run("verify", folder.url, "--json").output.splitlines()]
-    assert all(one["intact"] and one["problems"] == [] and one["frames"] == 1 for one in facts)
+    assert all(one["intact"] and one["problems"] == [] and one["sections"] == 1 for one in facts)
 
 
 def test_damage_is_reported_with_its_offset_and_exit_code_1(folder: Folder) -> None:
     size = folder.store.head(folder.first).size
-    for position, name in ((100, "head"), (300, "block"), (size - 30, "index")):
+    (section,) = inspect_segment(folder.store, folder.first).sections
+    table = section.entry.length - section.entry.head_length
+    for position, name in ((100, "stream"), (300, "block"), (table + 20, "table"), (size - 30, "directory")):
         folder.damage(folder.first, position)
         answer = run("verify", folder.url)
         assert answer.exit_code == 1, name
@@ -237,17 +240,18 @@ def test_damage_is_reported_with_its_offset_and_exit_code_1(folder: Folder) -> N
         assert answer.output.count("DAMAGED") == 1
         assert run("verify", folder.url, "--json").exit_code == 1
         folder.damage(folder.first, position)
-    folder.damage(folder.first, 100)
+    folder.damage(folder.first, table + 20)
     listed = run("ls", folder.url)
     assert listed.exit_code == 1
-    assert "DAMAGED at byte 0" in listed.output
+    assert f"DAMAGED at byte {table}" in listed.output
     shown = run("cat", f"{folder.url}/{folder.first}")
     assert shown.exit_code == 1
-    assert "at byte 0" in shown.output
+    assert f"at byte {table}" in shown.output
 
 
 def test_a_damaged_block_stops_cat_with_its_offset(folder: Folder) -> None:
-    folder.damage(folder.first, folder.store.head(folder.first).size - 90)
+    (section,) = inspect_segment(folder.store, folder.first).sections
+    folder.damage(folder.first, section.table.blocks[1].offset + 10)
     answer = run("cat", f"{folder.url}/{folder.first}")
     assert answer.exit_code == 1
     assert re.search(r"at byte \d+", answer.output)

@@ -6,7 +6,7 @@ from stateline.blob import BlobStore, StoreDecorator
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.checkpoint import Checkpoint, FileState, InlineState, OperatorState, OutputState, SubtaskState
 from stateline.errors import DataLossError, StatelineError
-from stateline.handles import CommitPoint, FinishedFile, OpenFile, Part, ResumePoint, RowsHandle, RunHandle
+from stateline.handles import CommitPoint, FinishedFile, OpenFile, Part, RowsHandle, RunHandle
 from stateline.key_groups import range_for_subtask
 
 
@@ -16,7 +16,8 @@ def run(name: str, checkpoint_id: int = 0, key_groups: tuple[int, int] = (0, 0),
     first, last = key_groups
     return RunHandle(
         name=name,
-        size=len(data),
+        offset=0,
+        length=len(data),
         crc32c=crc32c(data),
         rows=3,
         tombstones=1,
@@ -32,22 +33,9 @@ def part(name: str, data: bytes = b"part") -> Part:
     return Part(name=name, length=len(data), crc32c=crc32c(data))
 
 
-def resume_point(target: str, parts: tuple[Part, ...], superseded: tuple[Part, ...] = ()) -> ResumePoint:
-    length = sum(piece.length for piece in parts)
-    return ResumePoint(target=target, parts=parts, length=length, crc32c=1, nonce=f"n-{target}", superseded=superseded)
-
-
-def open_file(target: str, parts: tuple[Part, ...], superseded: tuple[Part, ...] = ()) -> OpenFile:
-    resume = resume_point(target, parts, superseded)
+def open_file(target: str, *pending: RowsHandle) -> OpenFile:
     return OpenFile(
-        target=target,
-        subtask=0,
-        layout="layout",
-        opened_at=1.0,
-        written_at=2.0,
-        rows=1,
-        bytes=resume.length,
-        resume=resume,
+        target=target, subtask=0, layout="layout", opened_at=1.0, written_at=2.0, rows=1, bytes=4, pending=pending
     )
 
 
@@ -109,14 +97,9 @@ def full_checkpoint() -> Checkpoint:
         written_at=1_700_000_001.5,
         rows=7,
         bytes=2**53,
-        resume=ResumePoint(
-            target='origin=JFK/ü "quoted".json',
-            parts=pieces,
-            length=10,
-            crc32c=3,
-            nonce="open",
-            superseded=(part(".inprogress/old"),),
-            closed=True,
+        pending=(
+            RowsHandle(name="shared/rows", offset=46, length=2**40, crc32c=2**32 - 1, rows=6),
+            RowsHandle(name="shared/more rows", offset=0, length=8, crc32c=0, rows=1),
         ),
     )
     waiting = OpenFile(

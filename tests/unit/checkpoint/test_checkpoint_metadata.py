@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from checkpoint_kit import checkpoint, finished_file, full_checkpoint, open_file, part, run
+from checkpoint_kit import checkpoint, finished_file, full_checkpoint, open_file, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ from stateline.checkpoint.metadata import (
     encode_savepoint,
 )
 from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVersionError
-from stateline.handles import RowsHandle
+from stateline.handles import ResumePoint, RowsHandle
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "checkpoint"
 RETIRED = Retired(
@@ -34,7 +34,6 @@ RETIRED = Retired(
     nonce="n",
     created_at=1.5,
     delete=("shared/a", "shared/b"),
-    discard={"s3://bucket/out": (part(".inprogress/p"),)},
 )
 
 
@@ -144,7 +143,7 @@ def test_one_kind_of_document_is_never_taken_for_another():
         (b"done.parquet", b"../done.parquet"),
         (b'"target":"origin=LGA/', b'"target":"/'),
         (b".inprogress/p1", b"../p1"),
-        (b".inprogress/old", b"/old"),
+        (b".inprogress/p2", b"/nprogress/p2"),
         (b'"temporary-bucket"', b'"../bucket"'),
         (b'"name":"model"', b'"name":"../shared/x"'),
         (b'"name":"model"', b'"name":"_metadata"'),
@@ -197,13 +196,6 @@ def test_another_order_or_layout_of_members_is_read():
     assert decode_record(resealed(moved), "x") == decode_record(data, "x")
 
 
-@pytest.mark.parametrize("name", [b"../x", b"/x", b""])
-def test_a_hostile_tombstone_cannot_discard_outside_the_output(name):
-    body = body_of(golden_documents()["retired.v1.json"])
-    with pytest.raises(CorruptDataError):
-        decode_record(resealed(body.replace(b".inprogress/p", name)), "x")
-
-
 @pytest.mark.parametrize("name", [b"chk-9/_metadata", b"floor/0", b"../x", b"savepoint-1/_claimed"])
 def test_a_hostile_tombstone_cannot_delete_a_fence(name):
     body = body_of(golden_documents()["retired.v1.json"])
@@ -226,8 +218,8 @@ def test_a_hostile_tombstone_cannot_delete_a_fence(name):
         (b'"max_parallelism": 128', b'"max_parallelism": 1000000'),
         (b'"parallelism": 3', b'"parallelism": 129'),
         (b'"last_key_group": 42', b'"last_key_group": 41'),
-        (b'"size":1,', b'"size":-1,'),
-        (b'"size":1,', b'"size":9223372036854775808,'),
+        (b'"length":1,', b'"length":-1,'),
+        (b'"length":1,', b'"length":9223372036854775808,'),
         (b'"rows":3,', b'"rows":0,'),
         (b'"crc32c":4294967295', b'"crc32c":4294967296'),
         (b'"length":10,"crc32c":3', b'"length":11,"crc32c":3'),
@@ -280,7 +272,7 @@ def _changed(**changes: object) -> Checkpoint:
         _changed(states={"a": FileState(name="../x", relative=True, size=0, crc32c=0)}),
         checkpoint(0, ("../a",)),
         checkpoint(0, outputs=(OutputState(operator="o", url="u", finished=(finished_file("../f", ()),)),)),
-        checkpoint(0, outputs=(OutputState(operator="o", url="u", open=(open_file("f", (part("/p"),)),)),)),
+        checkpoint(0, outputs=(OutputState(operator="o", url="u", open=(open_file("/f"),)),)),
         checkpoint(
             0,
             operators=(
@@ -298,7 +290,7 @@ def test_what_no_reader_would_take_is_never_encoded(wrong):
 
 
 def test_a_file_that_is_finished_with_a_resume_point_is_refused():
-    resume = open_file("f", ()).resume
+    resume = ResumePoint(target="f", parts=(), length=0, crc32c=0, nonce="n")
     wrong = msgspec.structs.replace(finished_file("f", ()), commit=resume)
     with pytest.raises(InvalidInputError):
         encode_checkpoint(checkpoint(0, outputs=(OutputState(operator="o", url="u", finished=(wrong,)),)))
@@ -309,8 +301,8 @@ crc = st.integers(0, 2**32 - 1)
 rows_handles = st.builds(
     RowsHandle,
     name=st.just("shared/rows"),
-    offset=st.integers(0, 2**63 - 1),
-    length=st.integers(0, 2**63 - 1),
+    offset=st.integers(0, 2**62),
+    length=st.integers(0, 2**62 - 1),
     crc32c=crc,
     rows=st.integers(0, 2**63 - 1),
 )
@@ -331,7 +323,7 @@ states = st.one_of(
     st.none() | st.integers(-(2**63), 2**63 - 1),
 )
 def test_any_checkpoint_reads_back_equal(checkpoint_id, word, seconds, properties, state, pending, watermark):
-    growing = msgspec.structs.replace(open_file("t", ()), pending=tuple(pending))
+    growing = open_file("t", *pending)
     value = msgspec.structs.replace(
         checkpoint(checkpoint_id, ("a", "b"), query_id=word, nonce=word),
         offsets_digest=word,

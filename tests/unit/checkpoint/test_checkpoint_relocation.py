@@ -1,7 +1,7 @@
 """Outputs that lie elsewhere now: what is looked for in the new place, and who may decide that they do."""
 
 import pytest
-from checkpoint_kit import checkpoint, open_file
+from checkpoint_kit import checkpoint, finished_file
 from msgspec.structs import replace
 
 from stateline.blob import StoreDecorator
@@ -11,7 +11,6 @@ from stateline.checkpoint import (
     FileState,
     OutputState,
     relocate_outputs,
-    verify_root,
 )
 from stateline.environment import Environment, SystemIds
 from stateline.errors import (
@@ -49,14 +48,14 @@ class Meanwhile(StoreDecorator):
 
 @pytest.fixture
 def moved():
-    """The new place of an output whose file grows there, piece by piece."""
+    """The new place of an output with a file that is decided and not visible yet."""
     return MemoryStore(SystemIds().new_id())
 
 
 @pytest.fixture
 def newest(moved):
     pieces = (moved.stage("a.csv", b"one"), moved.stage("a.csv", b"two"))
-    files = OutputState(operator="flights", url=OLD, open=(open_file("a.csv", pieces),))
+    files = OutputState(operator="flights", url=OLD, finished=(finished_file("a.csv", pieces),))
     other = OutputState(operator="other", url="memory://other")
     properties = {f"columns of csv {OLD}": "c", "columns of csv memory://other": "o", "program": OLD}
     states = {"model": FileState(name="model", relative=True, size=5, crc32c=1)}
@@ -81,7 +80,7 @@ def test_one_more_checkpoint_has_the_same_state_and_files_below_another_url(root
         ("flights", moved.url),
         ("other", "memory://other"),
     ]
-    assert record.outputs[0].open == newest.outputs[0].open
+    assert record.outputs[0].finished == newest.outputs[0].finished
     assert (record.checkpoint_id, record.batch_id, record.query_id) == (1, 0, newest.query_id)
     assert record.offsets_digest == newest.offsets_digest
     assert record.created_at == newest.created_at
@@ -97,7 +96,7 @@ def test_outputs_may_change_places(root, newest, moved):
     back = relocate_outputs(root, {"flights": moved}).record
     urls = {output.operator: output.url for output in back.outputs}
     other = MemoryStore("other")
-    parts = back.outputs[0].open[0].resume.parts
+    parts = back.outputs[0].finished[0].commit.parts
     for part in parts:
         other.put(part.name, moved.get(part.name))
     swapped = relocate_outputs(root, {"flights": other, "other": moved}).record
@@ -117,7 +116,7 @@ def test_what_is_remembered_stays_where_another_output_is_in_the_same_place(root
 
 
 def test_each_piece_that_is_not_there_is_named_and_nothing_is_decided(root, newest, moved):
-    first, second = newest.outputs[0].open[0].resume.parts
+    first, second = newest.outputs[0].finished[0].commit.parts
     moved.put(second.name, b"TWO")
     with pytest.raises(CorruptDataError, match=second.name):
         relocate_outputs(root, {"flights": moved})
@@ -152,12 +151,3 @@ def test_after_a_lost_answer_it_is_done_once(root, newest, moved):
     assert made.record.checkpoint_id == 1
     again = relocate_outputs(root, {"flights": moved})
     assert again.record == again.before == made.record
-
-
-def test_retention_leaves_the_pieces_to_the_record_that_names_the_new_place(root, newest, moved):
-    record = relocate_outputs(root, {"flights": moved}).record
-    root.publish(replace(record, checkpoint_id=2, nonce="2"))
-    outputs = {moved.url: moved}
-    root.retain(1, outputs)
-    names = [finding.name for finding in verify_root(root, outputs=outputs).findings]
-    assert not [name for name in names if name.startswith(moved.url)]

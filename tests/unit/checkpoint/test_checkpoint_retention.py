@@ -1,7 +1,7 @@
 """What retention deletes, in which order, and at what cost."""
 
 import pytest
-from checkpoint_kit import checkpoint, finished_file, open_file, part
+from checkpoint_kit import checkpoint, open_file
 
 from stateline.blob import InstrumentedStore, StoreDecorator
 from stateline.blob.local import LocalStore, LocalStoreSettings
@@ -11,8 +11,8 @@ from stateline.checkpoint.layout import FLOOR_BLOCK, floor_name, published_name,
 from stateline.checkpoint.metadata import Retired, decode_record, encode_checkpoint, encode_floor, encode_retired
 from stateline.environment import SystemIds
 from stateline.errors import CorruptDataError, InvalidInputError, UnavailableError
+from stateline.handles import RowsHandle
 
-URL = "memory://out"
 SLOT_NAMES = (published_name, record_name)
 """In the order in which they go: a process that dies half-way must not leave a mark that no record points to."""
 
@@ -208,18 +208,14 @@ def test_a_tombstone_in_a_closed_block_is_not_obeyed(blobs, monkeypatch):
 
 
 def test_a_tombstone_deletes_nothing_that_a_live_checkpoint_needs(blobs):
-    MemoryStore.forget("out")
-    out = MemoryStore("out")
-    pieces = [out.stage("f", word) for word in (b"kept", b"lost")]
     for word in ("kept", "lost"):
         blobs.put(f"shared/{word}", b"run")
     store = CheckpointStore(blobs)
-    store.publish(checkpoint(1, ("kept",), outputs=output_with(growing=(open_file("f", (pieces[0],)),))))
-    wrong = Retired(checkpoint_id=0, delete=("shared/kept", "shared/lost"), discard={URL: tuple(pieces)})
+    store.publish(checkpoint(1, ("kept",)))
+    wrong = Retired(checkpoint_id=0, delete=("shared/kept", "shared/lost"))
     blobs.put(record_name(0), encode_retired(wrong))
-    store.retain(1, {URL: out})
+    store.retain(1)
     assert names(blobs) == {record_name(0), record_name(1), "shared/kept"}
-    assert names(out) == {pieces[0].name}
 
 
 def test_a_corrupt_record_stops_retention_until_it_is_allowed_to_go(blobs):
@@ -261,80 +257,16 @@ def test_retaining_in_an_empty_root_does_nothing(blobs):
     assert names(blobs) == {record_name(0)}
 
 
-def output_with(finished=(), growing=()):
-    return (OutputState(operator="flights", url=URL, finished=finished, open=growing),)
-
-
-def test_pieces_that_only_retired_checkpoints_need_are_discarded(blobs):
-    MemoryStore.forget("out")
-    out = MemoryStore("out")
-    pieces = {word: out.stage("f", word.encode()) for word in ("one", "two", "fold", "done", "lost", "next")}
-    history = [
-        output_with(growing=(open_file("f", (pieces["one"],)), open_file("g", (pieces["done"],), (pieces["lost"],)))),
-        output_with(growing=(open_file("f", (pieces["one"], pieces["two"])), open_file("g", (pieces["done"],)))),
-        output_with(finished=(finished_file("g", (pieces["done"],)),), growing=(open_file("f", (pieces["fold"],)),)),
-        output_with(growing=(open_file("f", (pieces["fold"], pieces["next"]), (pieces["two"],)),)),
-    ]
+def test_rows_that_only_retired_checkpoints_need_go_with_them(blobs):
     store = CheckpointStore(blobs)
+    history = [("one",), ("one", "two"), (), ("next",)]  # The third one has finished the file.
     left = []
-    for checkpoint_id, outputs in enumerate(history):
-        store.publish(checkpoint(checkpoint_id, outputs=outputs))
-        store.retain(1, {URL: out})
-        left.append({word for word, piece in pieces.items() if piece.name in names(out)})
-    assert left == [
-        {"one", "two", "fold", "done", "lost", "next"},
-        {"one", "two", "fold", "done", "next"},
-        {"fold", "done", "next"},
-        {"fold", "done", "next"},
-    ]
-
-
-def test_pieces_of_a_file_that_a_retained_checkpoint_finishes_are_kept(blobs):
-    MemoryStore.forget("out")
-    out = MemoryStore("out")
-    piece = out.stage("f", b"rows")
-    store = CheckpointStore(blobs)
-    store.publish(checkpoint(0, outputs=output_with(growing=(open_file("f", (piece,)),))))
-    store.publish(checkpoint(1, outputs=output_with(finished=(finished_file("f", (piece,)),))))
-    store.retain(1, {URL: out})
-    assert names(out) == {piece.name}
-
-
-def test_pieces_of_an_output_that_is_not_given_are_left_to_its_sweep(blobs):
-    MemoryStore.forget("out")
-    out = MemoryStore("out")
-    piece = out.stage("f", b"rows")
-    store = CheckpointStore(blobs)
-    store.publish(checkpoint(0, outputs=output_with(growing=(open_file("f", (piece,)),))))
-    store.publish(checkpoint(1))
-    store.retain(1)
-    assert names(out) == {piece.name}
-    assert decode_record(blobs.get(record_name(0)), "x").discard == {URL: (piece,)}
-
-
-def test_a_discard_that_failed_is_made_up_for_by_a_successor(blobs):
-    MemoryStore.forget("out")
-    out = MemoryStore("out")
-    piece = out.stage("f", b"rows")
-    store = CheckpointStore(blobs)
-    store.publish(checkpoint(0, outputs=output_with(growing=(open_file("f", (piece,)),))))
-    store.publish(checkpoint(1))
-
-    class Refusing(StoreDecorator):
-        def discard(self, parts):
-            raise UnavailableError("no", operation="discard")
-
-    with pytest.raises(UnavailableError):
-        store.retain(1, {URL: Refusing(out)})
-    CheckpointStore(blobs).retain(1, {URL: out})
-    assert names(out) == set()
-
-
-def test_equal_names_in_different_containers_are_different_pieces():
-    from stateline.checkpoint.retention import reach_of, retire
-
-    here = part("p")
-    there = type(here)(name="p", length=here.length, crc32c=here.crc32c, container="other")
-    older = reach_of(checkpoint(0, outputs=output_with(growing=(open_file("f", (here, there)),))))
-    younger = reach_of(checkpoint(1, outputs=output_with(growing=(open_file("f", (here,)),))))
-    assert retire(older, [younger]).discard == {URL: (there,)}
+    for checkpoint_id, words in enumerate(history):
+        rows = [RowsHandle(name=f"shared/{word}", offset=0, length=4, crc32c=1, rows=1) for word in words]
+        for handle in rows:
+            blobs.put(handle.name, b"rows")
+        output = OutputState(operator="flights", url="memory://out", open=(open_file("f", *rows),))
+        store.publish(checkpoint(checkpoint_id, outputs=(output,)))
+        store.retain(1)
+        left.append({name for name in names(blobs) if name.startswith("shared/")})
+    assert left == [{"shared/one"}, {"shared/one", "shared/two"}, set(), {"shared/next"}]

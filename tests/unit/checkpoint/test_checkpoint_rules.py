@@ -21,7 +21,7 @@ BASE = replace(checkpoint(5), max_parallelism=4, parallelism=2, operators=())
 RUN = replace(run("shared/r"), first_key_group=1, last_key_group=2)
 ROWS = RowsHandle(name="shared/rows", offset=0, length=1, crc32c=1, rows=1)
 FILE = FileState(name="shared/f", relative=False, size=1, crc32c=1)
-OPEN = replace(open_file("t", (part("p"),)), pending=(ROWS,))
+OPEN = open_file("t", ROWS)
 FINISHED = finished_file("t", (part("p"),))
 LARGEST = 2**63 - 1
 
@@ -52,17 +52,13 @@ def with_part(**changes):
     return with_point(parts=(piece,), length=piece.length)
 
 
-def with_superseded(**changes):
-    resume = replace(OPEN.resume, superseded=(replace(part("p"), **changes),))
-    return with_output(growing=(replace(OPEN, resume=resume),))
-
-
 CASES = {
     "checkpoint id": (lambda value: replace(BASE, checkpoint_id=value), 0, 10**18 - 1),
     "batch id": (lambda value: replace(BASE, batch_id=value), -1, 10**18 - 1),
     "watermark": (lambda value: replace(BASE, watermark_us=value), -(2**63), LARGEST),
     "parallelism": (lambda value: replace(BASE, parallelism=value), 1, 4),
-    "run size": (lambda value: with_run(size=value), 0, LARGEST),
+    "run offset": (lambda value: with_run(offset=value), 0, LARGEST - 3),
+    "run length": (lambda value: with_run(length=value), 0, LARGEST),
     "run checksum": (lambda value: with_run(crc32c=value), 0, 2**32 - 1),
     "run tombstones": (lambda value: with_run(tombstones=value, rows=7), 0, 7),
     "run rows": (lambda value: with_run(tombstones=1, rows=value), 1, LARGEST),
@@ -81,7 +77,6 @@ CASES = {
     "point length": (lambda value: with_point(length=value), 4, 4),
     "part length": (lambda value: with_part(length=value), 0, LARGEST),
     "part checksum": (lambda value: with_part(crc32c=value), 0, 2**32 - 1),
-    "superseded checksum": (lambda value: with_superseded(crc32c=value), 0, 2**32 - 1),
     "state size": (lambda value: with_state(size=value), 0, None),
     "state checksum": (lambda value: with_state(crc32c=value), 0, 2**32 - 1),
     "inline bytes": (
@@ -136,10 +131,6 @@ def test_subtasks_cover_every_key_group_once_and_in_order(ranges, allowed):
     subtasks = tuple(SubtaskState(first_key_group=first, last_key_group=last) for first, last in ranges)
     operator = OperatorState(name="o", schema="", definition="", subtasks=subtasks)
     assert (complaint(replace(BASE, operators=(operator,))) is None) is allowed
-
-
-def test_a_resume_point_belongs_to_its_file():
-    assert "belongs to" in complaint(with_output(growing=(replace(OPEN, target="other"),)))
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "abc", "9" * 5000, "\u0663"])

@@ -40,7 +40,8 @@ class Root:
             runs.append(
                 RunHandle(
                     name=name,
-                    size=len(data),
+                    offset=0,
+                    length=len(data),
                     crc32c=crc32c(data),
                     rows=1,
                     first_key_group=0,

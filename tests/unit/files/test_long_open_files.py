@@ -3,12 +3,13 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from files_kit import DurableWriter
 
 from stateline.blob import InstrumentedStore, open_store
 from stateline.checkpoint import CheckpointStore, verify_root
 from stateline.environment import system_environment
 from stateline.errors import DataLossError
-from stateline.files import FileOutput, FileWriter, RollingPolicy
+from stateline.files import FileOutput, RollingPolicy
 from stateline.files.folding import objects_to_fold
 from stateline.handles import RowsHandle
 from stateline.recoverable import RecoverableWriter
@@ -48,7 +49,7 @@ def grown(stores, batches, **more):
 
 def make_writer(stores, rolling=None, **more):
     output = FileOutput(url="unused", partition_by=("p",), rolling=rolling or RollingPolicy())
-    return FileWriter(output, *stores, PX, subtask=0, now=0.0, environment=system_environment(), **more)
+    return DurableWriter(output, *stores, PX, subtask=0, now=0.0, **more)
 
 
 @pytest.fixture

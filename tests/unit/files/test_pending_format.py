@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from files_kit import store_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateline.blob.checksum import crc32c
 from stateline.blob.local import LocalStore
 from stateline.blob.memory import MemoryStore
-from stateline.environment import SystemIds
 from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
-from stateline.files.pending import encoded_rows, load_rows, store_rows
+from stateline.files.pending import encoded_rows, load_rows
 from stateline.handles import RowsHandle
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "pending" / "rows.v1.arrows"
@@ -107,7 +107,7 @@ def test_short_batches_are_joined_and_long_ones_stay_as_they_are(store):
         assert len(list(stored)) == expected
     (values,) = (chunk.buffers()[1] for chunk in long["x"].chunks[:1])
     assert any(pa.py_buffer(piece).address == values.address for piece in pieces), "rows are not copied"
-    handles = store_rows(store, SystemIds(), [short, long, long.slice(39_999, 2)])
+    handles = store_rows(store, short, long, long.slice(39_999, 2))
     assert [table.to_pydict() for table in load_rows(store, handles)] == [
         table.to_pydict() for table in (short, long, long.slice(39_999, 2))
     ]

@@ -13,7 +13,7 @@ from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_START, EventTimeWatch
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.task import HASH_COLUMN, TaskContext, run_subtask
-from stateline.state.run_cache import OpenRuns
+from stateline.state.open_runs import OpenRuns
 
 MAX_PARALLELISM = 8
 
@@ -29,6 +29,8 @@ class Engine:
         cache: ``cache(subtask)`` gives the copies of runs on the host of that subtask; none by default.
         deliver: Called with ``(rows, key)``; by default the rows are kept in ``output``, by checkpoint.
         files: A ``FileOutput`` that gets the rows, instead of ``deliver``.
+        inline_bytes: Of each subtask.
+        record_bytes: Of the record.
     """
 
     def __init__(
@@ -44,6 +46,8 @@ class Engine:
         cache=None,
         environment=None,
         files=None,
+        inline_bytes=0,
+        record_bytes=0,
     ):
         self.program, self.schema, self.watermark = program, schema, watermark
         self.environment = environment or system_environment()
@@ -62,13 +66,15 @@ class Engine:
             acts_on_watermark=getattr(program, "acts_on_watermark", getattr(program, "closes_windows", False)),
             acts_on_time=getattr(program, "acts_on_time", False),
         )
-        plan = PipelinePlan(
+        self.plan = plan = PipelinePlan(
             root_url=self.root.url,
             parallelism=parallelism,
             max_parallelism=MAX_PARALLELISM,
             operators=(self.operator,),
             retained_checkpoints=retained,
             watermark=watermark,
+            inline_bytes=inline_bytes,
+            record_bytes=record_bytes,
         )
         self.checkpoints = CheckpointStore(self.root, environment=self.environment)
         self.coordinator = MicroBatchCoordinator(
@@ -123,6 +129,7 @@ class Engine:
                     environment=self.environment,
                     cache=self.cache(task.subtask),
                     open_runs=OpenRuns(),
+                    inline_bytes=self.plan.subtask_inline_bytes,
                 ),
                 self.operator,
                 self.program,

@@ -90,9 +90,10 @@ def test_retention_keeps_rows_as_long_as_their_checkpoint():
     engine = Engine(PROGRAM, SCHEMA, retained=2)
     for _ in range(6):
         engine.run(rows("a", "b"))
-    kept = {name for record in (4, 5) for name in engine.checkpoints.get(record).object_names() if "rows-" in name}
-    assert kept == {info.name for info in engine.root.list("shared/rows-")}
-    assert kept
+    records = [engine.checkpoints.get(number) for number in (4, 5)]
+    assert all(record.deliveries for record in records)
+    kept = {name for record in records for name in record.object_names()}
+    assert kept == {info.name for info in engine.root.list("shared/")}
 
 
 def test_the_end_of_a_stream_delivers_nothing_twice(sink):

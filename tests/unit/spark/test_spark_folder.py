@@ -50,7 +50,7 @@ def test_what_spark_keeps_there_is_neither_swept_nor_reached_nor_in_the_way(tmp_
     kept = sorted(path for path in (tmp_path / "spark").rglob("*"))
     for _ in range(5):
         engine.run(ROWS)
-    assert sweep_root(engine.checkpoints, min_age=0, delete=True).leftovers == 0
+    assert sweep_root(engine.checkpoints, min_age=0, delete=True).result.leftovers == 0
     assert not verify_root(engine.checkpoints).findings
     assert sorted(path for path in (tmp_path / "spark").rglob("*")) == kept
     with pytest.raises(InvalidInputError, match="reserved for coordination"):

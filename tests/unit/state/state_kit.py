@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,14 +10,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
+from stateline.changelog.segment_writer import Segments
+from stateline.environment import system_environment
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_columns
 from stateline.state import keys as keys_module
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.rows import Run, StateRows
 from stateline.state.run import EncodedRun
+from stateline.state.run_store import RunWriter
 from stateline.state.schema import StateSchema
+from stateline.state.snapshot import Snapshot
+from stateline.state.snapshot import snapshot as added_snapshot
 from stateline.state.table import StateTable
 
 MAX_PARALLELISM = 16
@@ -82,10 +89,39 @@ def contents(table: StateTable, key_groups: KeyGroupRange | None = None) -> dict
     return found
 
 
+class StoredRuns:
+    """Writes runs into a store, one segment for each call."""
+
+    def __init__(
+        self, store, schema, max_parallelism=MAX_PARALLELISM, *, settings=None, cache=None, segment_bytes=1 << 26
+    ):
+        self.segments = Segments(store, system_environment(), copies=cache, segment_bytes=segment_bytes)
+        self.arguments = schema, max_parallelism
+        self.settings = settings
+
+    def into(self, segment):
+        return RunWriter(segment, "state", *self.arguments, settings=self.settings)
+
+    def write(self, run: Run, checkpoint_id: int) -> RunHandle:
+        segment = self.segments.writer()
+        handle = self.into(segment).add(run, checkpoint_id)
+        return segment.finish().of(handle)
+
+
+def snapshot(table, changes, writer: StoredRuns, checkpoint_id: int, **options) -> Snapshot:
+    """A snapshot whose runs are durable."""
+    segment = writer.segments.writer()
+    made = added_snapshot(table, changes, writer.into(segment), checkpoint_id, **options)
+    placed = segment.finish().of
+    state = replace(made.state, runs=tuple(map(placed, made.state.runs)))
+    return dataclasses.replace(made, state=state, written=tuple(map(placed, made.written)))
+
+
 def handle_of(encoded: EncodedRun, name: str = "shared/run.arrow", key_groups: KeyGroupRange = ALL) -> RunHandle:
     return RunHandle(
         name=name,
-        size=len(encoded.data),
+        offset=0,
+        length=len(encoded.data),
         crc32c=encoded.crc32c,
         rows=encoded.rows,
         tombstones=encoded.tombstones,

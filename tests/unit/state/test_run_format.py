@@ -236,7 +236,7 @@ def forged(data: bytes, handle: RunHandle) -> RunHandle:
     """The handle of hostile bytes: somebody wrote the run and the record."""
     import msgspec
 
-    return msgspec.structs.replace(handle, size=len(data), crc32c=crc32c(data))
+    return msgspec.structs.replace(handle, length=len(data), crc32c=crc32c(data))
 
 
 def test_hostile_bytes_under_a_matching_handle_end_in_typed_errors() -> None:

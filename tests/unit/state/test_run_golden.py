@@ -46,7 +46,7 @@ ROWS: dict[tuple[Any, ...], tuple[Any, ...]] = {
     ("", dt.date(1950, 12, 31)): (0, 0.0, D("0.00"), dt.datetime(1950, 1, 1, tzinfo=dt.UTC), ["", "x" * 40]),
     **{(f"N{number:05d}", DAY): (number, float(number), D(number), SEEN, [str(number)]) for number in range(40)},
 }
-NAMES = ["run.v1", "run_zstd.v1", "run.v2", "run_zstd.v2"]
+NAMES = ["run.v2", "run_zstd.v2"]
 DELETED = [("gone", DAY), (None, None)]
 
 
@@ -81,7 +81,7 @@ def test_a_released_run_is_read(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", NAMES[::2])
+@pytest.mark.parametrize("name", NAMES[:1])
 def test_a_slice_of_a_released_run_is_read(name: str) -> None:
     buffer, handle = load(name)
     index = read_index(buffer, handle)
@@ -114,7 +114,8 @@ def write(name: str, compression: str) -> None:
     encoded = encode_run(Run([rows], everything, MAX_PARALLELISM), SCHEMA, MAX_PARALLELISM, settings)
     handle = RunHandle(
         name=f"shared/{name}.arrow",
-        size=len(encoded.data),
+        offset=0,
+        length=len(encoded.data),
         crc32c=encoded.crc32c,
         rows=encoded.rows,
         tombstones=encoded.tombstones,

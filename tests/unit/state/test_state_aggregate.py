@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from state_kit import ALL, MAX_PARALLELISM, collide, run_of
+from state_kit import ALL, MAX_PARALLELISM, StoredRuns, collide, run_of
 
 from stateline.blob.memory import MemoryStore
 from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
 from stateline.state import aggregate as agg
 from stateline.state.merge import MergeSettings
 from stateline.state.rows import Run, StateRows
-from stateline.state.run_store import RunReader, RunWriter
+from stateline.state.run_store import RunReader
 from stateline.state.snapshot import merge_once
 from stateline.state.table import StateTable
 
@@ -605,7 +605,7 @@ def test_an_aggregator_may_declare_any_type_that_is_kept_in_another_one(
 def stored(plan: agg.KeyedAggregation, rows: StateRows) -> Run:
     """The rows as a run that has been written and read."""
     store = MemoryStore(uuid.uuid4().hex)
-    handle = RunWriter(store, plan.state_schema, MAX_PARALLELISM).write(run_of(rows), 0)
+    handle = StoredRuns(store, plan.state_schema, MAX_PARALLELISM).write(run_of(rows), 0)
     return RunReader(store, plan.state_schema).open(handle)
 
 

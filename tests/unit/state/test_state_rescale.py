@@ -16,7 +16,9 @@ GROUPS = 16
 
 
 def handle(name: str, first: int, last: int) -> RunHandle:
-    return RunHandle(name=name, size=1, crc32c=0, rows=1, first_key_group=first, last_key_group=last, checkpoint_id=0)
+    return RunHandle(
+        name=name, offset=0, length=1, crc32c=0, rows=1, first_key_group=first, last_key_group=last, checkpoint_id=0
+    )
 
 
 def subtask(first: int, last: int, *runs: RunHandle) -> SubtaskState:

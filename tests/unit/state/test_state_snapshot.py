@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from state_kit import ALL, LONGS, MAX_PARALLELISM, changes, contents
+from state_kit import ALL, LONGS, MAX_PARALLELISM, StoredRuns, changes, contents, snapshot
 
 from stateline.blob import InstrumentedStore
 from stateline.blob.memory import MemoryStore
@@ -13,11 +13,10 @@ from stateline.checkpoint.api import OperatorState, SubtaskState
 from stateline.errors import UnavailableError
 from stateline.key_groups import KeyGroupRange
 from stateline.state.merge import MergeSettings
+from stateline.state.open_runs import OpenRuns
 from stateline.state.rescale import state_of_range
 from stateline.state.rows import StateRows
-from stateline.state.run_cache import OpenRuns
-from stateline.state.run_store import RunReader, RunWriter
-from stateline.state.snapshot import snapshot
+from stateline.state.run_store import RunReader
 from stateline.state.table import StateTable
 
 NEVER = MergeSettings(runs_max=100, tier_runs=100, small_rows=1000)
@@ -40,7 +39,7 @@ def empty(key_groups: KeyGroupRange = ALL) -> StateTable:
 
 
 def test_changes_become_one_run_that_is_appended(store: InstrumentedStore) -> None:
-    writer = RunWriter(store, LONGS, MAX_PARALLELISM)
+    writer = StoredRuns(store, LONGS, MAX_PARALLELISM)
     first = snapshot(empty(), changes(LONGS, {1: [1], 2: [2]}), writer, 0, settings=NEVER)
     second = snapshot(opened(store, first.state), changes(LONGS, {1: [10]}, deleted=[2]), writer, 1, settings=NEVER)
     assert store.calls["put_if_absent"] == 2
@@ -51,7 +50,7 @@ def test_changes_become_one_run_that_is_appended(store: InstrumentedStore) -> No
 
 
 def test_a_merge_with_the_changes_writes_one_object_too(store: InstrumentedStore) -> None:
-    writer = RunWriter(store, LONGS, MAX_PARALLELISM)
+    writer = StoredRuns(store, LONGS, MAX_PARALLELISM)
     made = snapshot(empty(), changes(LONGS, {1: [1], 2: [2]}), writer, 0)
     store.reset()
     merged = snapshot(
@@ -65,7 +64,7 @@ def test_a_merge_with_the_changes_writes_one_object_too(store: InstrumentedStore
 
 
 def test_a_large_merge_is_written_piece_by_piece(store: InstrumentedStore) -> None:
-    writer = RunWriter(store, LONGS, MAX_PARALLELISM)
+    writer = StoredRuns(store, LONGS, MAX_PARALLELISM, segment_bytes=1)
     small = MergeSettings(runs_max=1, piece_bytes=300)
     made = snapshot(empty(), changes(LONGS, {n: [n] for n in range(100)}), writer, 0, settings=small)
     more = changes(LONGS, {n: [n * 10] for n in range(100) if n != 4}, deleted=[4])
@@ -84,7 +83,7 @@ def test_a_large_merge_is_written_piece_by_piece(store: InstrumentedStore) -> No
 
 
 def test_without_changes_nothing_is_written(store: InstrumentedStore) -> None:
-    writer = RunWriter(store, LONGS, MAX_PARALLELISM)
+    writer = StoredRuns(store, LONGS, MAX_PARALLELISM)
     made = snapshot(empty(), changes(LONGS, {1: [1]}), writer, 0)
     store.reset()
     for nothing in (None, changes(LONGS)):
@@ -98,7 +97,7 @@ def test_without_changes_nothing_is_written(store: InstrumentedStore) -> None:
 
 
 def test_deleting_everything_leaves_no_run(store: InstrumentedStore) -> None:
-    writer = RunWriter(store, LONGS, MAX_PARALLELISM)
+    writer = StoredRuns(store, LONGS, MAX_PARALLELISM)
     made = snapshot(empty(), changes(LONGS, {1: [1]}), writer, 0)
     gone = snapshot(
         opened(store, made.state), changes(LONGS, deleted=[1]), writer, 1, settings=MergeSettings(runs_max=1)
@@ -107,7 +106,7 @@ def test_deleting_everything_leaves_no_run(store: InstrumentedStore) -> None:
 
 
 def test_changes_kept_in_memory_before_are_written_too(store: InstrumentedStore) -> None:
-    writer = RunWriter(store, LONGS, MAX_PARALLELISM)
+    writer = StoredRuns(store, LONGS, MAX_PARALLELISM)
     table = empty().with_changes(changes(LONGS, {1: [1], 2: [2]})).with_changes(changes(LONGS, {2: [20]}))
     made = snapshot(table, None, writer, 3, settings=NEVER)
     assert len(made.written) == 1
@@ -118,7 +117,7 @@ def test_expired_rows_leave_with_a_merge(store: InstrumentedStore) -> None:
     def expired(rows: StateRows) -> object:
         return rows.values[0].fill_null(0).to_numpy() < 5
 
-    writer = RunWriter(store, LONGS, MAX_PARALLELISM)
+    writer = StoredRuns(store, LONGS, MAX_PARALLELISM)
     made = snapshot(empty(), changes(LONGS, {n: [n] for n in range(10)}), writer, 0)
     merged = snapshot(
         opened(store, made.state),
@@ -133,11 +132,11 @@ def test_expired_rows_leave_with_a_merge(store: InstrumentedStore) -> None:
 
 def test_a_failed_write_leaves_the_old_state_as_it_was(store: InstrumentedStore) -> None:
     class Failing(InstrumentedStore):
-        def put_if_absent(self, name: str, data: object) -> object:  # type: ignore[override]
-            raise UnavailableError("no", operation="put_if_absent", subject=name)
+        def put_all_if_absent(self, name: str, pieces: object) -> object:  # type: ignore[override]
+            raise UnavailableError("no", operation="put_all_if_absent", subject=name)
 
-    made = snapshot(empty(), changes(LONGS, {1: [1]}), RunWriter(store, LONGS, MAX_PARALLELISM), 0)
-    failing = RunWriter(Failing(store.inner), LONGS, MAX_PARALLELISM)
+    made = snapshot(empty(), changes(LONGS, {1: [1]}), StoredRuns(store, LONGS, MAX_PARALLELISM), 0)
+    failing = StoredRuns(Failing(store.inner), LONGS, MAX_PARALLELISM)
     with pytest.raises(UnavailableError):
         snapshot(opened(store, made.state), changes(LONGS, {1: [2]}), failing, 1)
     assert contents(opened(store, made.state)) == {1: (1,)}

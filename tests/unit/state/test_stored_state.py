@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from state_kit import MAX_PARALLELISM, changes, collide, columns
+from state_kit import MAX_PARALLELISM, StoredRuns, changes, collide, columns, snapshot
 
 from stateline.blob import InstrumentedStore
 from stateline.blob.memory import MemoryStore
@@ -18,12 +18,11 @@ from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
 from stateline.key_groups import KeyGroupRange
 from stateline.state.changes import CHANGE_COLUMN, _equal, change_schema, changes_between
 from stateline.state.merge import MergeSettings
+from stateline.state.open_runs import OpenRuns
 from stateline.state.rescale import rescale
 from stateline.state.run import RunSettings
-from stateline.state.run_cache import OpenRuns
-from stateline.state.run_store import RunReader, RunWriter
+from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
-from stateline.state.snapshot import snapshot
 from stateline.state.stored import StoredState, find_operator
 from stateline.state.table import StateTable
 
@@ -63,7 +62,7 @@ class Life:
             table = StateTable(SCHEMA, state.key_groups, MAX_PARALLELISM, runs)
             rows = changes(SCHEMA, put, sorted(gone, key=repr))
             mine = rows.between(*_bounds(state.key_groups))
-            writer = RunWriter(self.store, SCHEMA, MAX_PARALLELISM, settings=RunSettings(batch_rows=4))
+            writer = StoredRuns(self.store, SCHEMA, MAX_PARALLELISM, settings=RunSettings(batch_rows=4))
             merging = MergeSettings(runs_max=4, tier_runs=3, small_rows=20)
             made = snapshot(table, mine if len(mine) else None, writer, len(self.history), settings=merging)
             subtasks.append(made.state)
@@ -229,7 +228,7 @@ def test_a_point_read_fetches_few_bytes_and_the_feed_of_one_checkpoint_not_much_
         return StateRows(groups.keys, (pa.array([value] * count), pa.nulls(count, pa.float64())))
 
     table = StateTable(schema, KeyGroupRange(0, MAX_PARALLELISM - 1), MAX_PARALLELISM)
-    writer = RunWriter(store, schema, MAX_PARALLELISM)
+    writer = StoredRuns(store, schema, MAX_PARALLELISM)
     made = []
     for number, (count, value) in enumerate(((600_000, 1), (20, 2))):
         state = snapshot(table, rows(7, count - 7, value) if number == 0 else rows(7, 20, 2), writer, number).state
@@ -237,7 +236,7 @@ def test_a_point_read_fetches_few_bytes_and_the_feed_of_one_checkpoint_not_much_
         made.append(StoredState(store, number, operator, MAX_PARALLELISM))
         runs = RunReader(store, schema, open_runs=OpenRuns()).open_all(state.runs)
         table = StateTable(schema, table.key_groups, MAX_PARALLELISM, runs)
-    total = sum(run.size for run in made[1].operator.subtasks[0].runs)
+    total = sum(run.length for run in made[1].operator.subtasks[0].runs)
     store.reset()
     assert made[1].reader().get(made[1].whole(), [pa.array([8])]).to_pylist() == [{"k": 8, "v": 2, "w": None}]
     assert store.bytes_read < total / 50
@@ -255,7 +254,7 @@ def test_a_missing_run_and_a_damaged_one_are_named(store: InstrumentedStore) -> 
     name = next(run.name for subtask in stored.operator.subtasks for run in subtask.runs)
     data = store.get(name)
     store.put(name, data[:100] + bytes([data[100] ^ 1]) + data[101:])
-    with pytest.raises(CorruptDataError, match=rf"{name}: .*damaged in (bytes|its tail)"):
+    with pytest.raises(CorruptDataError, match=rf"{name}\[0:\d+\]: .*damaged in (bytes|its tail)"):
         list(stored.reader().scan(stored.whole()))
     store.delete([name])
     with pytest.raises(DataLossError, match=name):

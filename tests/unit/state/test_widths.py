@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from state_kit import ALL, LONGS, MAX_PARALLELISM, changes, contents, run_of
+from state_kit import ALL, LONGS, MAX_PARALLELISM, StoredRuns, changes, contents, run_of
 
 from stateline.blob.memory import MemoryStore
 from stateline.checkpoint.api import SubtaskState
@@ -17,10 +17,10 @@ from stateline.state.changes import change_schema, changes_between
 from stateline.state.closing import close_keys
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
+from stateline.state.open_runs import OpenRuns
 from stateline.state.rows import StateRows
 from stateline.state.run import encode_run
-from stateline.state.run_cache import OpenRuns
-from stateline.state.run_store import RunReader, RunWriter
+from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import merge_once
 from stateline.state.stored import SliceReader
@@ -59,7 +59,7 @@ class Stored:
     def __init__(self, schema: StateSchema, *layers: StateRows) -> None:
         self.schema = schema
         self.store = MemoryStore("widths")
-        writer = RunWriter(self.store, schema, MAX_PARALLELISM)
+        writer = StoredRuns(self.store, schema, MAX_PARALLELISM)
         self.handles = tuple(writer.write(run_of(rows), number) for number, rows in enumerate(layers))
         runs = RunReader(self.store, schema, open_runs=OpenRuns()).open_all(self.handles)
         self.table = StateTable(schema, ALL, MAX_PARALLELISM, runs)

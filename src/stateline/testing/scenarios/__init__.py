@@ -18,6 +18,7 @@ from stateline.testing.scenario import REQUEST_FAULTS, SYSTEM_CALL_FAULTS, Scena
 from stateline.testing.scenarios.changelog import Changelog
 from stateline.testing.scenarios.create_race import CreateRace
 from stateline.testing.scenarios.files_sink import FilesSink
+from stateline.testing.scenarios.late_requests import LateRequests
 from stateline.testing.scenarios.micro_batch import MicroBatch
 from stateline.testing.scenarios.pipeline import Pipeline
 from stateline.testing.scenarios.recoverable import RecoverableFile
@@ -214,6 +215,27 @@ register(
         large=lambda: SweepBesideWriters(batches=7, partitions=3, keys=9),
     )
 )
+_LATE: Final[dict[str, tuple[Callable[[], Scenario], Callable[[], Scenario]]]] = {
+    "create_race": (CreateRace, lambda: CreateRace(12)),
+    "store_publish": (StorePublish, lambda: StorePublish((1, 3, 0) * 4)),
+    "pipeline_spanning": (lambda: Pipeline(spanning=True), lambda: Pipeline(spanning=True, batches=6, keys=9)),
+}
+
+
+def _late(inner: Callable[[], Scenario]) -> Callable[[], Scenario]:
+    return lambda: LateRequests(inner())
+
+
+for _name, (_small, _large) in _LATE.items():
+    register(
+        ScenarioEntry(
+            name=f"{_name}_late",
+            summary=f"{_name} over stores whose requests stall, and are raced",
+            small=_late(_small),
+            large=_late(_large),
+        )
+    )
+
 _REQUESTS: Final = frozenset(
     {
         FaultKind.UNAVAILABLE,

@@ -28,10 +28,11 @@ from stateline.spark.coordinator import Batch, MicroBatchCoordinator, SubtaskRes
 from stateline.spark.ending import file_finisher
 from stateline.spark.plan import OperatorPlan, PipelinePlan, SavepointStart
 from stateline.spark.task import BatchMoment, Processed, TaskContext, run_subtask
+from stateline.spark.upkeep import Upkeep
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
+from stateline.state.open_runs import OpenRuns
 from stateline.state.rows import StateRows
-from stateline.state.run_cache import OpenRuns
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
@@ -156,6 +157,7 @@ class PipelineSystem(MicroBatchSystem):
             {"counts": process.store(places.out)},
             self.run_subtasks,
             process.environment,
+            upkeep=Upkeep(process.environment),
         )
 
     def start(self) -> None:
@@ -281,15 +283,9 @@ class PipelineAdapter(MicroBatchAdapter):
 
     def missing(self, world: World) -> Iterable[str]:
         """See :meth:`MicroBatchAdapter.missing`."""
-        root, out = world.objects(self.places.root), world.objects(self.places.out)
+        root = world.objects(self.places.root)
         newest = self.newest(world)
-        if newest is None:
-            return
-        yield from (name for name in newest.object_names() if not _exists(root, name))
-        for output in newest.outputs:
-            for file in output.open:
-                parts = file.resume.parts if file.resume else ()
-                yield from (part.name for part in parts if not _exists(out, part.name))
+        return () if newest is None else [name for name in newest.object_names() if not _exists(root, name)]
 
     def unclean(self, world: World, batch_id: int) -> Iterable[str]:
         """See :meth:`MicroBatchAdapter.unclean`.

@@ -76,9 +76,8 @@ class SavepointAndStart(BesideQuery):
         source = CheckpointStore(process.store(FIRST_QUERY.root))
         if world.acknowledged(("savepoint",)) is not None or source.latest() is None:
             return
-        outputs = {world.objects(FIRST_QUERY.out).url: process.store(FIRST_QUERY.out)}
         kept = process.store(_KEPT[self.mode])
-        made = create_savepoint(source, kept, outputs=outputs, environment=process.environment)
+        made = create_savepoint(source, kept, environment=process.environment)
         if world.acknowledged(("savepoint",)) is None:
             world.acknowledge(("savepoint",), (made.folder, made.checkpoint.checkpoint_id))
 
@@ -149,6 +148,6 @@ class SavepointAndStart(BesideQuery):
             root,
             query_id=query_id,
             mode="copy",
-            outputs={output.url: process.store(_SECOND.out) for output in savepoint.checkpoint.outputs},
+            outputs={output.url: process.store(_SECOND.out).url for output in savepoint.checkpoint.outputs},
             environment=process.environment,
         )

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Final
 
+from stateline.blob import sweep as staged
 from stateline.checkpoint import Checkpoint, CheckpointStore, sweep_root
 from stateline.handles import CommitPoint
-from stateline.recoverable import sweep as staged
 from stateline.testing.invariants import require
 from stateline.testing.scenarios.beside import BesideQuery, holdings
 from stateline.testing.scenarios.pipeline import FIRST_QUERY
@@ -60,7 +60,7 @@ class SweepBesideWriters(BesideQuery):
             return  # One of those that died early.
         root, out = process.store(FIRST_QUERY.root), process.store(FIRST_QUERY.out)
         swept = sweep_root(CheckpointStore(root), min_age=_GRACE_SECONDS, delete=True, environment=process.environment)
-        needed = staged.reachable_names(_points(swept.checkpoints))
+        needed = staged.reachable_names(_finished(swept.checkpoints))
         staged.sweep(out, needed, min_age=_GRACE_SECONDS, delete=True, environment=process.environment)
 
     def check(self, world: World) -> None:
@@ -75,7 +75,7 @@ class SweepBesideWriters(BesideQuery):
                 "F2",
                 f"checkpoint {record.checkpoint_id} holds {found}, decided was {wanted}",
             )
-            reached |= {*record.object_names(), *staged.reachable_names(_points([record]))}
+            reached |= {*record.object_names(), *staged.reachable_names(_finished([record]))}
         early = world.acknowledged(("early",)) & set(_names(world))
         left = sorted(name for name in early - reached if not name.startswith(_KEPT_PREFIXES))
         require(not left, "H2", f"old leftovers were not swept: {left}")
@@ -99,9 +99,8 @@ def _names(world: World) -> Iterator[str]:
         yield from (info.name for info in world.objects(store).list(""))
 
 
-def _points(checkpoints: Iterable[Checkpoint]) -> Iterator[CommitPoint]:
-    """The files that some checkpoint needs: those that it finishes, and those that go on."""
+def _finished(checkpoints: Iterable[Checkpoint]) -> Iterator[CommitPoint]:
+    """The files whose pieces some checkpoint needs: those that it finishes."""
     for checkpoint in checkpoints:
         for output in checkpoint.outputs:
             yield from (file.commit for file in output.finished)
-            yield from (file.resume for file in output.open if file.resume is not None)

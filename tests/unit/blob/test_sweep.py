@@ -8,10 +8,10 @@ import pytest
 from stateline.blob import StoreDecorator
 from stateline.blob.local import LocalStore
 from stateline.blob.memory import MemoryStore
+from stateline.blob.sweep import reachable_names, sweep
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError, NotFoundError, UnavailableError
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
-from stateline.recoverable.sweep import reachable_names, sweep
 
 HOUR = 3600.0
 
@@ -174,3 +174,19 @@ def test_points_instead_of_names_are_refused_before_anything_is_deleted(delete):
 def test_a_file_cannot_be_opened_where_sweeps_delete():
     with pytest.raises(InvalidInputError, match="sweeps delete"):
         RecoverableWriter(MemoryStore("among-the-pieces")).open(".inprogress/file")
+
+
+def test_objects_that_were_listed_before_go_by_name_and_what_is_as_young_as_the_newest_record_stays(store, clock):
+    names = [f"job/changelog/{number:032x}" for number in range(4)]
+    for name in names:
+        clock.at += HOUR
+        store.put(name, b"12345")
+    piece = store.stage("f", b"x")
+    listed, newest_at = list(store.list("job/")), clock.at - HOUR
+    late = store.put("job/changelog/late", b"x").name
+    clock.at += 100 * HOUR
+    result = sweep(store, {names[0]}, listed=listed, newest_at=newest_at, min_age=0, delete=True)
+    assert {info.name for info in store.list("job/")} == {names[0], *names[2:], late}
+    assert staged(store) == {piece.name}
+    assert (result.examined, result.reachable, result.young, result.leftovers) == (4, 1, 2, 1)
+    assert result.swept_at == clock.at
