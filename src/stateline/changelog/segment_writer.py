@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
 from stateline.changelog.copier import LocalCopy
-from stateline.changelog.host_cache import HostCache
+from stateline.changelog.host_cache import Extent, HostCache
 from stateline.changelog.racing import is_raced, scaled
 from stateline.changelog.retry import shared_uploads
 from stateline.changelog.segment import SECTION_ALIGNMENT, EncodedSegment, Section, encode_segment
@@ -78,7 +78,7 @@ class Placement:
         """The handle as it is now; one that the writer did not make stays as it is."""
         data = self.inline.get((handle.name, handle.offset))
         if data is not None:
-            return replace(handle, name="", offset=0, data=data)
+            return replace(handle, name="", offset=0, data=data, made_as=f"{handle.name}@{handle.offset}")
         name = self.names.get(handle.name, handle.name)
         return handle if name == handle.name else replace(handle, name=name)
 
@@ -113,11 +113,11 @@ class SegmentWriter:
         self.environment = segments.environment
         self._store = segments.store
         self._policy = segments.policy if is_raced(segments.store, segments.policy) else None
-        self._copies = segments.copies
         self._inline_bytes = inline_bytes
         self._segment_bytes = segments.segment_bytes
         self._uploads: list[_Upload] = []
         self._name = segment_name(self.environment.ids)
+        self._copies = segments.copies if segments.store.local_path(self._name) is None else None
         self._sections: list[Section] = []
         self._handles: list[SectionHandle] = []
         self._end = 0
@@ -154,7 +154,10 @@ class SegmentWriter:
         inline: dict[tuple[str, int], bytes] = {}
         if not self._uploads and sum(section.length for section in self._sections) <= self._inline_bytes:
             for handle, section in zip(self._handles, self._sections, strict=True):
-                inline[handle.name, handle.offset] = b"".join(section.pieces)
+                data = inline[handle.name, handle.offset] = b"".join(section.pieces)
+                if self._copies is not None:
+                    extents = [Extent(0, data)]
+                    self._copies.save(self._store.url, handle.name, handle.offset, handle.length, extents)
         elif self._sections:
             self._flush()
         names = {upload.name: upload.result() for upload in self._uploads}
@@ -194,7 +197,7 @@ class _Upload:
         self._is_named = False
         self._future: Future[Any] | None = None
         self._won = name
-        self._copies = None if copies is None or store.local_path(name) is not None else copies
+        self._copies = copies
         self._copy: LocalCopy | None = None
 
     def start(self, policy: RetryPolicy | None) -> None:

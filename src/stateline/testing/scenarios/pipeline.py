@@ -28,6 +28,7 @@ from stateline.spark.coordinator import Batch, MicroBatchCoordinator, SubtaskRes
 from stateline.spark.ending import file_finisher
 from stateline.spark.plan import OperatorPlan, PipelinePlan, SavepointStart
 from stateline.spark.task import BatchMoment, Processed, TaskContext, run_subtask
+from stateline.spark.upkeep import Upkeep
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
 from stateline.state.open_runs import OpenRuns
@@ -156,6 +157,7 @@ class PipelineSystem(MicroBatchSystem):
             {"counts": process.store(places.out)},
             self.run_subtasks,
             process.environment,
+            upkeep=Upkeep(process.environment),
         )
 
     def start(self) -> None:
