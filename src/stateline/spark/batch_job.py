@@ -259,7 +259,6 @@ def task_context(plan: PipelinePlan, operator: OperatorPlan) -> TaskContext:
         environment=_process_environment(),
         cache=host_copies(plan, root),
         inline_bytes=plan.subtask_inline_bytes,
-        policy=plan.retry_policy,
     )
 
 

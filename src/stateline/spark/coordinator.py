@@ -193,9 +193,7 @@ class MicroBatchCoordinator(Generic[D]):
         self._environment = environment
         self._deliver = deliver
         self._upkeep = upkeep
-        self._segments = Segments(
-            checkpoints.store, environment, plan.retry_policy, host_copies(plan, checkpoints.store)
-        )
+        self._segments = Segments(checkpoints.store, environment, copies=host_copies(plan, checkpoints.store))
         self._newest: Checkpoint | None = None
         self._started = False
         self._is_published = True
