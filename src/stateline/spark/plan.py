@@ -18,11 +18,15 @@ from stateline.options import normalise_settings, parse_choice, parse_duration, 
 from stateline.spark.event_time import WatermarkPlan, WindowPlan
 
 __all__ = [
+    "AUTO_COPIES",
+    "NO_COPIES",
     "OperatorPlan",
     "PipelinePlan",
     "PipelineSettings",
     "SavepointStart",
     "attempts_setting",
+    "copies_bytes_setting",
+    "copies_setting",
     "parse_record_size",
     "timeout_setting",
 ]
