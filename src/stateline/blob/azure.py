@@ -43,16 +43,12 @@ from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.arguments import checked_names, checked_parts, own_bytes
 from stateline.blob.azure_blocks import check_count, fits_one_put, is_block, recalled, remembered, runs_of
 from stateline.blob.checksum import crc32c, crc32c_of_parts
-from stateline.blob.cloud import (
-    CloudSettings,
-    CloudStore,
-    parse_endpoint,
-    parse_secret,
-    split_cloud_url,
-)
-from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix
-from stateline.blob.outcome import check_range, damaged_part, parts_missing, too_short
+from stateline.blob.cloud import CloudStore
+from stateline.blob.cloud_settings import CloudSettings, parse_endpoint, parse_secret
+from stateline.blob.names import STAGING_PREFIX, check_prefix
+from stateline.blob.outcome import damaged_part, parts_missing
 from stateline.blob.tries import try_unanswered
+from stateline.blob.urls import split_cloud_url
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError
 from stateline.handles import Part
@@ -113,45 +109,6 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
 
     # -- whole objects --------------------------------------------------------------------------------------------
 
-    def put(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put`."""
-        data = own_bytes(data, "put", check_name(name))
-        checksum = crc32c(data)
-        with self._telling("put", name):
-            return self._put_settled(name, lambda: self._send(name, data, checksum, "", replacing=True), data, checksum)
-
-    def get(self, name: str) -> bytes:
-        """See :meth:`BlobStore.get`."""
-        key = self._key(name)
-        return self._reading("get", name, lambda: self._download(key))
-
-    def get_range(self, name: str, start: int, end: int) -> bytes:
-        """See :meth:`BlobStore.get_range`."""
-        check_range(name, start, end)
-        if start == end:
-            size = self.head(name).size
-            if end > size:
-                raise too_short(name, end, size)
-            return b""
-        key = self._key(name)
-
-        def read() -> bytes:
-            try:
-                data = self._download(key, offset=start, length=end - start)
-            except sdk.HttpResponseError as error:
-                if error.status_code == 416:
-                    raise too_short(name, end, start) from error
-                raise
-            if len(data) != end - start:
-                raise too_short(name, end, start + len(data))
-            return data
-
-        return self._reading("get_range", name, read)
-
-    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """See :meth:`BlobStore.get_ranges`."""
-        return self._each(lambda bounds: self.get_range(name, *bounds), ranges)
-
     def head(self, name: str) -> ObjectInfo:
         """See :meth:`BlobStore.head`."""
         key = self._key(name)
@@ -193,7 +150,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
                 return Part(name=self._put_block(key, data), length=len(data), crc32c=checksum)
         name = STAGING_PREFIX + self._environment.ids.new_id()
         with self._telling("stage", name):
-            self._put_settled(name, lambda: self._send(name, data, checksum, "", replacing=True), data, checksum)
+            self._put_settled(name, lambda: self._put(name, data, checksum), data, checksum)
         return Part(name=name, length=len(data), crc32c=checksum)
 
     def read_staged(self, part: Part) -> bytes | None:
@@ -202,7 +159,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
             self._check_open()
             return None
         key = self._staged_key(part)
-        return self._reading("read_staged", part.name, lambda: self._download(key))
+        return self._reading("read_staged", part.name, lambda: self._read(key))
 
     def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:  # noqa: ARG002
         """See :meth:`BlobStore.prepare`: puts what is left of short pieces as blocks of the target."""
@@ -320,7 +277,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
     def _piece(self, target: str, part: Part) -> bytes:
         key = self._staged_key(part)
         with self._meeting(target, part):
-            data = self._read_whole(lambda: self._download(key))
+            data = self._read_whole(lambda: self._read(key))
         return self._check_piece(target, part, data)
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -336,9 +293,16 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
             )
             return self._made(name, len(data), checksum, made["etag"], nonce)
 
-    def _download(self, key: str, **extent: int) -> bytes:
-        data: bytes = self._client.get_blob_client(key).download_blob(**extent).readall()
+    def _put(self, name: str, data: bytes, checksum: int) -> ObjectInfo:
+        return self._send(name, data, checksum, "", replacing=True)
+
+    def _read(self, key: str, bounds: tuple[int, int] | None = None, **pin: str) -> bytes:
+        extent = {} if bounds is None else {"offset": bounds[0], "length": bounds[1] - bounds[0]}
+        data: bytes = self._client.get_blob_client(key).download_blob(**extent, **pin).readall()
         return data
+
+    def _is_beyond_end(self, error: Exception) -> bool:
+        return isinstance(error, sdk.HttpResponseError) and error.status_code == 416
 
     def _delete_one(self, key: str) -> None:
         try:
@@ -347,10 +311,6 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         except Refusal as refusal:
             if refusal.answer is not Answer.ABSENT:
                 raise
-
-    def _made(self, name: str, size: int, checksum: int, version: str, nonce: str) -> ObjectInfo:
-        now = self._environment.clock.now()
-        return ObjectInfo(name=name, size=size, modified_at=now, crc32c=checksum, version=version, nonce=nonce)
 
     # -- the SDK --------------------------------------------------------------------------------------------------
 

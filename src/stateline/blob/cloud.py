@@ -16,22 +16,29 @@ Facts:
 from __future__ import annotations
 
 import os
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from stateline.blob.answers import Answer, PieceError, Refusal, safe_cause, scrubbed, typed_error
+from stateline.blob.answers import Answer, PieceError, Refusal, safe_cause, typed_error
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo, closed_store
 from stateline.blob.arguments import checked_parts, own_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
+from stateline.blob.cloud_settings import CloudSettings
 from stateline.blob.names import check_name, check_staged_name
-from stateline.blob.outcome import Verdict, already_exists, conflict, damaged_part, judge, parts_missing
+from stateline.blob.outcome import (
+    Verdict,
+    already_exists,
+    check_range,
+    conflict,
+    damaged_part,
+    judge,
+    parts_missing,
+    too_short,
+)
 from stateline.blob.translation import Translated
 from stateline.blob.tries import Asking
-from stateline.blob.urls import refuse_credentials
 from stateline.environment import Environment, Executor, system_environment
 from stateline.errors import (
     InvalidInputError,
@@ -40,15 +47,10 @@ from stateline.errors import (
     StatelineError,
 )
 from stateline.handles import Part
-from stateline.options import Secret, normalise_settings, parse_duration, parse_int, setting
 from stateline.threads import new_lock
 
 __all__ = [
-    "CloudSettings",
     "CloudStore",
-    "parse_endpoint",
-    "parse_secret",
-    "split_cloud_url",
 ]
 
 C = TypeVar("C")
@@ -61,78 +63,8 @@ CREATION_ROUNDS: Final = 6
 
 _FIRST_DELAY_SECONDS: Final = 0.05
 
-_ENDPOINT: Final = re.compile(r"https?://[^/\s]+(?:/\S*)?\Z", re.IGNORECASE)
-
 _NOT_UNDERSTOOD: Final = (AttributeError, LookupError, TypeError, ValueError)
 """What SDKs raise on an answer that lacks what every answer has, such as that of a proxy that says 200 by itself."""
-
-
-def parse_secret(value: Secret | str | None, name: str) -> Secret | None:
-    """A credential, wrapped so that it never shows; nothing for nothing."""
-    if value is None or isinstance(value, Secret):
-        return value
-    if not isinstance(value, str) or not value:
-        raise InvalidInputError("it is empty", subject=name, hint="Leave it out to use the SDK's own chain")
-    return Secret(value)
-
-
-def parse_endpoint(value: str, name: str) -> str:
-    """The URL of a service, which has no credential in it."""
-    if "@" in value or "?" in value:
-        raise InvalidInputError(
-            "it holds a credential, or something that no endpoint has",
-            subject=name,
-            hint="Give credentials as options of their own",
-        )
-    if value and _ENDPOINT.match(value) is None:
-        raise InvalidInputError("it is no URL", subject=name, hint="Write http://host:port or https://host")
-    return value
-
-
-def split_cloud_url(url: str) -> tuple[str, str]:
-    """Container and prefix of ``scheme://container/prefix``. Nothing is percent-decoded: object names are not URLs.
-
-    Raises:
-        InvalidInputError: There is no container, or a credential.
-    """
-    refuse_credentials(url)
-    container, _, prefix = url.split("://", 1)[1].partition("/")
-    if not container:
-        raise InvalidInputError(
-            "the URL names no bucket",
-            operation="open_store",
-            subject=scrubbed(url),
-            hint="Write scheme://bucket/folder",
-        )
-    return container, prefix.strip("/")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CloudSettings:
-    """The retry budget, the same for every cloud store. The SDKs spend it, with their own exponential delays.
-
-    Attributes:
-        attempts: Tries of one request, the first included.
-        connect_timeout: Seconds until a connection stands.
-        read_timeout: Seconds without a byte until an answer counts as lost.
-        parallelism: Requests of one call under way at a time.
-        page_size: Names asked for at a time when listing.
-    """
-
-    attempts: int = setting(
-        6, lambda value, name: parse_int(value, name, minimum=1, maximum=100), help="Tries of one request"
-    )
-    connect_timeout: float = setting("10s", parse_duration, help="Until a connection stands")
-    read_timeout: float = setting("60s", parse_duration, help="Without a byte, until an answer counts as lost")
-    parallelism: int = setting(
-        8, lambda value, name: parse_int(value, name, minimum=1, maximum=64), help="Requests of one call at a time"
-    )
-    page_size: int = setting(
-        1000, lambda value, name: parse_int(value, name, minimum=1, maximum=1000), help="Names per page of a listing"
-    )
-
-    def __post_init__(self) -> None:
-        normalise_settings(self)
 
 
 class CloudStore(BlobStore, Generic[C, S]):
@@ -191,6 +123,24 @@ class CloudStore(BlobStore, Generic[C, S]):
         return str(error)
 
     @abstractmethod
+    def _put(self, name: str, data: bytes, checksum: int) -> ObjectInfo:
+        """One request that writes an object, whatever is under the name; raises :class:`Refusal`."""
+
+    @abstractmethod
+    def _read(self, key: str, bounds: tuple[int, int] | None = None, **pin: str) -> bytes:
+        """One request for the bytes of an object, or of a half-open range of it. Raises what the SDK raises.
+
+        Args:
+            key: The key in the container.
+            bounds: Start and end of the range; all bytes if ``None``.
+            pin: Conditions that a service has of its own.
+        """
+
+    @abstractmethod
+    def _is_beyond_end(self, error: Exception) -> bool:
+        """Whether an exception of the SDK says that a range begins where the object has ended."""
+
+    @abstractmethod
     def _create(self, name: str, data: bytes, checksum: int, nonce: str) -> ObjectInfo:
         """One conditional request that creates an object from bytes; raises :class:`Refusal`."""
 
@@ -199,6 +149,45 @@ class CloudStore(BlobStore, Generic[C, S]):
         """Creates ``target`` from pieces, if absent; raises :class:`Refusal` or :class:`PieceError`."""
 
     # -- what they share ------------------------------------------------------------------------------------------
+
+    def put(self, name: str, data: Buffer) -> ObjectInfo:
+        """See :meth:`BlobStore.put`."""
+        data = own_bytes(data, "put", check_name(name))
+        checksum = crc32c(data)
+        with self._telling("put", name):
+            return self._put_settled(name, lambda: self._put(name, data, checksum), data, checksum)
+
+    def get(self, name: str) -> bytes:
+        """See :meth:`BlobStore.get`."""
+        key = self._key(name)
+        return self._reading("get", name, lambda: self._read(key))
+
+    def get_range(self, name: str, start: int, end: int) -> bytes:
+        """See :meth:`BlobStore.get_range`."""
+        check_range(name, start, end)
+        if start == end:
+            size = self.head(name).size
+            if end > size:
+                raise too_short(name, end, size)
+            return b""
+        key = self._key(name)
+        return self._reading("get_range", name, lambda: self._read_range(name, key, start, end))
+
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See :meth:`BlobStore.get_ranges`."""
+        return self._each(lambda bounds: self.get_range(name, *bounds), ranges)
+
+    def _read_range(self, name: str, key: str, start: int, end: int, **pin: str) -> bytes:
+        """The bytes of a half-open range, all of them."""
+        try:
+            data = self._read(key, (start, end), **pin)
+        except Exception as error:
+            if self._is_beyond_end(error):
+                raise too_short(name, end, start) from error
+            raise
+        if len(data) != end - start:
+            raise too_short(name, end, start + len(data))
+        return data
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
         """See :meth:`BlobStore.put_if_absent`."""
@@ -390,6 +379,11 @@ class CloudStore(BlobStore, Generic[C, S]):
         if len(data) != part.length or crc32c(data) != part.crc32c:
             raise PieceError(damaged_part(target, part))
         return data
+
+    def _made(self, name: str, size: int, checksum: int, version: str, nonce: str) -> ObjectInfo:
+        """An object that was just written, whose time the service did not tell."""
+        now = self._environment.clock.now()
+        return ObjectInfo(name=name, size=size, modified_at=now, crc32c=checksum, version=version, nonce=nonce)
 
     def _pause(self, attempt: int) -> None:
         """Waits before try ``attempt + 1``: 50 ms, doubled each time."""

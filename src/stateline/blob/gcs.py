@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Final, Self
@@ -42,23 +43,56 @@ from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.arguments import checked_names, checked_parts, own_bytes
 from stateline.blob.checksum import crc32c, crc32c_of_parts
-from stateline.blob.cloud import split_cloud_url
 from stateline.blob.cloud_copies import CopyingStore
+from stateline.blob.cloud_settings import CloudSettings, parse_endpoint
 from stateline.blob.gcs_compose import Step, compose_steps
 from stateline.blob.gcs_names import check_staged, is_entropy_folder, staging_key
 from stateline.blob.gcs_replies import NONCE, encoded_checksum, object_info, part_of, text_of, url_of
-from stateline.blob.gcs_settings import GcsStoreSettings
 from stateline.blob.names import STAGING_PREFIX, check_prefix
-from stateline.blob.outcome import check_range, parts_missing, too_short
+from stateline.blob.outcome import parts_missing
 from stateline.blob.tries import try_unanswered
+from stateline.blob.urls import split_cloud_url
 from stateline.environment import Environment
-from stateline.errors import CorruptDataError, InternalError, StatelineError
+from stateline.errors import CorruptDataError, InternalError, InvalidInputError, StatelineError
 from stateline.handles import Part
-from stateline.options import settings_from_options
+from stateline.options import parse_bool, parse_duration, parse_size, setting, settings_from_options
 
 __all__ = ["GcsStore", "GcsStoreSettings"]
 
 _ROOT: Final = "stateline-root"
+_CHUNK_STEP: Final = 256 * 1024
+
+
+def _parse_chunk_size(value: int | str, name: str) -> int:
+    size = parse_size(value, name)
+    if size % _CHUNK_STEP:
+        raise InvalidInputError(f"{value!r} is not valid", subject=name, hint="Give a multiple of 256KiB, or 0")
+    return size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcsStoreSettings(CloudSettings):
+    """Options of a ``gs:`` store.
+
+    Attributes:
+        endpoint: URL of the service; Google's own by default.
+        project: Project to bill; from the SDK's chain by default.
+        anonymous: Whether to send no credentials, as for emulators and public buckets.
+        credentials_file: Key file of a service account, where the SDK's own chain is not to be used.
+        temporary_bucket: Bucket for pieces, in the location and storage class of the target's; the target's by default.
+        entropy: Whether names of pieces begin with random digits after the first segment.
+        upload_chunk_size: Bytes per request of an upload over 8 MiB; 0 leaves it to the SDK.
+        retry_deadline: Seconds after which a request is not tried again, whatever ``attempts`` says.
+    """
+
+    endpoint: str = setting("", parse_endpoint, help="URL of the service")
+    project: str = setting("", lambda value, _: str(value), help="Project to bill")
+    anonymous: bool = setting(False, parse_bool, help="Send no credentials")
+    credentials_file: str = setting("", lambda value, _: str(value), help="Key file of a service account")
+    temporary_bucket: str = setting("", lambda value, _: str(value), help="Bucket for pieces")
+    entropy: bool = setting(False, parse_bool, help="Spread the names of pieces")
+    upload_chunk_size: int = setting(0, _parse_chunk_size, help="Bytes per request of a long upload; 0: the SDK's")
+    retry_deadline: float = setting("2min", parse_duration, help="No more tries after this")
 
 
 class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
@@ -76,49 +110,6 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         return f"gs://{self._container}/{self._prefix}".rstrip("/")
 
     # -- whole objects --------------------------------------------------------------------------------------------
-
-    def put(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put`."""
-        key, data = self._key(name), own_bytes(data, "put", name)
-        checksum = crc32c(data)
-
-        def put() -> ObjectInfo:
-            return self._named(self._send(self._container, key, data, checksum, {}), name)
-
-        with self._telling("put", name):
-            return self._put_settled(name, put, data, checksum)
-
-    def get(self, name: str) -> bytes:
-        """See :meth:`BlobStore.get`."""
-        key = self._key(name)
-        return self._reading("get", name, lambda: self._download(self._container, key))
-
-    def get_range(self, name: str, start: int, end: int) -> bytes:
-        """See :meth:`BlobStore.get_range`."""
-        check_range(name, start, end)
-        if start == end:
-            size = self.head(name).size
-            if end > size:
-                raise too_short(name, end, size)
-            return b""
-        key = self._key(name)
-
-        def read() -> bytes:
-            try:
-                data: bytes = self._blob(self._container, key).download_as_bytes(
-                    start=start, end=end - 1, raw_download=True, checksum=None, **self._patience()
-                )
-            except api.RequestRangeNotSatisfiable as error:
-                raise too_short(name, end, start) from error
-            if len(data) != end - start:
-                raise too_short(name, end, start + len(data))
-            return data
-
-        return self._reading("get_range", name, read)
-
-    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """See :meth:`BlobStore.get_ranges`."""
-        return self._each(lambda bounds: self.get_range(name, *bounds), ranges)
 
     def head(self, name: str) -> ObjectInfo:
         """See :meth:`BlobStore.head`."""
@@ -338,6 +329,20 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
                 **self._patience(),
             )
             return object_info(blob)
+
+    def _put(self, name: str, data: bytes, checksum: int) -> ObjectInfo:
+        return self._named(self._send(self._container, self._key(name), data, checksum, {}), name)
+
+    def _read(self, key: str, bounds: tuple[int, int] | None = None, **pin: str) -> bytes:  # noqa: ARG002 - has none
+        if bounds is None:
+            return self._download(self._container, key)
+        data: bytes = self._blob(self._container, key).download_as_bytes(
+            start=bounds[0], end=bounds[1] - 1, raw_download=True, checksum=None, **self._patience()
+        )
+        return data
+
+    def _is_beyond_end(self, error: Exception) -> bool:
+        return isinstance(error, api.RequestRangeNotSatisfiable)
 
     def _download(self, container: str, key: str, version: str = "") -> bytes:
         data: bytes = self._blob(container, key, version).download_as_bytes(

@@ -13,7 +13,7 @@ together. The nonce and the CRC32C of an object are kept as its metadata.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, Final, Self
 
@@ -24,15 +24,13 @@ from botocore import exceptions as sdk
 from botocore.config import Config
 
 from stateline.blob.answers import Answer, answer_of_status
-from stateline.blob.api import Buffer, ObjectInfo
-from stateline.blob.arguments import checked_names, own_bytes
-from stateline.blob.checksum import crc32c
-from stateline.blob.cloud import split_cloud_url
-from stateline.blob.names import check_name, check_prefix
-from stateline.blob.outcome import check_range, too_short
+from stateline.blob.api import ObjectInfo
+from stateline.blob.arguments import checked_names
+from stateline.blob.names import check_prefix
 from stateline.blob.s3_requests import S3StoreSettings, object_info
 from stateline.blob.s3_uploads import S3Uploads
 from stateline.blob.tries import try_unanswered
+from stateline.blob.urls import split_cloud_url
 from stateline.environment import Environment
 from stateline.options import settings_from_options
 
@@ -76,33 +74,6 @@ class S3Store(S3Uploads):
 
     # -- whole objects --------------------------------------------------------------------------------------------
 
-    def put(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put`."""
-        data = own_bytes(data, "put", check_name(name))
-        checksum = crc32c(data)
-        with self._telling("put", name):
-            return self._put_settled(name, lambda: self._send(name, data, checksum, ""), data, checksum)
-
-    def get(self, name: str) -> bytes:
-        """See :meth:`BlobStore.get`."""
-        key = self._key(name)
-        return self._reading("get", name, lambda: self._read_key(key))
-
-    def get_range(self, name: str, start: int, end: int) -> bytes:
-        """See :meth:`BlobStore.get_range`."""
-        check_range(name, start, end)
-        if start == end:
-            size = self.head(name).size
-            if end > size:
-                raise too_short(name, end, size)
-            return b""
-        key = self._key(name)
-        return self._reading("get_range", name, lambda: self._read_range(name, key, start, end))
-
-    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """See :meth:`BlobStore.get_ranges`."""
-        return self._each(lambda bounds: self.get_range(name, *bounds), ranges)
-
     def head(self, name: str) -> ObjectInfo:
         """See :meth:`BlobStore.head`."""
         key = self._key(name)
@@ -137,17 +108,8 @@ class S3Store(S3Uploads):
         with self._telling("delete", ""):
             self._each(lambda request: request(), deletions)
 
-    def _read_range(self, name: str, key: str, start: int, end: int, **pin: str) -> bytes:
-        try:
-            answer = self._client.get_object(Bucket=self._container, Key=key, Range=f"bytes={start}-{end - 1}", **pin)
-        except sdk.ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] == 416:
-                raise too_short(name, end, start) from error
-            raise
-        data: bytes = answer["Body"].read()
-        if len(data) != end - start:
-            raise too_short(name, end, start + len(data))
-        return data
+    def _is_beyond_end(self, error: Exception) -> bool:
+        return isinstance(error, sdk.ClientError) and error.response["ResponseMetadata"]["HTTPStatusCode"] == 416
 
     # -- the SDK --------------------------------------------------------------------------------------------------
 

@@ -7,15 +7,14 @@ errors (``s3``).
 from __future__ import annotations
 
 import base64
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from stateline.blob.api import ObjectInfo
-from stateline.blob.cloud import CloudSettings, parse_endpoint, parse_secret
 from stateline.blob.cloud_copies import CopyingStore
+from stateline.blob.cloud_settings import CloudSettings, parse_endpoint, parse_secret
 from stateline.errors import AccessDeniedError, OutcomeUnknownError
 from stateline.options import Secret, parse_bool, setting
 
@@ -64,13 +63,13 @@ class S3Requests(CopyingStore[Any, S3StoreSettings]):
             )
             return self._made(name, len(data), checksum, answer["ETag"], nonce)
 
-    def _read_key(self, key: str) -> bytes:
-        data: bytes = self._client.get_object(Bucket=self._container, Key=key)["Body"].read()
-        return data
+    def _put(self, name: str, data: bytes, checksum: int) -> ObjectInfo:
+        return self._send(name, data, checksum, "")
 
-    @abstractmethod
-    def _read_range(self, name: str, key: str, start: int, end: int, **pin: str) -> bytes:
-        """The bytes of a half-open range, all of them."""
+    def _read(self, key: str, bounds: tuple[int, int] | None = None, **pin: str) -> bytes:
+        extent = {} if bounds is None else {"Range": f"bytes={bounds[0]}-{bounds[1] - 1}"}
+        data: bytes = self._client.get_object(Bucket=self._container, Key=key, **extent, **pin)["Body"].read()
+        return data
 
     def _deletions(self, keys: Sequence[str]) -> list[Callable[[], None]]:
         """The requests that delete objects by key, if they are there."""
@@ -97,10 +96,6 @@ class S3Requests(CopyingStore[Any, S3StoreSettings]):
     def _checked(self, **arguments: Any) -> dict[str, Any]:
         """Arguments that only services with checksums understand."""
         return arguments if self._settings.checksums else {}
-
-    def _made(self, name: str, size: int, checksum: int, version: str, nonce: str) -> ObjectInfo:
-        now = self._environment.clock.now()
-        return ObjectInfo(name=name, size=size, modified_at=now, crc32c=checksum, version=version, nonce=nonce)
 
 
 def object_info(name: str, found: Mapping[str, Any]) -> ObjectInfo:

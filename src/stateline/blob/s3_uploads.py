@@ -311,7 +311,7 @@ class S3Uploads(S3Requests):
             if (segment.start, segment.end) != (0, part.length):
                 bounds = (segment.start, segment.end)
                 return self._read_whole(lambda: self._read_range(part.name, key, *bounds, IfMatch=part.version))
-            data = self._read_whole(lambda: self._read_key(key))
+            data = self._read_whole(lambda: self._read(key))
         return self._check_piece(target, part, data)
 
 

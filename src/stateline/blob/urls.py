@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from stateline.blob.answers import scrubbed
 from stateline.blob.api import BlobStore
 from stateline.blob.names import check_name
 from stateline.environment import Environment
@@ -32,6 +33,7 @@ __all__ = [
     "refuse_credentials",
     "relative_name",
     "same_service",
+    "split_cloud_url",
     "split_local_url",
     "store_of",
 ]
@@ -167,6 +169,24 @@ def refuse_credentials(url: str) -> None:
             subject=f"{scheme}://***",
             hint="Leave credentials to the SDK's own chain, or give them as options",
         )
+
+
+def split_cloud_url(url: str) -> tuple[str, str]:
+    """Container and prefix of ``scheme://container/prefix``. Nothing is percent-decoded: object names are not URLs.
+
+    Raises:
+        InvalidInputError: There is no container, or a credential.
+    """
+    refuse_credentials(url)
+    container, _, prefix = url.split("://", 1)[1].partition("/")
+    if not container:
+        raise InvalidInputError(
+            "the URL names no bucket",
+            operation="open_store",
+            subject=scrubbed(url),
+            hint="Write scheme://bucket/folder",
+        )
+    return container, prefix.strip("/")
 
 
 def same_service(url: str, other: str) -> bool:
