@@ -108,3 +108,7 @@ class SectionReader:
             except (OSError, ValueError):
                 cache.metrics.counter("local_read_fallbacks").increment()
         yield from cache.find(self.store.url, section.name, section.offset, section.length, part)
+        if isinstance(section, SectionHandle) and section.made_as:
+            name, _, offset = section.made_as.rpartition("@")
+            if offset.isdecimal():
+                yield from cache.find(self.store.url, name, int(offset), section.length)

@@ -13,8 +13,8 @@ Rules:
 - Whatever was added lies in **one** object, unless it is more than :attr:`SegmentSettings.segment_bytes`: then several,
   each of which is on its way while the next one is being filled, at most :data:`_ON_THEIR_WAY` at a time. So memory is
   bounded, and uploads overlap with the work that makes the next sections.
-- An attempt that is later than the timeout is raced by another one, under a fresh name: the first answer wins, the
-  loser is garbage that the sweep finds. A name is never used for two attempts.
+- Where the store races, an attempt that is late is raced by another one, under a fresh name: the first answer wins, and
+  a loser is deleted, or is garbage that the sweep finds. A name is never used for two attempts.
 - Sections that take no more than ``inline_bytes`` together become no object: their handles carry them.
 - A copy for this host is kept at the moment of the upload, which never fails it.
 """
@@ -23,20 +23,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
-from stateline.changelog.copier import LocalCopy
-from stateline.changelog.host_cache import HostCache
-from stateline.changelog.racing import is_raced, scaled
-from stateline.changelog.retry import shared_uploads
+from stateline.changelog.host_cache import Extent, HostCache
+from stateline.changelog.racing import Race, RacingStore
 from stateline.changelog.segment import SECTION_ALIGNMENT, EncodedSegment, Section, encode_segment
-from stateline.changelog.upload_table import RetryPolicy
 from stateline.environment import Environment, Ids
-from stateline.errors import InternalError, StatelineError
+from stateline.errors import InternalError
 from stateline.handles import SectionHandle
 
 __all__ = [
@@ -78,7 +74,7 @@ class Placement:
         """The handle as it is now; one that the writer did not make stays as it is."""
         data = self.inline.get((handle.name, handle.offset))
         if data is not None:
-            return replace(handle, name="", offset=0, data=data)
+            return replace(handle, name="", offset=0, data=data, made_as=f"{handle.name}@{handle.offset}")
         name = self.names.get(handle.name, handle.name)
         return handle if name == handle.name else replace(handle, name=name)
 
@@ -88,16 +84,14 @@ class Segments:
     """Where the segments of a checkpoint root go, and how.
 
     Attributes:
-        store: The store of the root.
-        environment: Ids for names, and monitors.
-        policy: When a late upload is raced, and how often; on this host there is one attempt, by the caller.
+        store: The store of the root; a :class:`RacingStore` races late uploads.
+        environment: Ids for names.
         copies: Where to keep copies of what goes to a store that is not this host's disk; ``None`` for none.
         segment_bytes: Above so many bytes in memory a segment is uploaded, and another one begun.
     """
 
     store: BlobStore
     environment: Environment
-    policy: RetryPolicy = dataclasses.field(default_factory=RetryPolicy.none)
     copies: HostCache | None = None
     segment_bytes: int = _SEGMENT_BYTES
 
@@ -112,12 +106,11 @@ class SegmentWriter:
     def __init__(self, segments: Segments, inline_bytes: int) -> None:
         self.environment = segments.environment
         self._store = segments.store
-        self._policy = segments.policy if is_raced(segments.store, segments.policy) else None
-        self._copies = segments.copies
         self._inline_bytes = inline_bytes
         self._segment_bytes = segments.segment_bytes
         self._uploads: list[_Upload] = []
         self._name = segment_name(self.environment.ids)
+        self._copies = segments.copies if segments.store.local_path(self._name) is None else None
         self._sections: list[Section] = []
         self._handles: list[SectionHandle] = []
         self._end = 0
@@ -154,7 +147,10 @@ class SegmentWriter:
         inline: dict[tuple[str, int], bytes] = {}
         if not self._uploads and sum(section.length for section in self._sections) <= self._inline_bytes:
             for handle, section in zip(self._handles, self._sections, strict=True):
-                inline[handle.name, handle.offset] = b"".join(section.pieces)
+                data = inline[handle.name, handle.offset] = b"".join(section.pieces)
+                if self._copies is not None:
+                    extents = [Extent(0, data)]
+                    self._copies.save(self._store.url, handle.name, handle.offset, handle.length, extents)
         elif self._sections:
             self._flush()
         names = {upload.name: upload.result() for upload in self._uploads}
@@ -167,15 +163,13 @@ class SegmentWriter:
         encoded = encode_segment(self._sections)
         if encoded.offsets != tuple(handle.offset for handle in self._handles):
             raise InternalError("sections are not where their handles say", operation="write", subject=self._name)
-        upload = _Upload(self._store, self._name, encoded, self.environment, self._copies)
-        upload.start(self._policy)
-        self._uploads.append(upload)
+        self._uploads.append(_Upload(self._store, self._name, encoded, self.environment, self._copies))
         self._name = segment_name(self.environment.ids)
         self._sections, self._handles, self._end = [], [], 0
 
 
 class _Upload:
-    """One segment on its way. An action of a :class:`RetryingExecutor`: attempts share nothing but its bytes."""
+    """One segment on its way. Attempts share nothing but its bytes."""
 
     def __init__(
         self,
@@ -187,28 +181,23 @@ class _Upload:
     ) -> None:
         self.name = name
         self.size = encoded.size
-        self._store = store
+        self._unused = [name]
         self._pieces = encoded.pieces
-        self._environment = environment
-        self._monitor = environment.executors.monitor()
-        self._is_named = False
-        self._future: Future[Any] | None = None
+        self._ids = environment.ids
+        self._store = store
         self._won = name
-        self._copies = None if copies is None or store.local_path(name) is not None else copies
-        self._copy: LocalCopy | None = None
-
-    def start(self, policy: RetryPolicy | None) -> None:
-        """Starts the first attempt, or makes the only one; and the copy, which is written meanwhile."""
-        self._start_copy()
-        if policy is None:
-            try:
-                self.complete(self.try_execute())
-            except BaseException:
-                self._abandon_copy()
-                raise
-        else:
-            self._future = shared_uploads(self._environment).execute(scaled(policy, self.size), self)
-            self._future.add_done_callback(self._wake)
+        self._copies = copies
+        self._copy = None if copies is None else copies.start(store, name, encoded.pieces)
+        self._race: Race[str] | None = None
+        try:
+            if isinstance(store, RacingStore):
+                self._race = store.begin(self._attempt, self._discard, size=encoded.size)
+            else:
+                self._attempt()
+                self._pieces = ()
+        except BaseException:
+            self._abandon_copy()
+            raise
 
     def result(self) -> str:
         """Waits for the winner, and a moment for its copy.
@@ -216,54 +205,37 @@ class _Upload:
         Returns:
             The name of the segment.
         """
-        future = self._future
-        if future is not None:
-            with self._monitor:
-                self._monitor.wait_for(future.done)
-            future.result()
+        if self._race is not None:
+            race, self._race = self._race, None
+            try:
+                self._won = race.answer()
+            except BaseException:
+                self._abandon_copy()
+                raise
+            if self._won != self.name and self._copies is not None:
+                self._abandon_copy()
+                self._copy = self._copies.start(self._store, self._won, self._pieces)
+            self._pieces = ()
         if self._copy is not None:
             self._copy.wait()
+            self._copy = None
         return self._won
 
-    def try_execute(self) -> str:
-        """See :meth:`RetriableAction.try_execute`."""
-        with self._monitor:
-            name = segment_name(self._environment.ids) if self._is_named else self.name
-            self._is_named = True
+    def _attempt(self) -> str:
+        try:
+            name = self._unused.pop()
+        except IndexError:
+            name = segment_name(self._ids)
         self._store.put_all_if_absent(name, self._pieces)
         return name
 
-    def discard(self, result: object) -> None:
-        """See :meth:`RetriableAction.discard`: a delete that fails leaves garbage for the sweep."""
-        try:
-            self._store.delete([str(result)])
-        except (StatelineError, OSError):
-            return
-
-    def complete(self, result: object) -> None:
-        """See :meth:`RetriableAction.complete`."""
-        self._won = str(result)
-        if self._won != self.name:
-            self._abandon_copy()
-            self._start_copy()
-        self._pieces = ()
-
-    def fail(self, error: BaseException) -> None:  # noqa: ARG002 - the future tells it
-        """See :meth:`RetriableAction.fail`."""
-        self._abandon_copy()
-        self._pieces = ()
-
-    def _start_copy(self) -> None:
-        if self._copies is not None:
-            self._copy = self._copies.start(self._store, self._won, self._pieces)
+    def _discard(self, name: str) -> None:
+        self._store.delete([name])  # What fails here leaves garbage, which the sweep finds.
 
     def _abandon_copy(self) -> None:
         if self._copy is not None:
             self._copy.abandon()
-
-    def _wake(self, _: Future[Any]) -> None:
-        with self._monitor:
-            self._monitor.notify_all()
+            self._copy = None
 
 
 def segment_name(ids: Ids) -> str:

@@ -131,8 +131,7 @@ def _executors(session: SparkSession) -> Sequence[str]:
     context = session.sparkContext._jsc.sc()  # noqa: SLF001 - PySpark shows no executors
     if context.isLocal():
         return ()
-    jvm: Any = session.sparkContext._jvm  # noqa: SLF001
-    driver = jvm.org.apache.spark.SparkEnv.get().blockManager().blockManagerId().hostPort()
+    driver = context.statusStore().executorSummary("driver").hostPort()
     places = str(context.getExecutorMemoryStatus().keySet().mkString(" ")).split()
     return sorted(place for place in places if place != driver)
 

@@ -259,7 +259,6 @@ def task_context(plan: PipelinePlan, operator: OperatorPlan) -> TaskContext:
         environment=_process_environment(),
         cache=_process_cache(plan.local_copies, plan.local_copies_bytes) if plan.local_copies else None,
         inline_bytes=plan.subtask_inline_bytes,
-        policy=plan.retry_policy,
     )
 
 

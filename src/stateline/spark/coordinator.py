@@ -192,7 +192,7 @@ class MicroBatchCoordinator(Generic[D]):
         self._environment = environment
         self._deliver = deliver
         self._upkeep = upkeep
-        self._segments = Segments(checkpoints.store, environment, plan.retry_policy)
+        self._segments = Segments(checkpoints.store, environment)
         self._newest: Checkpoint | None = None
         self._started = False
         self._is_published = True

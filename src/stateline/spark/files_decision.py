@@ -67,7 +67,7 @@ class FilesDecision:
         self._records = records or CheckpointStore(root, environment=environment)
         self._plan = plan
         self._root = root
-        self._segments = Segments(root, environment, plan.retry_policy)
+        self._segments = Segments(root, environment)
         self._out = out
         self._schema = schema
         self._environment = environment

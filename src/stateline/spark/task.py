@@ -22,7 +22,6 @@ import pyarrow as pa
 from stateline.blob import BlobStore
 from stateline.changelog.host_cache import HostCache
 from stateline.changelog.segment_writer import Placement, Segments, SegmentWriter
-from stateline.changelog.upload_table import RetryPolicy
 from stateline.checkpoint import SubtaskState
 from stateline.environment import Environment
 from stateline.errors import ErrorKind, InternalError, InvalidInputError
@@ -153,7 +152,6 @@ class TaskContext:
         root: Store of the checkpoint root.
         output: Store of the operator's files, if it writes any.
         environment: Clock, ids, threads.
-        policy: When late uploads are raced, to a root that is elsewhere.
         cache: Copies of sections on this host's disk, for a root that is elsewhere.
         merging: When runs are merged.
         open_runs: Runs that are open; by default those that all tasks of this process share.
@@ -163,7 +161,6 @@ class TaskContext:
     root: BlobStore
     output: BlobStore | None
     environment: Environment
-    policy: RetryPolicy = field(default_factory=RetryPolicy.none)
     cache: HostCache | None = None
     merging: MergeSettings = field(default_factory=MergeSettings)
     open_runs: OpenRuns | None = None
@@ -172,7 +169,7 @@ class TaskContext:
     @property
     def segments(self) -> Segments:
         """Where the segments of a task go."""
-        return Segments(self.root, self.environment, self.policy, self.cache)
+        return Segments(self.root, self.environment, self.cache)
 
 
 def run_subtask(

@@ -50,6 +50,7 @@ class Upkeep:
         """Waits for the last piece. What it failed with is logged: nobody comes any more. Idempotent."""
         try:
             self.settle()
-        except Exception:
-            _LOGGER.exception("old checkpoints could not be let go; the next start of the query goes on with that")
+        except Exception as error:
+            message = "old checkpoints could not be let go; the next start of the query goes on with that"
+            _LOGGER.error(message, exc_info=error)
         self._executor.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,7 @@ from stateline.blob.local import LocalStore
 from stateline.blob.memory import MemoryStore
 from stateline.changelog import RetryPolicy
 from stateline.changelog.host_cache import HostCache
+from stateline.changelog.racing import raced
 from stateline.changelog.segment import Section, SectionKind, read_directory
 from stateline.changelog.segment_writer import Segments
 from stateline.environment import system_environment
@@ -122,7 +124,8 @@ class Stalling(Elsewhere):
 
 def test_a_late_upload_is_raced_under_a_fresh_name_and_its_result_is_thrown_away():
     store = Stalling("segment-writer-stalls")
-    writer = Segments(store, system_environment(), policy=RetryPolicy.fixed(3, 0.05, 0)).writer()
+    racing = raced(store, RetryPolicy.fixed(3, 0.05, 0), system_environment())
+    writer = Segments(racing, system_environment()).writer()
     handle = add(writer, "a", 1, 2, 3)
     placed = writer.finish().of(handle)
     assert len(set(store.names)) == 2
@@ -134,26 +137,30 @@ def test_a_late_upload_is_raced_under_a_fresh_name_and_its_result_is_thrown_away
     MemoryStore.forget("segment-writer-stalls")
 
 
-def test_an_upload_that_fails_is_repeated_and_one_that_fails_for_good_raises():
-    class Failing(Elsewhere):
-        left = 2
-
+def test_a_slow_upload_is_never_given_up_for_being_late():
+    class Slow(Elsewhere):
         def put_all_if_absent(self, name, pieces):
-            self.left -= 1
-            if self.left >= 0:
-                raise UnavailableError("no", operation="put", subject=name)
+            time.sleep(0.4)
             return super().put_all_if_absent(name, pieces)
 
-    store = Failing("segment-writer-fails")
-    writer = Segments(store, system_environment(), policy=RetryPolicy.fixed(3, 0.05, 0)).writer()
+    store = Slow("segment-writer-slow")
+    racing = raced(store, RetryPolicy.fixed(3, 0.01, 0), system_environment())
+    writer = Segments(racing, system_environment()).writer()
     handle = add(writer, "a", 1)
     assert rows_at(store, writer.finish().of(handle)) == [1]
-    store.left = 3
-    writer = Segments(store, system_environment(), policy=RetryPolicy.fixed(3, 0.05, 0)).writer()
+    MemoryStore.forget("segment-writer-slow")
+
+
+def test_an_upload_that_fails_raises_what_the_store_says_after_its_own_retries():
+    class Failing(Elsewhere):
+        def put_all_if_absent(self, name, pieces):
+            raise UnavailableError("no", operation="put", subject=name)
+
+    racing = raced(Failing("segment-writer-fails"), RetryPolicy.fixed(3, 0.05, 0), system_environment())
+    writer = Segments(racing, system_environment()).writer()
     add(writer, "a", 1)
     with pytest.raises(UnavailableError):
         writer.finish()
-    MemoryStore.forget("segment-writer-fails")
 
 
 def test_without_racing_an_error_of_the_store_comes_as_it_is(store):
@@ -179,7 +186,9 @@ def test_a_copy_is_kept_at_the_moment_of_the_upload(store, tmp_path):
 def test_the_copy_of_a_raced_upload_has_the_name_of_the_winner(tmp_path):
     store = Stalling("segment-writer-raced-copy")
     cache = HostCache(tmp_path, 10**6, copy_timeout=60)
-    writer = Segments(store, system_environment(), RetryPolicy.fixed(3, 0.05, 0), cache).writer()
+    writer = Segments(
+        raced(store, RetryPolicy.fixed(3, 0.05, 0), system_environment()), system_environment(), cache
+    ).writer()
     handle = add(writer, "a", 1)
     placed = writer.finish().of(handle)
     assert placed.name == store.names[1]
