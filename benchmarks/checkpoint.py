@@ -26,7 +26,7 @@ from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.task import TaskContext, run_subtask
 from stateline.state import aggregate as agg
-from stateline.state.run_cache import OpenRuns
+from stateline.state.open_runs import OpenRuns
 
 KEY_GROUPS = 128
 SUBTASKS = 2

@@ -81,6 +81,8 @@ class SectionHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         length: Bytes of the section.
         crc32c: CRC32C of them.
         data: The bytes, where no object holds them: they travel with the handle.
+        made_as: The place, ``<name>@<offset>``, that it was made for before it travelled inline: under it the host that
+            made it may have a copy.
     """
 
     name: str
@@ -88,6 +90,7 @@ class SectionHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     length: int
     crc32c: int
     data: bytes = b""
+    made_as: str = ""
 
     @property
     def is_inline(self) -> bool:

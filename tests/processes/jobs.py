@@ -28,7 +28,7 @@ from stateline.handles import CommitPoint, ResumePoint
 from stateline.key_groups import KeyGroupRange
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.state.merge import MergeSettings
-from stateline.state.run_cache import OpenRuns
+from stateline.state.open_runs import OpenRuns
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable

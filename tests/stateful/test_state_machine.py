@@ -29,10 +29,10 @@ from stateline.state import keys as keys_module
 from stateline.state import merge as merge_module
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
+from stateline.state.open_runs import OpenRuns
 from stateline.state.rescale import rescale
 from stateline.state.rows import StateRows
 from stateline.state.run import RunSettings
-from stateline.state.run_cache import OpenRuns
 from stateline.state.run_store import RunReader, RunReaderSettings, RunWriter
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import snapshot

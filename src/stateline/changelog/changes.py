@@ -238,6 +238,9 @@ def encode_changes(
 def _cuts(columns: ChangeColumns) -> Iterator[tuple[int, int]]:
     """The half-open row ranges of the blocks: metadata apart, and cut between key groups unless one is very large."""
     rows, groups, offsets = len(columns), columns.key_groups, columns.offsets
+    if rows and columns.size + _ROW_BYTES * rows <= _BLOCK_BYTES_MIN and (groups[0] >= 0 or groups[-1] < 0):
+        yield 0, rows  # What the rest would find, too.
+        return
     metadata = int(np.searchsorted(groups, 0))
     steps = np.append(np.flatnonzero(groups[1:] != groups[:-1]) + 1, rows)
     # Few numbers from here on, one per key group: plain integers are faster than arrays.

@@ -98,8 +98,11 @@ class ChangeColumns:
 
     def split(self, max_bytes: int) -> Iterator[ChangeColumns]:
         """Consecutive slices that weigh at most ``max_bytes`` each, or have one change that is longer."""
-        bounds = self.offsets
-        if self.weight > self.size:
+        bounds, weight = self.offsets, self.weight
+        if weight <= max_bytes and len(self):
+            yield self
+            return
+        if weight > self.size:
             bounds = bounds.copy()
             bounds[1:] += EMPTY_CHANGE_BYTES * np.cumsum(self.offsets[1:] == self.offsets[:-1])
         start = 0
@@ -224,7 +227,7 @@ def _value_columns(values: Any) -> list[tuple[npt.NDArray[np.int64], pa.Buffer]]
         or pa.types.is_binary_view(kind)
     ):
         raise _bad(f"values of type {kind} are not bytes")
-    return [_buffers(pc.cast(values, pa.large_binary()))]
+    return [_buffers(values if pa.types.is_large_binary(values.type) else pc.cast(values, pa.large_binary()))]
 
 
 def _joined(values: Iterable[Buffer]) -> tuple[npt.NDArray[np.int64], pa.Buffer]:

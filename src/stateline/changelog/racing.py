@@ -1,8 +1,8 @@
 """A store whose late requests are raced: a stalled connection costs its timeout, not the caller's time.
 
 Owns when a request is sent once more, which answer counts, and what a failure means while others are under way. Does
-not own what a request does (the store beneath, with the retries of its SDK), nor uploads of large objects, which race
-under fresh names (``put_all_if_absent`` passes through).
+not own what a request does (the store beneath, with the retries of its SDK). Large objects are written by whoever gives
+each attempt a name of its own (:meth:`RacingStore.begin`); ``put_all_if_absent`` by itself is not raced.
 
 Rules:
 - A request that is late is not given up: another one goes beside it, and the first answer counts. So racing never fails
@@ -38,7 +38,7 @@ from stateline.errors import (
 )
 from stateline.handles import Part
 
-__all__ = ["RacingStore", "raced"]
+__all__ = ["Race", "RacingStore", "raced"]
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class RacingStore(StoreDecorator):
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """See :meth:`BlobStore.get_ranges`. Each range races by itself."""
-        races: list[_Race[bytes]] = []
+        races: list[Race[bytes]] = []
         found: list[bytes] = []
         for start, end in ranges:
             if len(races) - len(found) == _RANGES_AT_ONCE:
@@ -178,11 +178,37 @@ class RacingStore(StoreDecorator):
         """See :meth:`BlobStore.read_staged`."""
         return self._race(lambda: self.inner.read_staged(part), size=part.length)
 
+    def begin(
+        self,
+        request: Callable[[], T],
+        discard: Callable[[T], None] | None = None,
+        *,
+        size: int = 0,
+        objects: int = 1,
+    ) -> Race[T]:
+        """Sends the first attempt of any request on the store beneath; others follow while somebody waits for it.
+
+        Args:
+            request: One attempt. It must do no harm if it takes effect at any time, beside others and after them.
+            discard: Gets what an attempt made that was not the first to end.
+            size: Bytes that it moves.
+            objects: Objects that it touches.
+        """
+        shares = 1 + max(size // _BYTES_IN_TIME, objects // _OBJECTS_IN_TIME)
+        race = Race(self._environment, self._executor, self._policy, shares, request, discard)
+        try:
+            race.start()
+        except StatelineError:
+            raise
+        except RuntimeError as error:
+            raise closed_store(self.url) from error
+        return race
+
     # -- races ----------------------------------------------------------------------------------------------------
 
-    def _range(self, name: str, start: int, end: int) -> _Race[bytes]:
+    def _range(self, name: str, start: int, end: int) -> Race[bytes]:
         size = end - start if isinstance(start, int) and isinstance(end, int) else 0  # The store refuses what is none.
-        return self._started(lambda: self.inner.get_range(name, start, end), None, size, 1)
+        return self.begin(lambda: self.inner.get_range(name, start, end), size=size)
 
     def _race(
         self,
@@ -192,23 +218,10 @@ class RacingStore(StoreDecorator):
         size: int = 0,
         objects: int = 1,
     ) -> T:
-        return self._started(request, discard, size, objects).answer()
-
-    def _started(
-        self, request: Callable[[], T], discard: Callable[[T], None] | None, size: int, objects: int
-    ) -> _Race[T]:
-        shares = 1 + max(size // _BYTES_IN_TIME, objects // _OBJECTS_IN_TIME)
-        race = _Race(self._environment, self._executor, self._policy, shares, request, discard)
-        try:
-            race.start()
-        except StatelineError:
-            raise
-        except RuntimeError as error:
-            raise closed_store(self.url) from error
-        return race
+        return self.begin(request, discard, size=size, objects=objects).answer()
 
 
-class _Race(Generic[T]):
+class Race(Generic[T]):
     """One request over all its attempts."""
 
     def __init__(

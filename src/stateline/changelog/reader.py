@@ -21,9 +21,8 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +32,11 @@ from stateline.blob.api import BlobStore
 from stateline.blob.checksum import crc32c
 from stateline.changelog.api import StateChange
 from stateline.changelog.block import END_OF_STREAM, SCHEMA, SCHEMA_MESSAGE, decode_block
-from stateline.changelog.cache import HostCache
 from stateline.changelog.changes import BlockEntry, ChangesTable, decode_table
 from stateline.changelog.handle import ChangelogHandle, SegmentHandle
+from stateline.changelog.host_cache import HostCache
 from stateline.changelog.metrics import ChangelogMetrics
+from stateline.changelog.section_reader import SectionReader
 from stateline.environment import Environment, Executor, Monitor, system_environment
 from stateline.errors import CorruptDataError, DataLossError, InvalidInputError, NotFoundError
 from stateline.key_groups import KeyGroupRange
@@ -102,8 +102,8 @@ class ChangelogReader:
 
     Args:
         store: The objects.
-        local: Copies of them on this host, which are tried first.
-        cache: Downloads shared on this host, tried next.
+        cache: Copies of them on this host, which are tried first.
+        downloaded: Downloads shared on this host, tried next.
         num_threads: Segments that are fetched ahead.
         downloads: The threads for that, which others may use, too; by default some of its own.
         metrics: Where to count.
@@ -114,20 +114,16 @@ class ChangelogReader:
         self,
         store: BlobStore,
         *,
-        local: BlobStore | None = None,
         cache: HostCache | None = None,
+        downloaded: HostCache | None = None,
         num_threads: int = 4,
         downloads: Downloads | None = None,
         metrics: ChangelogMetrics | None = None,
         environment: Environment | None = None,
     ) -> None:
         environment = environment or system_environment()
-        self._sources: list[_Source] = []
-        if local is not None:
-            self._sources.append(_StoreSource(local, optional=True))
-        if cache is not None:
-            self._sources.append(_CacheSource(cache))
-        self._sources.append(_StoreSource(store, optional=False))
+        self._store = store
+        self._sections = SectionReader(store, cache, downloaded)
         self._num_threads = num_threads
         self._metrics = metrics or ChangelogMetrics()
         self._executors = environment.executors
@@ -219,24 +215,14 @@ class ChangelogReader:
         return self._from_sources(loaded.segment, lambda fetch: _fetch_run(loaded.segment, loaded.table, run, fetch))
 
     def _from_sources(self, segment: SegmentHandle, read: Callable[[Fetch], T]) -> T:
-        """What ``read`` makes of the first source that has its bytes undamaged."""
-        for source in self._sources:
-            try:
-                with source.opened(segment.name) as fetch:
-                    result = read(self._counted(fetch))
-            except NotFoundError as error:
-                if not source.is_optional:
-                    raise _gone(segment) from error
-            except (OSError, ValueError) as error:  # ValueError: such as a file where the folder of copies should be.
-                if not source.is_optional:
-                    raise
-                self._metrics.counter("local_read_fallbacks").increment()
-                if isinstance(error, CorruptDataError):
-                    source.drop(segment.name)
-            else:
-                self._metrics.counter("local_reads").increment(int(source.is_optional))
-                return result
-        raise _gone(segment)
+        """What ``read`` makes of the nearest place that has its bytes undamaged."""
+        try:
+            near = self._sections.near(segment, lambda buffer: read(self._counted(_ranges_of(buffer, segment))))
+            if near is not None:
+                return near
+            return read(self._counted(lambda start, end: self._store.get_range(segment.name, start, end)))
+        except NotFoundError as error:
+            raise _gone(segment) from error
 
     def _counted(self, fetch: Fetch) -> Fetch:
         def counted(start: int, end: int) -> bytes:
@@ -294,57 +280,21 @@ class _Slot:
         return self._load() if self._loaded is None else self._loaded
 
 
-class _Source(Protocol):
-    """A place where the bytes of an object may be."""
+def _ranges_of(buffer: pa.Buffer, segment: SegmentHandle) -> Fetch:
+    """Fetches from the bytes of a segment; counts from the first byte of its object."""
 
-    is_optional: bool
-    """Whether another source has the same bytes."""
+    def fetch(start: int, end: int) -> bytes:
+        start, end = start - segment.offset, end - segment.offset
+        if end > buffer.size:
+            raise CorruptDataError(
+                f"it ends at {buffer.size}, before byte {end}",
+                operation="read",
+                subject=segment.name,
+                hint="The object is damaged: restore it, or go back to an older checkpoint",
+            )
+        return bytes(buffer.slice(start, end - start))
 
-    def opened(self, name: str) -> AbstractContextManager[Fetch]:
-        """A function that fetches half-open ranges of the object; ``NotFoundError`` if it is not here."""
-        ...
-
-    def drop(self, name: str) -> None:
-        """Deletes a damaged copy."""
-        ...
-
-
-class _StoreSource:
-    """Ranged reads from a store."""
-
-    def __init__(self, store: BlobStore, *, optional: bool) -> None:
-        self.is_optional = optional
-        self._store = store
-
-    @contextmanager
-    def opened(self, name: str) -> Iterator[Fetch]:
-        yield lambda start, end: self._store.get_range(name, start, end)
-
-    def drop(self, name: str) -> None:
-        with suppress(OSError):
-            self._store.delete([name])
-
-
-class _CacheSource:
-    """Reads from downloads."""
-
-    is_optional = True
-
-    def __init__(self, cache: HostCache) -> None:
-        self._cache = cache
-
-    @contextmanager
-    def opened(self, name: str) -> Iterator[Fetch]:
-        cached = self._cache.acquire(name)
-        if cached is None:
-            raise NotFoundError("it cannot be cached", operation="read", subject=name)
-        try:
-            yield cached.read
-        finally:
-            self._cache.release(cached)
-
-    def drop(self, name: str) -> None:
-        self._cache.drop(name)
+    return fetch
 
 
 def _load(segment: SegmentHandle, wanted: KeyGroupRange, fetch: Fetch) -> _Loaded:

@@ -21,12 +21,9 @@ from stateline.environment import Cancellable, Clock, Environment, Executor, exe
 from stateline.errors import ClosedError, ErrorKind, StatelineError, UnavailableError, chain_of
 from stateline.options import check_kind, parse_int
 
-__all__ = ["Pledge", "RetryingExecutor", "closed_uploads", "shared_uploads"]
+__all__ = ["Pledge", "RetryingExecutor", "closed_uploads"]
 
 _LOG: Final = logging.getLogger(__name__)
-
-_SHARED_THREADS: Final = 8
-"""Attempts of one process that run at the same time, over all its short tasks."""
 
 
 class RetryingExecutor:
@@ -188,15 +185,6 @@ class _Upload:
         self.action = action
         self.future: Future[Any] = Pledge()
         self.first_start: float | None = None
-
-
-@functools.lru_cache(maxsize=4)
-def shared_uploads(environment: Environment) -> RetryingExecutor:
-    """The one executor of this process and world, for callers that live too briefly to have threads of their own.
-
-    Its threads start when there is something to do, and end when there has been nothing for a while. Nobody closes it.
-    """
-    return RetryingExecutor(_SHARED_THREADS, environment=environment)
 
 
 class Pledge(Future[Any]):

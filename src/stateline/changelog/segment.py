@@ -1,6 +1,6 @@
 """The format of a segment, version 1: sections of many writers and states in one object, and a directory of them.
 
-This module owns the layout of the object. ``frame`` owns the bytes of changes, ``stateline.state.run`` those of runs,
+This module owns the layout of the object. ``changes`` owns the bytes of changes, ``stateline.state.run`` those of runs,
 ``stateline.files.pending`` those of rows. None owns names, stores or retries. This page is generated into the
 documentation; with the pages of the sections it is all that another implementation needs.
 
@@ -47,9 +47,10 @@ object up to the directory, and any number that contradicts another one, before 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 from typing import Final, NoReturn
 
 import pyarrow as pa
@@ -81,6 +82,7 @@ SECTION_ALIGNMENT: Final = 64
 """Sections begin at multiples of so many bytes."""
 
 _ZEROS: Final = bytes(SECTION_ALIGNMENT)
+_END_OF_STREAM: Final = bytes.fromhex("ffffffff00000000")
 _MAGIC: Final = b"SLSG"
 _TRAILER: Final = struct.Struct("<QH6sI4s")
 _CHECKED_TRAILER_BYTES: Final = 16
@@ -102,6 +104,7 @@ _SCHEMA: Final = pa.schema(
         )
     ]
 )
+_SCHEMA_MESSAGE: Final = _SCHEMA.serialize().to_pybytes()
 
 
 class SectionKind(StrEnum):
@@ -198,17 +201,33 @@ def encode_segment(sections: Sequence[Section]) -> EncodedSegment:
     return EncodedSegment((*pieces, tail), position + len(tail), tuple(offsets))
 
 
-def _encode_directory(sections: Sequence[Section], offsets: Sequence[int]) -> memoryview:
+def _encode_directory(sections: Sequence[Section], offsets: Sequence[int]) -> bytes:
     columns = [
-        pa.array(
-            offsets if name == "offset" else [getattr(section, name) for section in sections], _SCHEMA.field(name).type
-        )
-        for name in _SCHEMA.names
+        _texts([section.kind for section in sections]),
+        _texts([section.owner for section in sections]),
+        _numbers("q", [section.number for section in sections]),
+        _numbers("q", offsets),
+        _numbers("q", [section.length for section in sections]),
+        _numbers("I", [section.crc32c for section in sections]),
+        _numbers("q", [section.head_length for section in sections]),
     ]
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, _SCHEMA) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
-    return memoryview(sink.getvalue())
+    arrays = [
+        pa.Array.from_buffers(field.type, len(sections), [None, *map(pa.py_buffer, buffers)])
+        for field, buffers in zip(_SCHEMA, columns, strict=True)
+    ]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+    return b"".join((_SCHEMA_MESSAGE, memoryview(batch.serialize()), _END_OF_STREAM))
+
+
+def _texts(values: Iterable[str]) -> tuple[bytes, bytes]:
+    """The buffers of a column. Not by ``pa.array``: its first call imports pandas, if it can."""
+    texts = [value.encode() for value in values]
+    ends = accumulate(map(len, texts))
+    return struct.pack(f"<{1 + len(texts)}i", 0, *ends), b"".join(texts)
+
+
+def _numbers(layout: str, values: Sequence[int]) -> tuple[bytes]:
+    return (struct.pack(f"<{len(values)}{layout}", *values),)
 
 
 def read_directory(store: BlobStore, name: str) -> tuple[DirectoryEntry, ...]:

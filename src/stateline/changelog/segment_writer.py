@@ -13,8 +13,8 @@ Rules:
 - Whatever was added lies in **one** object, unless it is more than :attr:`SegmentSettings.segment_bytes`: then several,
   each of which is on its way while the next one is being filled, at most :data:`_ON_THEIR_WAY` at a time. So memory is
   bounded, and uploads overlap with the work that makes the next sections.
-- An attempt that is later than the timeout is raced by another one, under a fresh name: the first answer wins, the
-  loser is garbage that the sweep finds. A name is never used for two attempts.
+- Where the store races, an attempt that is late is raced by another one, under a fresh name: the first answer wins, and
+  a loser is deleted, or is garbage that the sweep finds. A name is never used for two attempts.
 - Sections that take no more than ``inline_bytes`` together become no object: their handles carry them.
 - A copy for this host is kept at the moment of the upload, which never fails it.
 """
@@ -22,26 +22,23 @@ Rules:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
-from stateline.blob.api import BlobStore, Buffer
-from stateline.changelog.retry import RetryingExecutor
+from stateline.blob.api import BlobStore
+from stateline.changelog.host_cache import Extent, HostCache
+from stateline.changelog.racing import Race, RacingStore
 from stateline.changelog.segment import SECTION_ALIGNMENT, EncodedSegment, Section, encode_segment
-from stateline.changelog.upload_table import RetryPolicy
 from stateline.environment import Environment, Ids
-from stateline.errors import InternalError, StatelineError
+from stateline.errors import InternalError
 from stateline.handles import SectionHandle
 
 __all__ = [
     "SEGMENTS_PREFIX",
     "SEGMENT_SUFFIX",
     "Placement",
-    "Racing",
-    "SectionCopies",
     "SegmentWriter",
     "Segments",
     "segment_name",
@@ -57,27 +54,6 @@ SEGMENT_SUFFIX: Final = ".segment"
 
 _ON_THEIR_WAY: Final = 2
 _SEGMENT_BYTES: Final = 64 * 1024 * 1024
-
-
-class SectionCopies(Protocol):
-    """Copies on this host's disk; see ``host_cache``."""
-
-    def keep(self, handle: SectionHandle, store_url: str, pieces: Sequence[Buffer]) -> None:
-        """Keeps a section that was just written. Never fails, and never waits long."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Racing:
-    """How late attempts are raced.
-
-    Attributes:
-        executor: Where attempts run.
-        policy: When the next one starts, and how many there are.
-    """
-
-    executor: RetryingExecutor
-    policy: RetryPolicy
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,7 +74,7 @@ class Placement:
         """The handle as it is now; one that the writer did not make stays as it is."""
         data = self.inline.get((handle.name, handle.offset))
         if data is not None:
-            return replace(handle, name="", offset=0, data=data)
+            return replace(handle, name="", offset=0, data=data, made_as=f"{handle.name}@{handle.offset}")
         name = self.names.get(handle.name, handle.name)
         return handle if name == handle.name else replace(handle, name=name)
 
@@ -108,17 +84,15 @@ class Segments:
     """Where the segments of a checkpoint root go, and how.
 
     Attributes:
-        store: The store of the root.
-        environment: Ids for names, and monitors.
-        racing: How late attempts are raced; ``None``: one attempt, in the caller's thread, for a store on this host.
-        copies: Where to keep copies; ``None`` for none.
+        store: The store of the root; a :class:`RacingStore` races late uploads.
+        environment: Ids for names.
+        copies: Where to keep copies of what goes to a store that is not this host's disk; ``None`` for none.
         segment_bytes: Above so many bytes in memory a segment is uploaded, and another one begun.
     """
 
     store: BlobStore
     environment: Environment
-    racing: Racing | None = None
-    copies: SectionCopies | None = None
+    copies: HostCache | None = None
     segment_bytes: int = _SEGMENT_BYTES
 
     def writer(self, inline_bytes: int = 0) -> SegmentWriter:
@@ -132,12 +106,11 @@ class SegmentWriter:
     def __init__(self, segments: Segments, inline_bytes: int) -> None:
         self.environment = segments.environment
         self._store = segments.store
-        self._racing = segments.racing
-        self._copies = segments.copies
         self._inline_bytes = inline_bytes
         self._segment_bytes = segments.segment_bytes
         self._uploads: list[_Upload] = []
         self._name = segment_name(self.environment.ids)
+        self._copies = segments.copies if segments.store.local_path(self._name) is None else None
         self._sections: list[Section] = []
         self._handles: list[SectionHandle] = []
         self._end = 0
@@ -174,7 +147,10 @@ class SegmentWriter:
         inline: dict[tuple[str, int], bytes] = {}
         if not self._uploads and sum(section.length for section in self._sections) <= self._inline_bytes:
             for handle, section in zip(self._handles, self._sections, strict=True):
-                inline[handle.name, handle.offset] = b"".join(section.pieces)
+                data = inline[handle.name, handle.offset] = b"".join(section.pieces)
+                if self._copies is not None:
+                    extents = [Extent(0, data)]
+                    self._copies.save(self._store.url, handle.name, handle.offset, handle.length, extents)
         elif self._sections:
             self._flush()
         names = {upload.name: upload.result() for upload in self._uploads}
@@ -187,79 +163,79 @@ class SegmentWriter:
         encoded = encode_segment(self._sections)
         if encoded.offsets != tuple(handle.offset for handle in self._handles):
             raise InternalError("sections are not where their handles say", operation="write", subject=self._name)
-        upload = _Upload(self._store, self._name, encoded, self.environment)
-        upload.start(self._racing)
-        self._uploads.append(upload)
-        if self._copies is not None:
-            for handle, section in zip(self._handles, self._sections, strict=True):
-                self._copies.keep(handle, self._store.url, section.pieces)
+        self._uploads.append(_Upload(self._store, self._name, encoded, self.environment, self._copies))
         self._name = segment_name(self.environment.ids)
         self._sections, self._handles, self._end = [], [], 0
 
 
 class _Upload:
-    """One segment on its way. An action of a :class:`RetryingExecutor`: attempts share nothing but its bytes."""
+    """One segment on its way. Attempts share nothing but its bytes."""
 
-    def __init__(self, store: BlobStore, name: str, encoded: EncodedSegment, environment: Environment) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        name: str,
+        encoded: EncodedSegment,
+        environment: Environment,
+        copies: HostCache | None,
+    ) -> None:
         self.name = name
         self.size = encoded.size
-        self._store = store
+        self._unused = [name]
         self._pieces = encoded.pieces
-        self._environment = environment
-        self._monitor = environment.executors.monitor()
-        self._is_named = False
-        self._future: Future[Any] | None = None
+        self._ids = environment.ids
+        self._store = store
         self._won = name
-
-    def start(self, racing: Racing | None) -> None:
-        """Starts the first attempt, or makes the only one."""
-        if racing is None:
-            self.complete(self.try_execute())
-        else:
-            self._future = racing.executor.execute(racing.policy, self)
-            self._future.add_done_callback(self._wake)
+        self._copies = copies
+        self._copy = None if copies is None else copies.start(store, name, encoded.pieces)
+        self._race: Race[str] | None = None
+        try:
+            if isinstance(store, RacingStore):
+                self._race = store.begin(self._attempt, self._discard, size=encoded.size)
+            else:
+                self._attempt()
+                self._pieces = ()
+        except BaseException:
+            self._abandon_copy()
+            raise
 
     def result(self) -> str:
-        """Waits for the winner.
+        """Waits for the winner, and a moment for its copy.
 
         Returns:
             The name of the segment.
         """
-        future = self._future
-        if future is None:
-            return self._won
-        with self._monitor:
-            self._monitor.wait_for(future.done)
-        name: str = future.result()
-        return name
+        if self._race is not None:
+            race, self._race = self._race, None
+            try:
+                self._won = race.answer()
+            except BaseException:
+                self._abandon_copy()
+                raise
+            if self._won != self.name and self._copies is not None:
+                self._abandon_copy()
+                self._copy = self._copies.start(self._store, self._won, self._pieces)
+            self._pieces = ()
+        if self._copy is not None:
+            self._copy.wait()
+            self._copy = None
+        return self._won
 
-    def try_execute(self) -> str:
-        """See :meth:`RetriableAction.try_execute`."""
-        with self._monitor:
-            name = segment_name(self._environment.ids) if self._is_named else self.name
-            self._is_named = True
+    def _attempt(self) -> str:
+        try:
+            name = self._unused.pop()
+        except IndexError:
+            name = segment_name(self._ids)
         self._store.put_all_if_absent(name, self._pieces)
         return name
 
-    def discard(self, result: object) -> None:
-        """See :meth:`RetriableAction.discard`: a delete that fails leaves garbage for the sweep."""
-        try:
-            self._store.delete([str(result)])
-        except (StatelineError, OSError):
-            return
+    def _discard(self, name: str) -> None:
+        self._store.delete([name])  # What fails here leaves garbage, which the sweep finds.
 
-    def complete(self, result: object) -> None:
-        """See :meth:`RetriableAction.complete`."""
-        self._won = str(result)
-        self._pieces = ()
-
-    def fail(self, error: BaseException) -> None:  # noqa: ARG002 - the future tells it
-        """See :meth:`RetriableAction.fail`."""
-        self._pieces = ()
-
-    def _wake(self, _: Future[Any]) -> None:
-        with self._monitor:
-            self._monitor.notify_all()
+    def _abandon_copy(self) -> None:
+        if self._copy is not None:
+            self._copy.abandon()
+            self._copy = None
 
 
 def segment_name(ids: Ids) -> str:

@@ -13,12 +13,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from stateline.blob.api import BlobStore
-from stateline.blob.local import LocalStore, LocalStoreSettings
-from stateline.blob.places import check_apart
 from stateline.blob.urls import store_of
 from stateline.changelog.api import AvailabilityProvider, StateChangeUploader, StateChangeUploadScheduler
-from stateline.changelog.cache import HostCache
-from stateline.changelog.local_recovery import COPIES_FOLDER, LocalCopies
+from stateline.changelog.host_cache import HostCache, HostCopies
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.changelog.object_names import check_job_id
 from stateline.changelog.reader import ChangelogReader, Downloads
@@ -75,12 +72,12 @@ class ChangelogStorage:
             environment=self._environment,
         )
         self._copies = self._open_copies()
-        self._checkpoints = None
+        self._copy_registry, checkpoints = None, None
         if self._copies is not None:
-            self._checkpoints = LocalChangelogRegistry(self._copies.store, environment=self._environment)
-        self._ownership = Ownership(
-            self.registry, None if self._copies is None else self._copies.registry, self._checkpoints
-        )
+            place = HostCopies(self._copies, store)
+            self._copy_registry = TaskChangelogRegistry(place, environment=self._environment)
+            checkpoints = LocalChangelogRegistry(place, environment=self._environment)
+        self._ownership = Ownership(self.registry, self._copy_registry, checkpoints)
         self._scheduler = scheduler or self._make_scheduler(uploader)
         self._cache = self._open_cache()
         self._downloads = Downloads(settings.num_download_threads, self._environment)
@@ -193,8 +190,8 @@ class ChangelogStorage:
         self._check_open("create_reader")
         return ChangelogReader(
             self.store,
-            local=None if self._copies is None else self._copies.store,
-            cache=self._cache,
+            cache=self._copies,
+            downloaded=self._cache,
             num_threads=self.settings.num_download_threads,
             downloads=self._downloads,
             metrics=self.metrics,
@@ -212,10 +209,11 @@ class ChangelogStorage:
         self._scheduler.close()
         self._downloads.close()
         self._ownership.close()
-        if self._copies is not None:
-            self._copies.close()
-        if self._cache is not None:
-            self._cache.close()
+        if self._copy_registry is not None:
+            self._copy_registry.close()
+        for cache in (self._copies, self._cache):
+            if cache is not None:
+                cache.close()
         if self._closes_store:
             self.store.close()
 
@@ -245,35 +243,29 @@ class ChangelogStorage:
             metrics=self.metrics,
             environment=self._environment,
         )
-        return remote if self._copies is None else DuplicatingUploader(remote, self._copies)
+        if self._copies is None:
+            return remote
+        return DuplicatingUploader(remote, self._copies, registry=self._copy_registry)
 
-    def _open_copies(self) -> LocalCopies | None:
-        given = self.settings.local_recovery_dir
+    def _open_copies(self) -> HostCache | None:
+        given, settings = self.settings.local_recovery_dir, self.settings
         if given is None:
             return None
-        store = LocalStore(os.path.join(given, COPIES_FOLDER), LocalStoreSettings(fsync=False), self._environment)
-        for place in (LocalStore(given), store):  # Both: the second may be a link.
-            check_apart("local_recovery_dir", place, [self.store])
-        return LocalCopies(
-            store,
-            self.settings.local_recovery_max_bytes,
-            self.settings.local_copy_timeout,
-            metrics=self.metrics,
-            environment=self._environment,
-        )
+        cache = self._host_cache(given, settings.local_recovery_max_bytes, copy_timeout=settings.local_copy_timeout)
+        cache.check_apart([self.store], "local_recovery_dir")
+        return cache
 
     def _open_cache(self) -> HostCache | None:
         """A cache pays only where reading means a request: not for files of this host."""
-        if self.settings.cache_dir is None or self.store.local_path("x") is not None:
+        given, settings = self.settings.cache_dir, self.settings
+        if given is None or self.store.local_path("x") is not None:
             return None
-        return HostCache(
-            self.settings.cache_dir,
-            self.store,
-            self.settings.cache_max_bytes,
-            self.settings.cache_idle_timeout,
-            metrics=self.metrics,
-            environment=self._environment,
-        )
+        cache = self._host_cache(given, settings.cache_max_bytes, idle_seconds=settings.cache_idle_timeout)
+        cache.prepare()
+        return cache
+
+    def _host_cache(self, folder: str, max_bytes: int, **more: float) -> HostCache:
+        return HostCache(folder, max_bytes, metrics=self.metrics, environment=self._environment, **more)
 
     def _check_open(self, operation: str) -> None:
         if self._closed:

@@ -35,7 +35,7 @@ from stateline.options import parse_duration, parse_int, parse_size
 __all__ = ["LIFE", "Attempts", "Event", "QueuedTask", "RetryPolicy", "UploadQueue", "UploadThrottle"]
 
 MAX_BATCH_CHANGE_SETS: Final = 16_384
-"""Change sets in one batch, however small they are: each is a frame of the object."""
+"""Change sets in one batch, however small they are: each is a section of the object."""
 
 
 State: TypeAlias = Literal["queued", "in flight", "racing", "done", "failed"]

@@ -17,23 +17,25 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stateline.blob.api import BlobStore, Buffer
+from stateline.blob.api import BlobStore, Buffer, ObjectInfo
+from stateline.blob.instrumented import StoreDecorator
 from stateline.blob.places import check_apart
 from stateline.blob.urls import store_of
 from stateline.changelog.api import UploadResult, UploadTasksResult
 from stateline.changelog.block import Compression
 from stateline.changelog.change_set import StateChangeSet
 from stateline.changelog.changes import ChangesTable
+from stateline.changelog.copier import Copier
 from stateline.changelog.handle import SegmentHandle
-from stateline.changelog.local_recovery import LocalCopies
+from stateline.changelog.host_cache import HostCache, HostCopies
 from stateline.changelog.metrics import ChangelogMetrics
-from stateline.changelog.object_names import object_prefix
+from stateline.changelog.object_names import is_object_name, object_prefix
 from stateline.changelog.registry import TaskChangelogRegistry
 from stateline.changelog.segment import encode_segment
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.upload_task import UploadTask
 from stateline.environment import Environment, system_environment
-from stateline.errors import OutcomeUnknownError, StatelineError
+from stateline.errors import OutcomeUnknownError, StatelineError, StorageFullError
 from stateline.options import check_kind
 
 __all__ = ["BlobUploader", "ChangelogObject", "DuplicatingUploader", "gather", "without_encoding_room"]
@@ -178,47 +180,84 @@ class DuplicatingUploader:
         remote: The uploader that counts.
         local: The copies, or where they go: a store, its URL, or an uploader to it. Those get the default bound and
             timeout.
+        registry: Tracks the copies; by default one of its own, which is closed with the uploader.
 
     Raises:
         InvalidInputError: ``remote`` is another kind of uploader, whose bytes nobody else sees, or ``local`` is no
             place, or not one apart from the remote store.
     """
 
-    def __init__(self, remote: BlobUploader, local: LocalCopies | BlobUploader | BlobStore | str) -> None:
+    def __init__(
+        self,
+        remote: BlobUploader,
+        local: HostCache | BlobUploader | BlobStore | str,
+        *,
+        registry: TaskChangelogRegistry | None = None,
+    ) -> None:
         check_kind(remote, BlobUploader, "remote")
-        if not isinstance(local, LocalCopies):
+        if isinstance(local, HostCache):
+            local.check_apart([remote.store], "local")
+            self._copier = local.copier
+            self._place: BlobStore = HostCopies(local, remote.store)
+        else:
             store = local.store if isinstance(local, BlobUploader) else store_of(local)
+            check_apart("local", store, [remote.store])
             defaults = ChangelogSettings()
-            local = LocalCopies(store, defaults.local_recovery_max_bytes, defaults.local_copy_timeout)
-        check_apart("local", local.store, [remote.store])
+            self._copier = Copier(defaults.local_copy_timeout, ChangelogMetrics(), system_environment())
+            self._place = _BoundedCopies(store, defaults.local_recovery_max_bytes)
         self._remote = remote
-        self._local = local
+        self._owns_registry = registry is None
+        self._registry = registry or TaskChangelogRegistry(self._place)
 
     def upload(self, tasks: Collection[UploadTask]) -> UploadTasksResult:
         """See :meth:`StateChangeUploader.upload`."""
         if not tasks:
             return UploadTasksResult()
         made = self._remote.build(tasks)
-        copy = self._local.start(made.name, made.pieces, made.size)
+        copy = self._copier.start(self._place, made.name, made.pieces)
         try:
             self._remote.write(made)
         except BaseException:
             copy.abandon()
             raise
-        if not copy.wait(made.change_sets):
+        if not copy.wait():
+            copy.abandon()
             return UploadTasksResult(made.results)
+        self._registry.start_tracking(_AnyHandle(made.name), made.change_sets)
         return UploadTasksResult({task: [_with_local(one) for one in many] for task, many in made.results.items()})
 
     def discard(self, result: UploadTasksResult) -> None:
         """See :meth:`StateChangeUploader.discard`. The local copy goes too."""
         self._remote.discard(result)
         for name in dict.fromkeys(handle.name for handle in result.handles()):
-            self._local.registry.discard(_AnyHandle(name))
+            self._registry.discard(_AnyHandle(name))
 
     def close(self) -> None:
         """See :meth:`StateChangeUploader.close`."""
         self._remote.close()
-        self._local.close()
+        self._copier.close()
+        if self._owns_registry:
+            self._registry.close()
+
+
+class _BoundedCopies(StoreDecorator):
+    """A store that somebody gave for copies, of which the oldest go first. A host's disk has a :class:`HostCache`."""
+
+    def __init__(self, store: BlobStore, max_bytes: int) -> None:
+        super().__init__(store)
+        self._max_bytes = max_bytes
+
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+        room = sum(map(len, pieces))
+        found = sorted((info.modified_at, info.name, info.size) for info in self.list("") if is_object_name(info.name))
+        excess = sum(size for _, _, size in found) + room - self._max_bytes
+        if room > self._max_bytes:
+            raise StorageFullError(f"{room} bytes are more than {self._max_bytes}", operation="copy", subject=name)
+        for _, oldest, size in found:
+            if excess > 0:
+                self.delete([oldest])
+                excess -= size
+        return self.inner.put_all_if_absent(name, pieces)
 
 
 def _encoding_threads(settings: ChangelogSettings) -> int:

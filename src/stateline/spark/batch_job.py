@@ -4,8 +4,8 @@ Owns the way from a DataFrame to tasks and back. Does not own what a task does (
 
 Facts:
 - The subtask is computed in the JVM from ``xxhash64`` of the key, which equals
-  :func:`stateline.key_groups.stable_hash`, and
-  ``repartitionById`` (Spark 4.1) sends the row to exactly that partition: partition ``i`` is subtask ``i``.
+  :func:`stateline.key_groups.stable_hash`, and the row is sent to exactly that partition: partition ``i`` is subtask
+  ``i``, on the host where it was before (``anchor``).
 - A partition without rows still runs its task, so that files can roll by age and state can be merged.
 - Spark may run a task more than once, at once or later. Each attempt makes its own objects; one result per subtask
   comes back, of an attempt that ended.
@@ -24,20 +24,21 @@ import msgspec
 import pyarrow as pa
 
 from stateline.blob import BlobStore, open_store
+from stateline.changelog.host_cache import HostCache
 from stateline.changelog.racing import raced
 from stateline.changelog.upload_table import RetryPolicy
 from stateline.environment import Environment, system_environment
 from stateline.errors import InternalError
+from stateline.spark.anchor import Anchor
 from stateline.spark.coordinator import Batch, SubtaskResult, SubtaskTask
 from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN, WINDOW_START, EventTimeWatch, WindowPlan
-from stateline.spark.initial_state import SUBTASK_COLUMN, with_initial_rows
+from stateline.spark.initial_state import with_initial_rows
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.stream_columns import column_of
 from stateline.spark.task import HASH_COLUMN, OperatorProgram, TaskContext, run_subtask
 from stateline.spark.task_errors import noted, rebuilt
 from stateline.spark.upstream_state import computed
 from stateline.spark.worker_process import freeze_imports
-from stateline.state.run_cache import RunCache
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -70,6 +71,7 @@ class BatchJob:
         self._initial = dict(initial or {})
         self._programs = dict(programs)
         self._operators = {operator.name: operator for operator in plan.operators}
+        self._anchors = {name: Anchor(f"{plan.root_url} {name}", plan.parallelism) for name in programs}
 
     def __call__(self, batch: Batch[DataFrame], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
         """Runs all ``tasks`` over rows that are :meth:`narrowed`, and returns one result for each."""
@@ -88,6 +90,11 @@ class BatchJob:
             rows = reduce(lambda left, right: left.union(right), frames).collect()
         results = [msgspec.msgpack.decode(bytes(row[0]), type=SubtaskResult) for row in rows]
         return _one_each(tasks, results, functions)
+
+    def close(self) -> None:
+        """Lets go of what Spark keeps for the query. Idempotent."""
+        for anchor in self._anchors.values():
+            anchor.close()
 
     def narrowed(self, rows: DataFrame) -> DataFrame:
         """The rows of a stream with what its operators need of them, and nothing else.
@@ -123,24 +130,18 @@ class BatchJob:
         from pyspark.sql import functions  # noqa: PLC0415 - this module must load without pyspark
 
         plan, program = self._plan, self._programs[name]
-        hashed = _hash(program)
+        hashed = HASH_COLUMN if initial is not None or program.wants_hash else _hash(program)
         if initial is not None:
-            return (
-                with_initial_rows(
-                    rows.selectExpr(*map(_quoted, program.input_columns)),
-                    initial,
-                    functions.expr(hashed).alias(HASH_COLUMN),
-                    functions.expr(subtask_expression(hashed, plan.parallelism, plan.max_parallelism)),
-                    event_time=None if plan.watermark is None else plan.watermark.column,
-                )
-                .repartitionById(plan.parallelism, SUBTASK_COLUMN)
-                .drop(SUBTASK_COLUMN)
+            rows = with_initial_rows(
+                rows.selectExpr(*map(_quoted, program.input_columns)),
+                initial,
+                functions.expr(_hash(program)).alias(HASH_COLUMN),
+                event_time=None if plan.watermark is None else plan.watermark.column,
             )
-        sent = rows if len(self._programs) == 1 else self._sent(rows, name)
-        subtask = subtask_expression(
-            HASH_COLUMN if program.wants_hash else hashed, plan.parallelism, plan.max_parallelism
-        )
-        return sent.repartitionById(plan.parallelism, functions.expr(subtask))
+        elif len(self._programs) > 1:
+            rows = self._sent(rows, name)
+        subtask = subtask_expression(hashed, plan.parallelism, plan.max_parallelism)
+        return self._anchors[name].partitioned(rows, subtask)
 
 
 def _hash(program: OperatorProgram) -> str:
@@ -267,8 +268,8 @@ def _process_environment() -> Environment:
 
 
 @cache
-def _process_cache(folder: str, bytes_max: int) -> RunCache:
-    return RunCache(folder, bytes_max, _process_environment())
+def _process_cache(folder: str, bytes_max: int) -> HostCache:
+    return HostCache(folder, bytes_max, environment=_process_environment())
 
 
 def _process_store(plan: PipelinePlan, url: str, options: Mapping[str, str]) -> BlobStore:

@@ -15,7 +15,7 @@ One batch ``b``; its checkpoint gets the id that follows the newest one::
        discard their pieces           by exact name, before the batch is acknowledged
        deliver rows                   to functions of the user's own, under a key that never changes
        mark it published              so that files which a consumer has moved away since are not missed
-       retain                         keep the newest records and all they reach
+       retain                         keep the newest records and all they reach; beside the next batch
 
 A crash anywhere is answered by starting again: before 3 nothing has happened (garbage for the sweep), after 3 step 4 is
 repeated for the newest record, by whichever driver comes next. ``abort`` does not exist.
@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -53,6 +54,7 @@ from stateline.spark.open_files import FinishFiles, due_files, files_by_subtask,
 from stateline.spark.plan import PipelinePlan
 from stateline.spark.starting import check_start, first_checkpoint
 from stateline.spark.subtask_results import gathered, max_event_time, summed_metrics
+from stateline.spark.upkeep import Upkeep
 from stateline.state.rescale import rescale
 
 __all__ = [
@@ -168,7 +170,7 @@ class MicroBatchCoordinator(Generic[D]):
         run_subtasks: Runs the subtasks of a batch.
         environment: Clock for ages, ids for nonces.
         deliver: Hands over rows that a checkpoint delivers; called after the checkpoint exists, until it returns.
-        segments: Where sections go that came inline and are too many for a record; by default, the root as it is.
+        upkeep: Where old checkpoints are let go beside the next batch; ``None`` for within their own.
     """
 
     def __init__(
@@ -179,7 +181,7 @@ class MicroBatchCoordinator(Generic[D]):
         run_subtasks: SubtaskRunner[D],
         environment: Environment,
         deliver: Callable[[Delivery], None] | None = None,
-        segments: Segments | None = None,
+        upkeep: Upkeep | None = None,
     ) -> None:
         check_parallelism(plan.parallelism, plan.max_parallelism)
         self._plan = plan
@@ -189,7 +191,8 @@ class MicroBatchCoordinator(Generic[D]):
         self._run_subtasks = run_subtasks
         self._environment = environment
         self._deliver = deliver
-        self._segments = segments or Segments(checkpoints.store, environment)
+        self._upkeep = upkeep
+        self._segments = Segments(checkpoints.store, environment)
         self._newest: Checkpoint | None = None
         self._started = False
         self._is_published = True
@@ -396,19 +399,29 @@ class MicroBatchCoordinator(Generic[D]):
         return BatchReport(checkpoint=record, replayed=False, metrics=metrics)
 
     def _commit(self, record: Checkpoint) -> dict[str, float]:
-        """Steps 3 and 4; the seconds they took."""
+        """Steps 3 and 4; the seconds they took.
+
+        What the last batch left to be done beside this one is done, or has failed, before this one is decided.
+        """
         clock = self._environment.clock
+        came = clock.monotonic()
+        if self._upkeep is not None:
+            self._upkeep.settle()
         began = clock.monotonic()
         self._checkpoints.publish(record)
         decided = clock.monotonic()
         self._newest, self._is_published = record, False
         self._publish(record)
         published = clock.monotonic()
-        self._checkpoints.retain(self._plan.retained_checkpoints)
+        retain = partial(self._checkpoints.retain, self._plan.retained_checkpoints)
+        if self._upkeep is None:
+            retain()
+        else:
+            self._upkeep.begin(retain)
         return {
             "record_seconds": decided - began,
             "publish_seconds": published - decided,
-            "retain_seconds": clock.monotonic() - published,
+            "retain_seconds": clock.monotonic() - published + began - came,
         }
 
     # -- step 2: tasks --------------------------------------------------------------------------------------------

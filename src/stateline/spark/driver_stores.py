@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Self
 
 from stateline.blob import BlobStore, open_store
+from stateline.changelog.host_cache import HostCache
 from stateline.changelog.racing import raced
 from stateline.environment import Environment
 from stateline.spark.plan import PipelinePlan
-from stateline.state.run_cache import RunCache
 
 __all__ = ["DriverStores"]
 
@@ -52,7 +52,7 @@ class DriverStores:
             },
         )
         if plan.local_copies:
-            copies = RunCache(plan.local_copies, plan.local_copies_bytes, environment)
+            copies = HostCache(plan.local_copies, plan.local_copies_bytes, environment=environment)
             copies.check_apart([stores.root, *stores.outputs.values()], "local_copies")
         return stores
 

@@ -16,14 +16,12 @@ from stateline.spark.stream_columns import StreamColumns
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["INITIAL_COLUMN", "INPUT_COLUMN", "SUBTASK_COLUMN", "InitialRows", "initial_rows", "with_initial_rows"]
+__all__ = ["INITIAL_COLUMN", "INPUT_COLUMN", "InitialRows", "initial_rows", "with_initial_rows"]
 
 INPUT_COLUMN: Final = "__input"
 """The input row, as a struct; null in an initial row."""
 INITIAL_COLUMN: Final = "__initial"
 """The initial row, as a struct; null in an input row."""
-SUBTASK_COLUMN: Final = "__subtask"
-"""The subtask that owns the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ def initial_rows(initial: Any, keys: Sequence[str]) -> InitialRows | None:
 
 
 def with_initial_rows(
-    rows: DataFrame, initial: DataFrame, hashed: Column, subtask: Column, *, event_time: str | None = None
+    rows: DataFrame, initial: DataFrame, hashed: Column, *, event_time: str | None = None
 ) -> DataFrame:
     """Input rows and initial rows together.
 
@@ -73,17 +71,16 @@ def with_initial_rows(
         rows: The input.
         initial: The initial state.
         hashed: The hash of the key, named as tasks expect it.
-        subtask: The subtask that owns the key.
         event_time: A column of the input to carry beside it; null in initial rows.
 
     Returns:
-        Columns :data:`INPUT_COLUMN`, :data:`INITIAL_COLUMN`, the hash, :data:`SUBTASK_COLUMN`, the event time.
+        Columns :data:`INPUT_COLUMN`, :data:`INITIAL_COLUMN`, the hash, the event time.
     """
     from pyspark.sql import functions  # noqa: PLC0415 - this module must load without pyspark
 
     def packed(frame: DataFrame, name: str, beside: Sequence[Column]) -> DataFrame:
         row = functions.struct(*map(quoted, frame.columns))
-        return frame.select(row.alias(name), hashed, subtask.alias(SUBTASK_COLUMN), *beside)
+        return frame.select(row.alias(name), hashed, *beside)
 
     def quoted(column: str) -> Column:
         return functions.col(f"`{column.replace('`', '``')}`")

@@ -33,6 +33,7 @@ from stateline.spark.query import PipelineQuery
 from stateline.spark.spark_folder import make_spark_folder, spark_folder
 from stateline.spark.stream_checks import check_hidden
 from stateline.spark.task import OperatorProgram
+from stateline.spark.upkeep import Upkeep
 
 __all__ = ["Pipeline"]
 
@@ -124,10 +125,10 @@ class Pipeline:
         narrowed = job.narrowed(self._df)
         writer = _writer(narrowed, spark_checkpoint, chosen, query_name)  # Before anything is done in the root.
         environment = system_environment()
-        stores = DriverStores.open(plan, environment)
+        stores, upkeep = DriverStores.open(plan, environment), Upkeep(environment)
         try:
-            make_coordinator = partial(self._coordinator, plan, job, stores, environment)
-            run = PipelineRun(plan, narrowed, stores, make_coordinator, environment)
+            make_coordinator = partial(self._coordinator, plan, job, stores, upkeep, environment)
+            run = PipelineRun(plan, narrowed, stores, upkeep, make_coordinator, environment, job.close)
             read = self._check_follows(run.coordinator, spark_checkpoint)
             if is_below and run.coordinator.newest is None:
                 make_spark_folder(stores.root)
@@ -154,7 +155,7 @@ class Pipeline:
         return read
 
     def _coordinator(
-        self, plan: PipelinePlan, job: BatchJob, stores: DriverStores, environment: Environment
+        self, plan: PipelinePlan, job: BatchJob, stores: DriverStores, upkeep: Upkeep, environment: Environment
     ) -> MicroBatchCoordinator[DataFrame]:
         functions = {name: (fn, self._programs[name].output_schema) for name, fn in self._functions.items()}
         return MicroBatchCoordinator(
@@ -164,6 +165,7 @@ class Pipeline:
             job,
             environment,
             BatchDelivery(self._df.sparkSession, plan, functions),
+            upkeep,
         )
 
 

@@ -24,6 +24,7 @@ from stateline.spark.query import BatchFailure, PipelineQuery
 from stateline.spark.query_end import QueryEnd
 from stateline.spark.quiet import QuietRounds
 from stateline.spark.reporting import BatchReporter
+from stateline.spark.upkeep import Upkeep
 from stateline.spark.upstream_state import drain
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ class PipelineRun:
         plan: The pipeline.
         rows: The stream, with what the operators need of it.
         stores: Of the driver; closed when the query has ended.
+        upkeep: What the driver does beside its batches; ended before that.
         make_coordinator: Makes a driver over these stores.
         environment: Clock, ids and threads.
+        close: Gives back what its jobs hold in Spark.
     """
 
     def __init__(
@@ -48,14 +51,19 @@ class PipelineRun:
         plan: PipelinePlan,
         rows: DataFrame,
         stores: DriverStores,
+        upkeep: Upkeep,
         make_coordinator: Callable[[], MicroBatchCoordinator[DataFrame]],
         environment: Environment,
+        close: Callable[[], None],
     ) -> None:
         self._plan = plan
         self._rows = rows
+        self._session = rows.sparkSession
         self._stores = stores
+        self._upkeep = upkeep
         self._make_coordinator = make_coordinator
         self._environment = environment
+        self._close_job = close
         self.coordinator = make_coordinator()
         self._reporter = BatchReporter(environment.clock, plan.metrics_log or None)
         self._failure = BatchFailure()
@@ -84,7 +92,7 @@ class PipelineRun:
         """
 
         def handle(rows: DataFrame, batch_id: int) -> None:
-            session = rows.sparkSession
+            session = self._session = rows.sparkSession
             session.conf.set("spark.sql.adaptive.enabled", "false")
             set_arrow_batches(session)
             query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
@@ -127,12 +135,18 @@ class PipelineRun:
         if settled is not None:
             self._reporter(settled)
         finish_open_files(self._plan, self._stores, self._environment, self.coordinator, self._make_coordinator)
+        self._upkeep.settle()
 
     def _close(self) -> None:
         self._rounds.close()
+        self._upkeep.close()
         self._stores.close()
+        self._close_job()
 
     def _no_rows(self) -> DataFrame:
-        """Rows of a job that has none. A local relation would be optimised away, and the subtasks would run here."""
-        session = self._rows.sparkSession
+        """Rows of a job that has none. A local relation would be optimised away, and the subtasks would run here.
+
+        The session is that of the batches, whose settings keep subtasks on their hosts.
+        """
+        session = self._session
         return session.createDataFrame(session.sparkContext.emptyRDD(), self._rows.schema)

@@ -20,7 +20,8 @@ import msgspec
 import pyarrow as pa
 
 from stateline.blob import BlobStore
-from stateline.changelog.segment_writer import Placement, Racing, Segments, SegmentWriter
+from stateline.changelog.host_cache import HostCache
+from stateline.changelog.segment_writer import Placement, Segments, SegmentWriter
 from stateline.checkpoint import SubtaskState
 from stateline.environment import Environment
 from stateline.errors import ErrorKind, InternalError, InvalidInputError
@@ -32,8 +33,8 @@ from stateline.spark.coordinator import SubtaskResult, SubtaskTask
 from stateline.spark.event_time import EventTimeWatch, WatermarkPlan
 from stateline.spark.plan import OperatorPlan
 from stateline.state.merge import Expired, MergeSettings
+from stateline.state.open_runs import OpenRuns
 from stateline.state.rows import StateRows
-from stateline.state.run_cache import OpenRuns, RunCache
 from stateline.state.run_store import RunReader, RunWriter
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import snapshot
@@ -151,7 +152,6 @@ class TaskContext:
         root: Store of the checkpoint root.
         output: Store of the operator's files, if it writes any.
         environment: Clock, ids, threads.
-        racing: How late uploads are raced, for a root that is elsewhere.
         cache: Copies of sections on this host's disk, for a root that is elsewhere.
         merging: When runs are merged.
         open_runs: Runs that are open; by default those that all tasks of this process share.
@@ -161,8 +161,7 @@ class TaskContext:
     root: BlobStore
     output: BlobStore | None
     environment: Environment
-    racing: Racing | None = None
-    cache: RunCache | None = None
+    cache: HostCache | None = None
     merging: MergeSettings = field(default_factory=MergeSettings)
     open_runs: OpenRuns | None = None
     inline_bytes: int = 0
@@ -170,7 +169,7 @@ class TaskContext:
     @property
     def segments(self) -> Segments:
         """Where the segments of a task go."""
-        return Segments(self.root, self.environment, self.racing, self.cache)
+        return Segments(self.root, self.environment, self.cache)
 
 
 def run_subtask(

@@ -8,7 +8,7 @@
     variables   subkeys                         their tables; several rows per grouping key in its key group
     snapshot    rescale                         what a checkpoint of a subtask makes; slices for another parallelism
     table       merge                           search newest first; keep the stack short
-    run_store   run_cache                       runs in a store, on this host's disk, open in this process
+    run_store   open_runs                       runs in a store, open in this process
     run                                         the bytes of a run
     rows        gather    keys    columns       rows in memory, whole-key comparison, grouping, raw columns
     schema                                      names and types, and how they evolve
@@ -19,11 +19,12 @@ and the changed rows become one new run, whose handle goes into the checkpoint r
 runs, materialization is merging them, rescaling is slicing them. Nothing here imports Spark.
 """
 
+from stateline.changelog.host_cache import HostCache
 from stateline.state.aggregate import Aggregation, Aggregator, KeyedAggregation, Update
 from stateline.state.backend import AggregatedState, KeyedState, KeyedStateBackend, Lookup
 from stateline.state.merge import MergeSettings
+from stateline.state.open_runs import OpenRuns
 from stateline.state.run import RunSettings
-from stateline.state.run_cache import OpenRuns, RunCache
 from stateline.state.run_store import RunReader, RunReaderSettings, RunWriter
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import Snapshot
@@ -34,13 +35,13 @@ __all__ = [
     "Aggregation",
     "Aggregator",
     "Found",
+    "HostCache",
     "KeyedAggregation",
     "KeyedState",
     "KeyedStateBackend",
     "Lookup",
     "MergeSettings",
     "OpenRuns",
-    "RunCache",
     "RunReader",
     "RunReaderSettings",
     "RunSettings",

@@ -32,6 +32,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from stateline.blob import BlobStore
+from stateline.changelog.host_cache import HostCache
 from stateline.changelog.segment_writer import Segments, SegmentWriter
 from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, SubtaskState, checkpoint_time
 from stateline.environment import Environment, system_environment
@@ -46,7 +47,6 @@ from stateline.state.merge import MergeSettings, merge_runs
 from stateline.state.rescale import state_of_range
 from stateline.state.rows import StateRows
 from stateline.state.run import RunSettings
-from stateline.state.run_cache import RunCache, apart_from
 from stateline.state.run_store import RunReader, RunReaderSettings, RunWriter
 from stateline.state.schema import StateSchema, stored_type
 from stateline.state.snapshot import snapshot
@@ -233,7 +233,7 @@ class KeyedStateBackend:
         merging: MergeSettings | None = None,
         runs: RunSettings | None = None,
         fetching: RunReaderSettings | None = None,
-        cache: RunCache | None = None,
+        cache: HostCache | None = None,
     ) -> None:
         self.key_groups = key_groups
         self.max_parallelism = max_parallelism
@@ -248,7 +248,10 @@ class KeyedStateBackend:
         self._merging = merging
         self._runs = runs
         self._fetching = fetching
-        self._cache = apart_from(store, cache)
+        check_kind(cache, HostCache | None, "cache", "a HostCache")
+        if cache is not None:
+            cache.check_apart([store], "cache")
+        self._cache = cache
         self._states: dict[str, KeyedState] = {}
         self._unsettled: Checkpoint | None = None
         self._closed = False
@@ -273,7 +276,7 @@ class KeyedStateBackend:
             max_parallelism: Number of key groups of a new root; an old one keeps its own.
             environment: Clock, ids, threads; the real ones by default.
             settings: ``retained_checkpoints`` (3), ``merging``, ``runs``, ``fetching``, ``cache``: see the classes
-                ``MergeSettings``, ``RunSettings``, ``RunReaderSettings`` and ``RunCache``.
+                ``MergeSettings``, ``RunSettings``, ``RunReaderSettings`` and ``HostCache``.
 
         Raises:
             NotFoundError: There is no such checkpoint.

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["Column", "Mask", "Rows", "contiguous", "fixed_words", "from_words", "take", "valid_mask"]
+__all__ = ["Column", "Mask", "Rows", "contiguous", "fixed_words", "from_words", "take", "valid_mask", "word_type"]
 
 Rows = npt.NDArray[np.int64]
 """Row numbers."""
@@ -48,13 +48,18 @@ def fixed_words(column: pa.Array) -> npt.NDArray[Any] | None:
 
     They are signed numbers: the values themselves, for a column of such.
     """
-    dtype = _WORDS.get(column.type.bit_width) if _is_word(column.type) else None
+    dtype = word_type(column.type)
     if dtype is None:
         return None
     values = column.buffers()[1]
     if values is None:
         return np.empty(0, dtype=dtype)
     return np.frombuffer(values, dtype=dtype)[column.offset : column.offset + len(column)]
+
+
+def word_type(kind: pa.DataType) -> type[Any] | None:
+    """The type of the bit patterns of :func:`fixed_words`, if columns of a type have them."""
+    return _WORDS.get(kind.bit_width) if _is_word(kind) else None
 
 
 def from_words(words: npt.NDArray[Any], kind: pa.DataType, valid: Mask | None = None) -> pa.Array:

@@ -28,7 +28,7 @@ from stateline.state.columns import Column, Mask, Rows, contiguous, fixed_words,
 from stateline.state.schema import StateSchema, stored_key_type
 from stateline.state.widths import concat, retyped
 
-__all__ = ["Groups", "Hashes", "KeyRows", "equal_at", "group_rows", "group_sorted", "key_rows"]
+__all__ = ["Groups", "Hashes", "KeyRows", "equal_at", "equal_keys", "group_rows", "group_sorted", "key_rows"]
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -160,11 +160,15 @@ def group_sorted(rows: KeyRows, order: Rows, hashes: Hashes) -> Groups:
 
 def equal_at(left: KeyRows, left_rows: Rows, right: KeyRows, right_rows: Rows) -> Mask:
     """Whether the keys at ``left_rows`` equal those at ``right_rows``, one by one. Hashes are not looked at."""
-    equal: Mask | None = None
-    for one, other in zip(left.columns, right.columns, strict=True):
-        same = _column_equal_at(one, left_rows, other, right_rows)
-        equal = same if equal is None else equal & same
-    return np.ones(len(left_rows), dtype=np.bool_) if equal is None else equal
+    return equal_keys(
+        [take(column, left_rows) for column in left.columns], [take(column, right_rows) for column in right.columns]
+    )
+
+
+def equal_keys(left: Sequence[pa.Array], right: Sequence[pa.Array]) -> Mask:
+    """Whether keys, of one column or more, are equal row by row."""
+    equal: Mask = np.logical_and.reduce([_equal(one, other) for one, other in zip(left, right, strict=True)])
+    return equal
 
 
 _RADIX_BITS: Final = 16
@@ -208,20 +212,19 @@ def _identities(columns: Sequence[pa.Array]) -> Rows:
 _WORD_TYPES: Final = {16: pa.uint16(), 32: pa.int32(), 64: pa.int64()}
 
 
-def _column_equal_at(left: pa.Array, left_rows: Rows, right: pa.Array, right_rows: Rows) -> Mask:
+def _equal(left: pa.Array, right: pa.Array) -> Mask:
     if pa.types.is_null(left.type):
-        return np.ones(len(left_rows), dtype=np.bool_)
+        return np.ones(len(left), dtype=np.bool_)
     if left.null_count == 0 and right.null_count == 0:
-        words, other_words = fixed_words(left), fixed_words(right)
-        if words is not None and other_words is not None:
-            same: Mask = words.take(left_rows) == other_words.take(right_rows)
+        words, others = fixed_words(left), fixed_words(right)
+        if words is not None and others is not None:
+            same: Mask = words == others
             return same
-    one, other = take(left, left_rows), take(right, right_rows)
-    if pa.types.is_floating(one.type):
-        one, other = (side.view(_WORD_TYPES[side.type.bit_width]) for side in (one, other))
-    equal = pc.equal(one, other)
+    if pa.types.is_floating(left.type):
+        left, right = (side.view(_WORD_TYPES[side.type.bit_width]) for side in (left, right))
+    equal = pc.equal(left, right)
     if equal.null_count:
-        equal = pc.or_(equal.fill_null(False), pc.and_(one.is_null(), other.is_null()))
+        equal = pc.or_(equal.fill_null(False), pc.and_(left.is_null(), right.is_null()))
     mask: Mask = equal.to_numpy(zero_copy_only=False)
     return mask
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Final, Self
 
 import numpy as np
@@ -23,11 +24,13 @@ import pyarrow as pa
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.state.columns import Mask, Rows, take
-from stateline.state.keys import Hashes, KeyRows
+from stateline.state.gather import Places, Scattered, one_stretch
+from stateline.state.hash_filter import HashFilter
+from stateline.state.keys import Hashes, KeyRows, equal_keys
 from stateline.state.schema import StateSchema
 from stateline.state.widths import concat, narrowed, retyped
 
-__all__ = ["Run", "StateRows"]
+__all__ = ["Run", "SearchedBatches", "StateRows"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ class Run:
         handle: The durable object behind it; ``None`` while there is none.
     """
 
-    __slots__ = ("batches", "first_hashes", "handle", "high", "key_groups", "low")
+    __slots__ = ("_rows", "batches", "first_hashes", "handle", "high", "key_groups", "low", "searched")
 
     def __init__(
         self,
@@ -124,9 +127,13 @@ class Run:
         firsts: Hashes = np.array([batch.keys.hashes[0] for batch in filled], dtype=np.uint64)
         self.batches = tuple(_between(filled, firsts, self.low, self.high))
         self.first_hashes: Hashes = np.array([batch.keys.hashes[0] for batch in self.batches], dtype=np.uint64)
+        self.searched = SearchedBatches(self.batches)
+        self._rows: int | None = None
 
     def __len__(self) -> int:
-        return sum(len(batch) for batch in self.batches)
+        if self._rows is None:
+            self._rows = sum(map(len, self.batches))
+        return self._rows
 
     def __repr__(self) -> str:
         name = "in memory" if self.handle is None else self.handle.place
@@ -145,7 +152,9 @@ class Run:
     def part(self, key_groups: KeyGroupRange, max_parallelism: int, handle: RunHandle | None) -> Run:
         """What lies within some of its key groups, without a copy; ``handle`` is the way to it."""
         low, high = hash_bounds(key_groups, max_parallelism)
-        return Run(self.between(low, high), key_groups, max_parallelism, handle)
+        made = Run(self.between(low, high), key_groups, max_parallelism, handle)
+        made.searched = self.searched  # What it knows is found out once for all parts.
+        return made
 
     def counts(self, borders: Sequence[int]) -> list[int]:
         """How many rows lie between neighbours of ascending hashes, the lower one included; they may end with 2**64."""
@@ -159,9 +168,144 @@ class Run:
         places += [total] * (len(borders) - end)
         return [after - before for before, after in itertools.pairwise(places)]
 
+    def covered(self, hashes: Hashes) -> tuple[int, int]:
+        """Where those of ascending hashes begin and end that lie within its key groups."""
+        return _place(hashes, self.low), _place(hashes, self.high)
+
     def between(self, low: int, high: int) -> list[StateRows]:
         """The rows whose hash is in ``[low, high)``, without a copy."""
         return _between(self.batches, self.first_hashes, low, high)
+
+
+_ROWS_FILTERED_PER_MISS: Final = 16
+"""For so many rows a filter is made in the time in which one hash is looked for."""
+
+
+class SearchedBatches:
+    """Batches of a run, all of which are searched at once.
+
+    Args:
+        batches: Not empty, ascending, as the invariants say.
+    """
+
+    def __init__(self, batches: Sequence[StateRows]) -> None:
+        self._batches = batches
+        self._misses = 0
+        self._filter: HashFilter | None = None
+
+    @cached_property
+    def keys(self) -> list[Scattered]:
+        """The key columns."""
+        return [Scattered(column) for column in zip(*(batch.keys.columns for batch in self._batches), strict=True)]
+
+    @cached_property
+    def values(self) -> list[Scattered]:
+        """The value columns."""
+        return [Scattered(column) for column in zip(*(batch.values for batch in self._batches), strict=True)]
+
+    def live(self, places: Places) -> Mask | None:
+        """Which rows do not delete their key; ``None`` where none does."""
+        if not self._has_tombstones:
+            return None
+        live = np.ones(len(places), dtype=np.bool_)
+        for number, part in places.by_array():
+            deleted = self._batches[number].deleted
+            if deleted is not None:
+                live[part] = ~deleted.take(places.rows[part])
+        return live
+
+    def find(self, keys: KeyRows, wanted: Rows) -> Iterator[tuple[Rows, Places]]:
+        """Where keys are.
+
+        Args:
+            keys: Ascending by hash, each once.
+            wanted: The numbers of those that are looked for, ascending.
+
+        Yields:
+            Keys found, by number, and the places of their rows.
+        """
+        if not self._batches:
+            return
+        hashes = keys.hashes if len(wanted) == len(keys) else keys.hashes.take(wanted)
+        edges = self._edges(hashes)
+        if self._filter is not None:
+            possible = self._filter.passed(hashes[edges[0] :], np.diff(edges)) + edges[0]
+            hashes, wanted = hashes.take(possible), wanted.take(possible)
+            edges = self._edges(hashes)
+        needles, places = self._hits(hashes, edges)
+        self._count_misses(len(hashes) - len(needles))
+        while len(needles):
+            found = wanted.take(needles)
+            asked = [take(column, found) for column in keys.columns]
+            equal = equal_keys(asked, [column.take(places) for column in self.keys])
+            if equal.all():
+                yield found, places
+                break
+            yield found[equal], places.take(np.flatnonzero(equal))
+            # Another key of the same hash: the one we look for may be the next row.
+            needles, places = self._next(hashes, needles[~equal], places.take(np.flatnonzero(~equal)))
+
+    def _edges(self, hashes: Hashes) -> list[int]:
+        """Where those of ascending hashes begin that belong to each batch, and where the last ones end."""
+        return [*hashes.searchsorted(self._firsts).tolist(), len(hashes)]
+
+    def _hits(self, hashes: Hashes, edges: list[int]) -> tuple[Rows, Places]:
+        """Those of ascending hashes that are there, by number, and the first row of each."""
+        rows = np.empty(len(hashes), dtype=np.int64)
+        for stored, first, end in zip(self._all_but_last, edges, edges[1:], strict=False):
+            if first < end:
+                rows[first:end] = stored.searchsorted(hashes[first:end])
+        start = edges[0]
+        places = Places(rows[start:], np.array(edges[1:]) - start)
+        hits = np.flatnonzero(self._hashes_at(places) == hashes[start:])
+        return hits + start, places.take(hits)
+
+    def _count_misses(self, misses: int) -> None:
+        """Makes the filter as soon as it would have saved what making it costs."""
+        if self._filter is None:
+            self._misses += misses
+            if self._misses * _ROWS_FILTERED_PER_MISS >= self._rows:
+                self._filter = HashFilter([batch.keys.hashes for batch in self._batches])
+
+    def _next(self, hashes: Hashes, needles: Rows, places: Places) -> tuple[Rows, Places]:
+        """The rows behind these, where they have the hash that is looked for too."""
+        behind = Places(places.rows + 1, places.ends)
+        there = np.flatnonzero(behind.rows < places.each(self._lengths))  # Rows of one hash are in one batch.
+        needles, behind = needles.take(there), behind.take(there)
+        same = np.flatnonzero(self._hashes_at(behind) == hashes.take(needles))
+        return needles.take(same), behind.take(same)
+
+    def _hashes_at(self, places: Places) -> Hashes:
+        hashes, firsts = self._stretch
+        return hashes.take(places.each(firsts) + places.rows)
+
+    @cached_property
+    def _stretch(self) -> tuple[Hashes, Rows]:
+        hashes = [batch.keys.hashes for batch in self._batches]
+        starts = [part.__array_interface__["data"][0] for part in hashes]
+        stretch = one_stretch(starts, self._lengths.tolist(), np.uint64, hashes)
+        return (np.concatenate(hashes), np.cumsum(self._lengths) - self._lengths) if stretch is None else stretch
+
+    @cached_property
+    def _all_but_last(self) -> list[Hashes]:
+        """A hash greater than these is that of the last row, or not there."""
+        return [batch.keys.hashes[:-1] for batch in self._batches]
+
+    @cached_property
+    def _firsts(self) -> Hashes:
+        return np.array([batch.keys.hashes[0] for batch in self._batches], dtype=np.uint64)
+
+    @cached_property
+    def _lengths(self) -> Rows:
+        return np.array([len(batch) for batch in self._batches], dtype=np.int64)
+
+    @cached_property
+    def _rows(self) -> int:
+        return sum(map(len, self._batches))
+
+    @cached_property
+    def _has_tombstones(self) -> bool:
+        return any(batch.deleted is not None for batch in self._batches)
 
 
 def _between(batches: Sequence[StateRows], firsts: Hashes, low: int, high: int) -> list[StateRows]:

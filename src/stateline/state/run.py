@@ -3,7 +3,8 @@
 Owns the format, version 2, both ways. Does not own where the bytes lie (``run_store``) nor what is in memory
 (``rows``).
 
-A run is a plain Arrow IPC *file* (``pyarrow.ipc.open_file`` reads it)::
+A run is a section of a segment (``stateline.changelog.segment``), and by itself a plain Arrow IPC *file*
+(``pyarrow.ipc.open_file`` reads it)::
 
     +---------------------+  head: magic "ARROW1", padding, the schema message
     | head                |    __hash: uint64, not null, ascending as unsigned numbers

@@ -1,7 +1,7 @@
 """Runs in a store: written once as a section of a segment, opened by handle, proved before the first row is read.
 
-Owns the way between :class:`RunHandle` and :class:`Run`. Does not own the bytes (``run``) nor the caches
-(``run_cache``).
+Owns the way between :class:`RunHandle` and :class:`Run`. Does not own the bytes (``run``), what stays open
+(``open_runs``), nor copies on this host (``stateline.changelog.host_cache``).
 
 How a run is opened:
 
@@ -25,12 +25,12 @@ import numpy as np
 import pyarrow as pa
 
 from stateline.blob.api import BlobStore
-from stateline.blob.mapping import map_object
+from stateline.changelog.host_cache import Extent, HostCache
+from stateline.changelog.section_reader import SectionReader
 from stateline.changelog.segment import Section, SectionKind
 from stateline.changelog.segment_writer import SegmentWriter
 from stateline.environment import Clock, Environment, system_environment
 from stateline.errors import (
-    CorruptDataError,
     DataLossError,
     InvalidInputError,
     NotFoundError,
@@ -39,6 +39,7 @@ from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange
 from stateline.options import normalise_settings, parse_int, parse_size, setting
 from stateline.state.keys import Hashes
+from stateline.state.open_runs import OpenKey, OpenRun, OpenRuns, StackKey
 from stateline.state.rows import Run, StateRows
 from stateline.state.run import (
     TAIL_GUESS_BYTES,
@@ -50,7 +51,6 @@ from stateline.state.run import (
     read_index,
     tail_bytes,
 )
-from stateline.state.run_cache import Extent, OpenKey, OpenRun, OpenRuns, RunCache, StackKey
 from stateline.state.run_index import RunIndex
 from stateline.state.schema import StateSchema
 
@@ -158,14 +158,14 @@ class RunReader:
         schema: StateSchema,
         *,
         settings: RunReaderSettings | None = None,
-        cache: RunCache | None = None,
+        cache: HostCache | None = None,
         open_runs: OpenRuns | None = None,
         environment: Environment | None = None,
     ) -> None:
         self._store = store
         self._schema = schema
         self._settings = settings or RunReaderSettings()
-        self._cache = cache
+        self._sections = SectionReader(store, cache)
         self._open_runs = process_open_runs() if open_runs is None else open_runs
         self._environment = environment or system_environment()
 
@@ -215,7 +215,8 @@ class RunReader:
     def open_stack(self, stack: StackKey, handles: Sequence[RunHandle]) -> list[Run]:
         """Opens all runs that a stack has now, as :meth:`open_all`, and lets go of those that it had before."""
         runs = self.open_all(handles)
-        self._open_runs.keep_only(self._store.url, stack, map(self._key, handles))
+        now = self._environment.clock.monotonic()
+        self._open_runs.keep_only(self._store.url, stack, map(self._key, handles), now)
         return runs
 
     def open_all(self, handles: Sequence[RunHandle], hashes: Hashes | None = None) -> list[Run]:
@@ -253,38 +254,21 @@ class RunReader:
 
     def _load(self, handle: RunHandle) -> OpenRun:
         """Finds and proves a run, or as much of it as the handle needs."""
-        if handle.is_inline:
-            return self._decode_whole(pa.py_buffer(handle.data), handle)
+        part = handle.first_key_group, handle.last_key_group
         try:
-            mapped = map_object(self._store, handle.name)
-        except NotFoundError as error:
-            raise _gone(handle) from error
-        if mapped is not None:
-            return self._decode_whole(mapped.slice(min(handle.offset, mapped.size))[: handle.length], handle)
-        return self._from_cache(handle) or self._fetched(handle)
-
-    def _from_cache(self, handle: RunHandle) -> OpenRun | None:
-        if self._cache is None:
-            return None
-        for whole in (True, False):
-            buffer = self._cache.load(handle, self._store.url, whole=whole)
-            if buffer is None:
-                continue
-            try:
-                return (self._decode_whole if whole else self._decode_slice)(buffer, handle)
-            except CorruptDataError:
-                self._cache.failures.increment()
-                self._cache.drop(handle, self._store.url, whole=whole)
-        return None
-
-    def _fetched(self, handle: RunHandle) -> OpenRun:
-        try:
+            near = self._sections.near(
+                handle,
+                lambda buffer: self._decode_whole(buffer, handle),
+                part=part,
+                read_part=lambda buffer: self._decode_slice(buffer, handle),
+            )
+            if near is not None:
+                return near
             buffer, extents, whole = self._fetch(handle)
         except NotFoundError as error:
             raise _gone(handle) from error
         opened = (self._decode_whole if whole else self._decode_slice)(buffer, handle)
-        if self._cache is not None:
-            self._cache.save(handle, self._store.url, extents, whole=whole)
+        self._sections.keep(handle, extents, None if whole else part)
         return opened
 
     def _fetch(self, handle: RunHandle) -> tuple[pa.Buffer, list[Extent], bool]:

@@ -21,9 +21,9 @@ import pyarrow as pa
 from stateline.errors import InvalidInputError
 from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.state.columns import Mask, Rows, take
-from stateline.state.gather import Piece, gather
-from stateline.state.keys import Hashes, KeyRows, equal_at
-from stateline.state.rows import Run, StateRows
+from stateline.state.gather import Piece, Places, gather
+from stateline.state.keys import KeyRows
+from stateline.state.rows import Run, SearchedBatches, StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.widths import retyped
 
@@ -112,16 +112,18 @@ class StateTable:
         mask = np.zeros(len(keys), dtype=np.bool_)
         looking = np.ones(len(keys), dtype=np.bool_)
         pieces: list[Piece] = []
-        sources: list[StateRows] = []
+        sources: list[SearchedBatches] = []
         for run in reversed(self.runs):
-            for batch, places, rows in _search(run, keys, looking):
-                looking[places] = False
-                piece = Piece(places, rows)
-                if batch.deleted is not None:
-                    piece = piece.where(~batch.deleted.take(rows))
-                mask[piece.places] = True
-                pieces.append(piece)
-                sources.append(batch)
+            for found, places in _search(run, keys, looking):
+                looking[found] = False
+                piece = Piece(found, places)
+                live = run.searched.live(places)
+                if live is not None:
+                    piece = piece.take(np.flatnonzero(live))
+                if len(piece.to):
+                    mask[piece.to] = True
+                    pieces.append(piece)
+                    sources.append(run.searched)
         values = tuple(
             gather(field.type, pieces, [source.values[column] for source in sources], mask)
             for column, field in enumerate(self.schema.values)
@@ -165,65 +167,17 @@ def _gone(batch: StateRows, newer: Sequence[Run]) -> Mask:
     """Which rows of a batch no reader sees: those that delete their key, or have a newer version."""
     hashes = batch.keys.hashes
     gone = np.zeros(len(batch), dtype=np.bool_) if batch.deleted is None else batch.deleted.copy()
+    searched = SearchedBatches([batch])
     for run in newer:
         for part in run.between(int(hashes[0]), int(hashes[-1]) + 1):
-            for _, rows in _search_batch(batch, part.keys, part.keys.hashes, np.arange(len(part))):
-                gone[rows] = True
+            for _, places in searched.find(part.keys, np.arange(len(part))):
+                gone[places.rows] = True
     return gone
 
 
-def _search(run: Run, keys: KeyRows, looking: Mask) -> Iterator[tuple[StateRows, Rows, Rows]]:
-    """Where the keys asked for are in one run.
-
-    Args:
-        run: The run to search.
-        keys: All keys of the probe.
-        looking: Which of them are still looked for; read anew for each batch.
-
-    Yields:
-        A batch of the run, keys found in it by number, and their rows in the batch.
-    """
-    if not run.batches:
-        return
-    last = int(run.batches[-1].keys.hashes[-1])
-    edges = keys.hashes.searchsorted(run.first_hashes).tolist()
-    edges.append(int(keys.hashes.searchsorted(np.uint64(last), side="right")))
-    for batch, first, end in zip(run.batches, edges, edges[1:], strict=False):
-        if first < end:
-            wanted = np.flatnonzero(looking[first:end])
-            if len(wanted):
-                all_of_them = len(wanted) == end - first
-                places = wanted + first
-                hashes = keys.hashes[first:end] if all_of_them else keys.hashes.take(places)
-                for found, rows in _search_batch(batch, keys, hashes, places):
-                    yield batch, found, rows
-
-
-def _search_batch(batch: StateRows, keys: KeyRows, wanted: Hashes, places: Rows) -> Iterator[tuple[Rows, Rows]]:
-    """Where keys are in one batch.
-
-    Args:
-        batch: The batch to search.
-        keys: All keys of the probe.
-        wanted: Hashes of those that may be in this batch, ascending.
-        places: The numbers of these keys.
-
-    Yields:
-        Keys found by number, and their rows in the batch.
-    """
-    stored = batch.keys.hashes
-    rows = stored.searchsorted(wanted)
-    needles = np.flatnonzero(stored.take(rows, mode="clip") == wanted)  # Past the end is the last row: another hash.
-    rows = rows.take(needles)
-    while len(needles):
-        found = places.take(needles)
-        equal = equal_at(keys, found, batch.keys, rows)
-        if equal.all():
-            yield found, rows
-            break
-        yield found[equal], rows[equal]
-        # Another key of the same hash: the one we look for may be the next row.
-        needles, rows = needles[~equal], rows[~equal] + 1
-        same = rows < len(stored)
-        same[same] = stored[rows[same]] == wanted[needles[same]]
-        needles, rows = needles[same], rows[same]
+def _search(run: Run, keys: KeyRows, looking: Mask) -> Iterator[tuple[Rows, Places]]:
+    """Where the keys that are still looked for are in one run: keys by number, and places."""
+    first, end = run.covered(keys.hashes)
+    wanted = np.flatnonzero(looking[first:end]) + first
+    if len(wanted):
+        yield from run.searched.find(keys, wanted)

@@ -17,7 +17,7 @@ __all__: list[str] = []
 # A replacement has the arguments of what it replaces, wanted or not, and reaches what is private.
 # ruff: noqa: SLF001
 
-_RACE: Final = racing._Race
+_RACE: Final = racing.Race
 _CREATIONS: Final = ("create_race_late",)
 _FILES: Final = ("store_publish_late",)
 

@@ -18,8 +18,7 @@ from stateline.changelog import (
     DuplicatingUploader,
     SequenceNumber,
 )
-from stateline.changelog.cache import HostCache
-from stateline.changelog.local_recovery import COPIES_FOLDER
+from stateline.changelog.host_cache import OWN_FOLDER, HostCache
 from stateline.checkpoint import layout
 from stateline.errors import InvalidInputError
 from stateline.key_groups import KeyGroupRange
@@ -40,7 +39,7 @@ def persist(storage: ChangelogStorage, checkpoint: int, size: int = 1000) -> obj
 
 def test_files_of_others_in_the_folder_of_local_copies_stay(tmp_path: Path) -> None:
     local = tmp_path / "local"
-    own = local / COPIES_FOLDER
+    own = local / OWN_FOLDER
     foreign = [local / "thesis.tex", local / "photos" / "changelog" / "a.jpg", own / "notes", own / "job" / "a.bin"]
     foreign.append(local / "other" / "changelog" / ("0" * 32))
     for path in foreign:
@@ -52,7 +51,7 @@ def test_files_of_others_in_the_folder_of_local_copies_stay(tmp_path: Path) -> N
     ) as storage:
         handles = [persist(storage, checkpoint) for checkpoint in range(1, 9)]
         assert all(values(storage.create_reader().read(handle)) for handle in handles)
-        copies = list((own / "job" / "changelog").iterdir())
+        copies = list(own.glob("*.copy"))
     assert all(path.read_bytes() == bytes(5000) for path in foreign)
     assert 1 <= len(copies) <= 4000 // 1000
     MemoryStore.forget("folders-foreign")
@@ -90,7 +89,7 @@ def test_a_folder_of_local_copies_that_overlaps_the_root_is_refused(
 
 def test_the_own_folder_may_be_no_link_into_the_root(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
-    linked(tmp_path / "local" / COPIES_FOLDER, tmp_path / "root" / "shared")
+    linked(tmp_path / "local" / OWN_FOLDER, tmp_path / "root" / "shared")
     with pytest.raises(InvalidInputError, match="must be apart"):
         ChangelogStorage.open(tmp_path / "root", settings(tmp_path / "local"))
 
@@ -122,22 +121,21 @@ def test_copies_beside_the_objects_of_the_same_store_are_refused() -> None:
 
 def test_files_of_others_in_the_cache_of_downloads_stay(tmp_path: Path) -> None:
     world, store = ManualWorld(), memory_store()
-    cache = HostCache(str(tmp_path), store, 1000, 10, environment=world.environment)
-    (folder,) = tmp_path.iterdir()
-    foreign = [folder / "notes", folder / "a.object", folder / "a.lock", tmp_path / "b.object"]
+    cache = HostCache(tmp_path, 1000, idle_seconds=10, environment=world.environment)
+    cache.prepare()
+    foreign = [cache.folder / name for name in ("notes", "a.copy", "a.lock", f"{0:033x}.copy", f"{0:032x}.tmp")]
+    foreign.append(tmp_path / f"{0:032x}.copy")
     for path in foreign:
         path.write_bytes(bytes(5000))
         os.utime(path, (1, 1))
-    store.put("x", bytes(900))
-    store.put("y", bytes(900))
     for name in ("x", "y"):
-        found = cache.acquire(name)
-        assert found is not None
-        cache.release(found)
+        store.put(name, bytes(900))
+        cache.download(store, name)
+        assert [found.buffer.size for found in cache.find(store.url, name, 0, 900)] == [900]
     world.advance(10_000)
     cache.sweep()
-    assert all(path.exists() for path in foreign)
-    assert sorted(path for path in folder.iterdir() if path.name != "room.lock") == sorted(foreign[:3])
+    assert all(path.read_bytes() == bytes(5000) for path in foreign)
+    assert cache.size() == 0
 
 
 SWEPT = [

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.changelog import (
     BlobUploader,
     ChangelogMetrics,
@@ -24,8 +23,9 @@ from stateline.changelog import (
 )
 from stateline.changelog.block import Compression
 from stateline.changelog.columns import batch_columns
+from stateline.changelog.copier import Copier
+from stateline.changelog.host_cache import HostCache
 from stateline.changelog.inspection import inspect_segment
-from stateline.changelog.local_recovery import COPIES_FOLDER, LocalCopies
 from stateline.changelog.uploader import gather
 from stateline.errors import ClosedError, InvalidInputError, OutcomeUnknownError, StorageFullError, UnavailableError
 from stateline.key_groups import KeyGroupRange
@@ -277,15 +277,14 @@ def test_local_copies_go_when_a_newer_checkpoint_no_longer_uses_them() -> None:
 
 
 class Duplicating:
-    def __init__(self, max_bytes: int = 10**9, copy_timeout: float = 0.25) -> None:
+    def __init__(self) -> None:
         self.world = ManualWorld()
         self.remote = memory_store(self.world)
         self.local = memory_store(self.world)
         self.metrics = ChangelogMetrics()
-        self.copies = LocalCopies(
-            self.local, max_bytes, copy_timeout, metrics=self.metrics, environment=self.world.environment
-        )
-        self.uploader = DuplicatingUploader(uploader_on(self.remote, self.world), self.copies)
+        self.uploader = DuplicatingUploader(uploader_on(self.remote, self.world), self.local)
+        self.uploader._copier = Copier(0.25, self.metrics, self.world.environment)
+        self.uploader._registry = registry_on(self.local, self.world)[0]
 
     def upload(self, *sizes: int) -> Any:
         task = task_of(*sizes)
@@ -299,6 +298,17 @@ def test_a_copy_has_the_name_and_the_bytes_of_its_object() -> None:
     assert bench.local.get(one.handle.name) == bench.remote.get(one.handle.name)
     assert (one.local_handle, two.local_handle) == (one.handle, two.handle)
     assert bench.metrics.snapshot()["local_copies"] == 1
+
+
+def test_an_upload_is_copied_into_the_cache_of_the_host(tmp_path: Path) -> None:
+    world = ManualWorld()
+    remote, task = memory_store(world), task_of(10, 20)
+    cache = HostCache(tmp_path, 10**6, environment=world.environment)
+    uploader = DuplicatingUploader(uploader_on(remote, world), cache)
+    [one, two] = uploader.upload([task]).successful[task]
+    assert (one.local_handle, two.local_handle) == (one.handle, two.handle)
+    [found] = cache.find(remote.url, two.handle.name, two.handle.offset, two.handle.length)
+    assert bytes(found.buffer) == remote.get_range(two.handle.name, two.offset, two.offset + two.handle.length)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +344,7 @@ def test_the_disk_is_bounded_and_the_oldest_copies_go_first() -> None:
     bench = Duplicating()
     bench.upload(1000)
     size = bench.local.head(bench.local.names()[0]).size
-    bench.copies._max_bytes = 3 * size + 10
+    bench.uploader._place._max_bytes = 3 * size + 10
     names = [bench.local.names()[0]]
     for _ in range(5):
         bench.world.time += 1
@@ -349,9 +359,9 @@ def test_the_disk_is_bounded_and_the_oldest_copies_go_first() -> None:
 def test_copies_do_not_queue_up_behind_a_slow_disk() -> None:
     bench = Duplicating()
     pieces = [b"x"]
-    copies = [bench.copies.start(f"name-{number}", pieces, 1) for number in range(6)]
+    copies = [bench.uploader._copier.start(bench.local, f"name-{number}", pieces) for number in range(6)]
     bench.world.run()
-    assert [copy.wait(1) for copy in copies] == [True] * 4 + [False] * 2
+    assert [copy.wait() for copy in copies] == [True] * 4 + [False] * 2
 
 
 def test_the_storage_keeps_and_discards_copies_with_the_checkpoints(tmp_path: Path) -> None:
@@ -360,11 +370,10 @@ def test_the_storage_keeps_and_discards_copies_with_the_checkpoints(tmp_path: Pa
     storage = open_storage(world, store, local_recovery_dir=str(tmp_path))
     writer = storage.create_writer("operator", KeyGroupRange(0, 9))
     start = writer.initial_sequence_number()
-    local = LocalStore(tmp_path / COPIES_FOLDER, LocalStoreSettings(fsync=False))
 
     def copies() -> int:
         world.run()
-        return sum(1 for info in local.list("") if "/changelog/" in info.name)
+        return len(list(tmp_path.glob("*/*.copy")))
 
     for checkpoint in (1, 2, 3):
         writer.append(1, b"x")
@@ -397,7 +406,8 @@ def test_a_set_that_no_checkpoint_used_takes_its_copy_along(tmp_path: Path) -> N
     writer = storage.create_writer("operator", KeyGroupRange(0, 9))
     writer.append(1, b"x")
     world.advance(1)
+    assert len(list(tmp_path.glob("*/*.copy"))) == 1
     writer.truncate(SequenceNumber(1))
     world.run()
-    assert [info.name for info in LocalStore(tmp_path).list("") if "/changelog/" in info.name] == []
+    assert list(tmp_path.glob("*/*.copy")) == []
     storage.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -18,8 +17,6 @@ from stateline.changelog import (
     UploadTask,
     batching_scheduler,
 )
-from stateline.changelog.retry import shared_uploads
-from stateline.environment import system_environment
 from stateline.errors import InvalidInputError
 from tests.unit.changelog.worlds import memory_store, task_of
 
@@ -110,11 +107,3 @@ def test_a_remote_side_whose_bytes_nobody_sees_is_refused() -> None:
         DuplicatingUploader(object(), memory_store())  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError):
         DuplicatingUploader(BlobUploader(memory_store()), 5)  # type: ignore[arg-type]
-
-
-def test_short_tasks_of_one_process_share_one_executor() -> None:
-    retrying = shared_uploads(system_environment())
-    assert shared_uploads(system_environment()) is retrying
-    futures = [retrying.execute(RetryPolicy.fixed(3, 5, 0.001), FailsTwice()) for _ in range(50)]
-    assert [future.result(10) for future in futures] == [3] * 50
-    assert sum(thread.name.startswith("changelog-upload") for thread in threading.enumerate()) < 50

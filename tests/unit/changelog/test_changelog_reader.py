@@ -6,6 +6,7 @@ import fcntl
 import os
 import struct
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,17 @@ import pytest
 
 from stateline.blob.checksum import crc32c
 from stateline.blob.local import LocalStore
-from stateline.changelog import ChangelogHandle, ChangelogMetrics, ChangelogReader, SegmentHandle, SequenceNumber
-from stateline.changelog.cache import HostCache
+from stateline.changelog import (
+    ChangelogHandle,
+    ChangelogMetrics,
+    ChangelogReader,
+    ChangelogSettings,
+    ChangelogStorage,
+    SegmentHandle,
+    SequenceNumber,
+)
+from stateline.changelog.host_cache import Extent, HostCache
 from stateline.changelog.inspection import changes_of, inspect_segment, verify_section
-from stateline.changelog.local_recovery import COPIES_FOLDER
 from stateline.changelog.segment import Section, SectionKind, encode_segment
 from stateline.errors import AccessDeniedError, CorruptDataError, DataLossError, InvalidInputError, NotFoundError
 from stateline.key_groups import KeyGroupRange, range_for_subtask
@@ -242,9 +250,9 @@ def test_a_hostile_length_on_a_real_disk_costs_nothing(tmp_path: Path) -> None:
 class WithCopies(Written):
     def __init__(self, tmp_path: Path) -> None:
         super().__init__(local_recovery_dir=str(tmp_path))
-        self.local = LocalStore(tmp_path / COPIES_FOLDER)
         self.store.calls.clear()
         self.name = self.handle.segments[0].name
+        [self.copy] = tmp_path.glob("*/*.copy")
 
     def read(self) -> list[tuple[int, bytes]]:
         return values(self.storage.create_reader().read(self.handle))
@@ -262,7 +270,7 @@ def test_local_copies_are_read_first(tmp_path: Path) -> None:
 
 def test_a_missing_copy_is_replaced_by_a_remote_read(tmp_path: Path) -> None:
     written = WithCopies(tmp_path)
-    written.local.delete([written.name])
+    written.copy.unlink()
     assert written.read() == written.expected
     assert written.store.count("get_range") == 3
 
@@ -278,19 +286,24 @@ def test_a_missing_copy_is_replaced_by_a_remote_read(tmp_path: Path) -> None:
 )
 def test_a_damaged_copy_is_deleted_and_replaced_by_a_remote_read(tmp_path: Path, change: Any) -> None:
     written = WithCopies(tmp_path)
-    damage(written.local, written.name, change)
+    damage_file(written.copy, change)
     assert written.read() == written.expected
     assert written.metric("local_read_fallbacks") >= 1
-    with pytest.raises(NotFoundError):
-        written.local.head(written.name)
+    assert not written.copy.exists()
 
 
 def test_damage_on_both_sides_is_an_error(tmp_path: Path) -> None:
     written = WithCopies(tmp_path)
-    damage(written.local, written.name, lambda data: b"")
+    damage_file(written.copy, lambda data: b"")
     damage(written.store.inner, written.name, lambda data: data.__setitem__(300, data[300] ^ 1))
     with pytest.raises(CorruptDataError):
         written.read()
+
+
+def damage_file(path: Path, change: Any) -> None:
+    data = bytearray(path.read_bytes())
+    changed = change(data)
+    path.write_bytes(data if changed is None else changed)
 
 
 # -- the shared cache ------------------------------------------------------------------------------------------------
@@ -307,14 +320,20 @@ class WithCache(Written):
 
     def new_cache(self, max_bytes: int = 10**9) -> HostCache:
         return HostCache(
-            str(self.folder), self.store, max_bytes, 600, metrics=self.metrics, environment=self.world.environment
+            self.folder, max_bytes, idle_seconds=600, metrics=self.metrics, environment=self.world.environment
         )
 
     def read(self, cache: HostCache | None = None, wanted: KeyGroupRange = ALL) -> list[tuple[int, bytes]]:
-        return values(self.reader(cache=cache or self.cache, metrics=self.metrics).read(self.handle, wanted))
+        return values(self.reader(downloaded=cache or self.cache, metrics=self.metrics).read(self.handle, wanted))
 
     def files(self) -> list[Path]:
-        return sorted(self.folder.glob("*/*.object"))
+        return sorted(self.folder.glob("*/*.copy"))
+
+    def held(self, name: str | None = None) -> Any:
+        """The download of an object, open."""
+        name = name or self.name
+        self.cache.download(self.store, name)
+        return self.cache.find(self.store.url, name, 0, self.store.head(name).size)
 
     def metric(self, name: str) -> Any:
         return self.metrics.snapshot()[name]
@@ -360,10 +379,12 @@ def test_a_thread_that_cannot_be_started_costs_no_read_and_the_cache_is_swept_la
 def test_idle_downloads_are_deleted_and_used_ones_stay(tmp_path: Path) -> None:
     written = WithCache(tmp_path)
     written.read()
-    held = written.cache.acquire(written.name)
+    held = written.held()
+    assert next(held)
     written.world.advance(2000)
     assert len(written.files()) == 1  # Somebody holds it.
-    written.cache.release(held)
+    held.close()
+    written.read()
     written.world.advance(599)
     assert len(written.files()) == 1
     written.world.advance(1200)
@@ -380,38 +401,35 @@ def test_what_a_dead_process_left_is_swept(tmp_path: Path) -> None:
     assert written.files() == []
 
 
-def test_an_evicted_file_stays_readable_for_whoever_holds_it(tmp_path: Path) -> None:
+def test_a_deleted_file_stays_readable_for_whoever_holds_it(tmp_path: Path) -> None:
     written = WithCache(tmp_path)
-    held = written.cache.acquire(written.name)
-    written.cache.drop(written.name)
-    assert held.read(0, 4) == b"\xff\xff\xff\xff"
-    with pytest.raises(CorruptDataError):
-        held.read(0, held.size + 1)
-    written.cache.release(held)
+    found = next(written.held())
+    written.cache.drop(found)
+    assert written.files() == []
+    assert bytes(found.buffer) == written.store.get(written.name)
 
 
 def test_the_cache_is_bounded_and_the_longest_unused_goes_first(tmp_path: Path) -> None:
-    store = memory_store()
     first = WithCache(tmp_path / "x", sets=1)
     size = first.store.head(first.name).size
-    world = first.world
-    for name in ("a", "b", "c"):
+    for name in ("a", "b", "c", "d"):
         first.store.inner.put(name, bytes(size))
-    cache = first.new_cache(2 * size)
+    first.cache = first.new_cache(2 * size)
     for name in ("a", "b", "a", "c"):
-        world.time += 1
-        cache.release(cache.acquire(name))
+        first.world.time += 1
+        assert len(list(first.held(name))) == 1
     assert first.metric("cache_downloads") == 3
     assert sum(file.stat().st_size for file in first.files()) == 2 * size
-    cache.release(cache.acquire("a"))
+    assert len(list(first.held("a"))) == 1
     assert first.metric("cache_downloads") == 3
-    held = [cache.acquire("a"), cache.acquire("c")]
-    assert cache.acquire("b") is None  # Nothing can go.
+    held = [first.held("a"), first.held("c")]
+    assert all(next(one) for one in held)
+    assert list(first.held("b")) == []  # Nothing can go.
     for one in held:
-        cache.release(one)
-    assert first.new_cache(size - 1).acquire("a") is not None  # It is there.
-    assert first.new_cache(size - 1).acquire("b") is None  # It can never fit.
-    assert store.names() == []
+        one.close()
+    first.cache = first.new_cache(size - 1)
+    assert len(list(first.held("a"))) == 1  # It is there.
+    assert list(first.held("b")) == []  # It can never fit.
 
 
 def test_downloads_on_their_way_count_for_the_bound(tmp_path: Path) -> None:
@@ -423,39 +441,41 @@ def test_downloads_on_their_way_count_for_the_bound(tmp_path: Path) -> None:
 
     def busy(name: str, start: int, end: int) -> bytes:
         other = first.new_cache(2 * size - 1)  # As another process, or another thread.
-        assert name != first.name or other.acquire("b") is None
-        sizes.append(sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()))
+        if name == first.name:
+            other.download(first.store, "b")
+        assert len(first.files()) == 0
+        sizes.append(sum(path.stat().st_size for path in tmp_path.glob("*/*/*.tmp")))
         return fetch(name, start, end)
 
     first.store.inner.get_range = busy
-    first.cache.release(first.cache.acquire(first.name))
+    first.cache.download(first.store, first.name)
     first.store.inner.get_range = fetch
     assert sizes == [size]
-    other = first.new_cache(2 * size - 1)
-    other.release(other.acquire("b"))  # Now the first one can go.
+    first.new_cache(2 * size - 1).download(first.store, "b")  # Now the first one can go.
     assert sum(path.stat().st_size for path in first.files()) == size
 
 
 def test_what_a_dead_download_left_takes_no_room(tmp_path: Path) -> None:
     written = WithCache(tmp_path)
     size = written.store.head(written.name).size
-    (folder,) = tmp_path.iterdir()
-    left = folder / "0123456789abcdef0123456789abcdef"
+    written.cache.prepare()
+    left = written.cache.folder / f"0123456789abcdef0123456789abcdef-{size}.tmp"
     left.write_bytes(bytes(size))
     assert written.read(written.new_cache(size)) == written.expected
     assert written.metric("cache_downloads") == 1
     assert not left.exists()
 
 
-@pytest.mark.parametrize("lock", ["room.lock", None])
-def test_a_stopped_process_that_holds_a_lock_costs_the_cache_and_never_the_reader(
-    tmp_path: Path, lock: str | None
-) -> None:
+@pytest.mark.parametrize("lock", ["ledger", "download"])
+def test_a_stopped_process_that_holds_a_lock_costs_the_cache_and_never_the_reader(tmp_path: Path, lock: str) -> None:
     written = WithCache(tmp_path)
-    (folder,) = tmp_path.iterdir()
-    of_object = Path(written.cache._path(written.name)).with_suffix(".lock").name
-    with (folder / (lock or of_object)).open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    written.cache.prepare()
+    for name in ["ledger"] if lock == "ledger" else [f"{byte:02x}.lock" for byte in range(256)]:
+        (written.cache.folder / name).touch()
+    locks = [path for path in written.cache.folder.iterdir() if path.suffix == (".lock" if lock == "download" else "")]
+    with ExitStack() as stack:
+        for path in locks:
+            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
         assert written.read() == written.expected
     assert written.metric("cache_downloads") == 0
     assert written.read() == written.expected
@@ -468,25 +488,29 @@ def test_a_failed_download_leaves_nothing_behind(tmp_path: Path) -> None:
     written.store.inner.get_range = lambda *_: (_ for _ in ()).throw(OSError("reset"))
     try:
         with pytest.raises(OSError, match="reset"):
-            written.cache.acquire(written.name)
+            written.cache.download(written.store, written.name)
     finally:
         written.store.inner.get_range = fetch
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
-    assert written.cache._uses == {}
+    assert [path.name for path in tmp_path.glob("*/*") if path.suffix in {".tmp", ".copy"}] == []
     with pytest.raises(NotFoundError):
-        written.cache.acquire("no/such")
-    assert written.cache._uses == {}
+        written.cache.download(written.store, "no/such")
     assert written.read() == written.expected
 
 
 def test_the_cache_refuses_a_folder_that_others_can_write_to(tmp_path: Path) -> None:
     written = WithCache(tmp_path)
-    [folder] = tmp_path.iterdir()
+    written.cache.prepare()
+    folder = written.cache.folder
+    assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o777)
     with pytest.raises(AccessDeniedError):
-        written.new_cache()
+        written.new_cache().prepare()
+    other = written.new_cache()
+    other.save("memory://x", "object", 0, 3, [Extent(0, b"abc")])
+    assert list(other.find("memory://x", "object", 0, 3)) == []
+    assert other.size() == 0
     folder.chmod(0o700)
-    written.new_cache()
+    written.new_cache().prepare()
 
 
 def test_the_storage_uses_the_cache_only_where_reading_means_a_request(tmp_path: Path) -> None:
@@ -636,16 +660,14 @@ def test_closing_a_reader_ends_no_reading() -> None:
 def test_a_file_where_the_copies_should_be_costs_only_the_copies(tmp_path: Path) -> None:
     written = Written()
     (tmp_path / "file").write_bytes(b"")
-    metrics = ChangelogMetrics()
-    reader = written.reader(local=LocalStore(tmp_path / "file"), metrics=metrics)
+    reader = written.reader(cache=HostCache(tmp_path / "file", 1000))
     assert values(reader.read(written.handle)) == written.expected
-    assert metrics.snapshot()["local_read_fallbacks"]
 
 
 def test_a_cache_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InvalidInputError, match="it cannot be made"):
-        HostCache(str(tmp_path / "file"), memory_store(), 1000, 10)
+        ChangelogStorage.open(memory_store(), ChangelogSettings(cache_dir=str(tmp_path / "file")))
 
 
 @pytest.mark.parametrize("wrong", [None, b"SLCH", "handle"])
@@ -661,14 +683,12 @@ def test_key_groups_that_are_no_range_are_refused(wrong: Any) -> None:
         list(ChangelogReader(store).read(ChangelogHandle(key_group_range=KeyGroupRange(0, 3), segments=()), wrong))
 
 
-def test_what_failed_downloads_left_behind_is_swept(tmp_path: Path) -> None:
-    written = WithCache(tmp_path)
-    with pytest.raises(NotFoundError):
-        written.cache.acquire("job/changelog/none")
-    [lock] = tmp_path.glob("*/*.lock")
-    dead, at_work = lock.parent / ("0" * 32), lock.parent / ("1" * 32)
-    for path, age in ((dead, 4000), (lock, 4000), (at_work, 60)):
-        path.touch()
-        os.utime(path, (written.world.time - age,) * 2)
-    written.cache.sweep()
-    assert [path for path in (dead, lock, at_work) if path.exists()] == [at_work]
+def test_what_dead_writers_left_behind_is_swept_and_who_is_at_work_goes_on(tmp_path: Path) -> None:
+    cache = HostCache(tmp_path, 10**6, idle_seconds=600)
+    cache.prepare()
+    dead, at_work = (cache.folder / f"{digit * 32}-10.tmp" for digit in "01")
+    dead.touch()
+    with at_work.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        cache.sweep()
+    assert [path for path in (dead, at_work) if path.exists()] == [at_work]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 
 from stateline.blob import StoreDecorator
 from stateline.blob.api import Buffer, ObjectInfo
-from stateline.blob.local import LocalStore, LocalStoreSettings
+from stateline.blob.local import LocalStore
 from stateline.blob.memory import MemoryStore
 from stateline.changelog import (
     BlobUploader,
@@ -29,8 +29,7 @@ from stateline.changelog import (
     SequenceNumber,
     batching_scheduler,
 )
-from stateline.changelog.cache import HostCache
-from stateline.changelog.local_recovery import LocalCopies
+from stateline.changelog.host_cache import HostCache
 from stateline.errors import ClosedError
 from stateline.key_groups import KeyGroupRange
 from tests.unit.changelog.worlds import task_of, values
@@ -253,52 +252,25 @@ def test_a_writer_that_waits_can_be_interrupted() -> None:
 
 def test_a_hanging_disk_costs_an_upload_the_copy_timeout_and_a_late_copy_is_deleted(store: GatedStore) -> None:
     remote = MemoryStore("threads-remote")
-    copies = LocalCopies(store, 10**9, 0.01)
-    uploader = DuplicatingUploader(BlobUploader(remote), copies)
+    uploader = DuplicatingUploader(BlobUploader(remote), store)
+    uploader._copier.timeout = 0.01
     task = task_of(10)
     [result] = uploader.upload([task]).successful[task]
     assert result.local_handle is None
     assert remote.get(result.handle.name)
     store.gate.set()
-    copies._executor.close()  # Waits for the copy to land.
-    copies.registry.close()
+    uploader._copier._executor.close()  # Waits for the copy to land.
     assert list(store.list("")) == []
     uploader.close()
     MemoryStore.forget("threads-remote")
 
 
-class Watched(StoreDecorator):
-    """Calls back before it writes."""
-
-    def __init__(self, folder: Path, before: Callable[[], None]) -> None:
-        super().__init__(LocalStore(folder, LocalStoreSettings(fsync=False)))
-        self._before = before
-
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
-        self._before()
-        return self.inner.put_all_if_absent(name, pieces)
-
-
-A, B, C = (f"job/changelog/{digit * 32}" for digit in "abc")
-
-
-def test_one_process_at_a_time_makes_room_for_its_copy_and_writes_it(tmp_path: Path) -> None:
-    """Two at once would each see room for themselves alone."""
-    seen: list[bool] = []
-
-    def as_another_process() -> None:
-        other = LocalCopies(LocalStore(tmp_path, LocalStoreSettings(fsync=False)), 100, 0.05)
-        seen.append(other.start(B, [bytes(80)], 80).wait(1))
-        other.close()
-
-    copies = LocalCopies(Watched(tmp_path, as_another_process), 100, 30)
-    assert copies.start(A, [bytes(80)], 80).wait(1)
-    assert seen == [False]
-    last = LocalCopies(LocalStore(tmp_path, LocalStoreSettings(fsync=False)), 100, 30)
-    assert last.start(C, [bytes(80)], 80).wait(1)
-    assert [info.name for info in last.store.list("") if info.size] == [C]
-    copies.close()
-    last.close()
+def test_a_copy_of_an_object_is_found_by_its_sections(tmp_path: Path) -> None:
+    remote = MemoryStore("threads-remote")
+    cache = HostCache(tmp_path, 10**6, copy_timeout=WAIT)
+    assert cache.start(remote, "object", [b"abc", b"def"]).wait()
+    assert [bytes(found.buffer) for found in cache.find(remote.url, "object", 2, 3)] == [b"cde"]
+    MemoryStore.forget("threads-remote")
 
 
 def test_tasks_end_exactly_once_when_the_scheduler_is_closed_meanwhile(store: GatedStore) -> None:
@@ -325,16 +297,15 @@ def test_tasks_end_exactly_once_when_the_scheduler_is_closed_meanwhile(store: Ga
 
 def test_threads_share_one_download(tmp_path: Path) -> None:
     remote = GatedReads()
-    cache = HostCache(str(tmp_path), remote, 10**9, 600)
+    cache = HostCache(tmp_path, 10**9)
     with ThreadPoolExecutor(6) as pool:
-        futures = [pool.submit(cache.acquire, "object") for _ in range(6)]
+        futures = [pool.submit(cache.download, remote, "object") for _ in range(6)]
         assert remote.entered.wait(WAIT)
         remote.gate.set()
-        found = [future.result(WAIT) for future in futures]
+        for future in futures:
+            future.result(WAIT)
     assert remote.downloads == 1
-    assert {one.read(0, 6) for one in found} == {b"object"}
-    for one in found:
-        cache.release(one)
+    assert [bytes(found.buffer) for found in cache.find(remote.url, "object", 0, 6)] == [b"object"]
     cache.close()
 
 
@@ -359,7 +330,7 @@ def test_processes_share_one_download(tmp_path: Path) -> None:
         import os, sys
         from stateline.blob import StoreDecorator
         from stateline.blob.local import LocalStore
-        from stateline.changelog.cache import HostCache
+        from stateline.changelog.host_cache import HostCache
         folder = {str(tmp_path)!r}
 
         class Counting(StoreDecorator):
@@ -367,12 +338,12 @@ def test_processes_share_one_download(tmp_path: Path) -> None:
                 open(os.path.join(folder, "download-" + str(os.getpid())), "w").close()
                 return super().get_range(name, start, end)
 
-        cache = HostCache(folder + "/cache", Counting(LocalStore(folder + "/store")), 10**9, 600)
+        store = Counting(LocalStore(folder + "/store"))
+        cache = HostCache(folder + "/cache", 10**9)
         sys.stdout.write("ready\\n"); sys.stdout.flush()
         sys.stdin.readline()
-        held = cache.acquire("object")
-        assert held.read(0, held.size) == b"x" * 3_000_000
-        cache.release(held)
+        cache.download(store, "object")
+        assert [bytes(found.buffer) for found in cache.find(store.url, "object", 0, 3_000_000)] == [b"x" * 3_000_000]
         cache.close()
     """
     LocalStore(tmp_path / "store").put("object", b"x" * 3_000_000)

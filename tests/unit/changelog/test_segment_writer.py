@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pyarrow as pa
 import pytest
 
 from stateline.blob import InstrumentedStore
 from stateline.blob.checksum import crc32c
+from stateline.blob.local import LocalStore
 from stateline.blob.memory import MemoryStore
-from stateline.changelog import RetryingExecutor, RetryPolicy
+from stateline.changelog import RetryPolicy
+from stateline.changelog.host_cache import HostCache
+from stateline.changelog.racing import raced
 from stateline.changelog.segment import Section, SectionKind, read_directory
-from stateline.changelog.segment_writer import Racing, Segments
+from stateline.changelog.segment_writer import Segments
 from stateline.environment import system_environment
 from stateline.errors import AccessDeniedError, UnavailableError
 from stateline.handles import RowsHandle
@@ -22,13 +26,6 @@ from stateline.handles import RowsHandle
 def store():
     yield InstrumentedStore(MemoryStore("segment-writer"))
     MemoryStore.forget("segment-writer")
-
-
-@pytest.fixture
-def executor():
-    made = RetryingExecutor(4)
-    yield made
-    made.close()
 
 
 def stream(*values: int) -> bytes:
@@ -97,7 +94,15 @@ def test_more_than_a_segment_holds_goes_while_the_next_one_is_filled(store):
     assert [rows_at(store, handle) for handle in placed] == [[number] for number in range(5)]
 
 
-class Stalling(MemoryStore):
+class Elsewhere(MemoryStore):
+    """A store that is not this host's."""
+
+    @property
+    def url(self) -> str:
+        return "s3://bucket"
+
+
+class Stalling(Elsewhere):
     """Its first write waits until it is told to go on."""
 
     def __init__(self, name: str) -> None:
@@ -117,10 +122,10 @@ class Stalling(MemoryStore):
         self.deleted.set()
 
 
-def test_a_late_upload_is_raced_under_a_fresh_name_and_its_result_is_thrown_away(executor):
+def test_a_late_upload_is_raced_under_a_fresh_name_and_its_result_is_thrown_away():
     store = Stalling("segment-writer-stalls")
-    racing = Racing(executor, RetryPolicy.fixed(3, 0.05, 0))
-    writer = Segments(store, system_environment(), racing=racing).writer()
+    racing = raced(store, RetryPolicy.fixed(3, 0.05, 0), system_environment())
+    writer = Segments(racing, system_environment()).writer()
     handle = add(writer, "a", 1, 2, 3)
     placed = writer.finish().of(handle)
     assert len(set(store.names)) == 2
@@ -132,27 +137,30 @@ def test_a_late_upload_is_raced_under_a_fresh_name_and_its_result_is_thrown_away
     MemoryStore.forget("segment-writer-stalls")
 
 
-def test_an_upload_that_fails_is_repeated_and_one_that_fails_for_good_raises(executor):
-    class Failing(MemoryStore):
-        left = 2
-
+def test_a_slow_upload_is_never_given_up_for_being_late():
+    class Slow(Elsewhere):
         def put_all_if_absent(self, name, pieces):
-            self.left -= 1
-            if self.left >= 0:
-                raise UnavailableError("no", operation="put", subject=name)
+            time.sleep(0.4)
             return super().put_all_if_absent(name, pieces)
 
-    racing = Racing(executor, RetryPolicy.fixed(3, 0, 0))
-    store = Failing("segment-writer-fails")
-    writer = Segments(store, system_environment(), racing=racing).writer()
+    store = Slow("segment-writer-slow")
+    racing = raced(store, RetryPolicy.fixed(3, 0.01, 0), system_environment())
+    writer = Segments(racing, system_environment()).writer()
     handle = add(writer, "a", 1)
     assert rows_at(store, writer.finish().of(handle)) == [1]
-    store.left = 3
-    writer = Segments(store, system_environment(), racing=racing).writer()
+    MemoryStore.forget("segment-writer-slow")
+
+
+def test_an_upload_that_fails_raises_what_the_store_says_after_its_own_retries():
+    class Failing(Elsewhere):
+        def put_all_if_absent(self, name, pieces):
+            raise UnavailableError("no", operation="put", subject=name)
+
+    racing = raced(Failing("segment-writer-fails"), RetryPolicy.fixed(3, 0.05, 0), system_environment())
+    writer = Segments(racing, system_environment()).writer()
     add(writer, "a", 1)
     with pytest.raises(UnavailableError):
         writer.finish()
-    MemoryStore.forget("segment-writer-fails")
 
 
 def test_without_racing_an_error_of_the_store_comes_as_it_is(store):
@@ -166,14 +174,51 @@ def test_without_racing_an_error_of_the_store_comes_as_it_is(store):
         writer.finish()
 
 
-def test_copies_are_kept_at_the_moment_of_the_upload(store):
-    kept = []
+def test_a_copy_is_kept_at_the_moment_of_the_upload(store, tmp_path):
+    cache = HostCache(tmp_path, 10**6, copy_timeout=60)
+    writer = Segments(store, system_environment(), copies=cache).writer()
+    handles = [add(writer, "a", 1, 2), add(writer, "b", 3)]
+    placement = writer.finish()
+    found = [copy_of(cache, store, placement.of(handle)) for handle in handles]
+    assert found == [[stream(1, 2)], [stream(3)]]
 
-    class Copies:
-        def keep(self, handle, store_url, pieces):
-            kept.append((handle, store_url, b"".join(pieces)))
 
-    writer = Segments(store, system_environment(), copies=Copies()).writer()
-    handle = add(writer, "a", 1, 2)
+def test_the_copy_of_a_raced_upload_has_the_name_of_the_winner(tmp_path):
+    store = Stalling("segment-writer-raced-copy")
+    cache = HostCache(tmp_path, 10**6, copy_timeout=60)
+    writer = Segments(
+        raced(store, RetryPolicy.fixed(3, 0.05, 0), system_environment()), system_environment(), cache
+    ).writer()
+    handle = add(writer, "a", 1)
     placed = writer.finish().of(handle)
-    assert kept == [(placed, store.url, stream(1, 2))]
+    assert placed.name == store.names[1]
+    assert copy_of(cache, store, placed) == [stream(1)]
+    store.go_on.set()
+    assert store.deleted.wait(60)
+    MemoryStore.forget("segment-writer-raced-copy")
+
+
+def test_a_failed_upload_leaves_no_copy(tmp_path):
+    class Refusing(MemoryStore):
+        def put_all_if_absent(self, name, pieces):
+            raise AccessDeniedError("no", operation="put", subject=name)
+
+    cache = HostCache(tmp_path, 10**6)
+    writer = Segments(Refusing("segment-writer-refuses"), system_environment(), copies=cache).writer()
+    add(writer, "a", 1)
+    with pytest.raises(AccessDeniedError):
+        writer.finish()
+    cache.copier._executor.close()  # Waits for what is under way.
+    assert list(tmp_path.glob("*/*.copy")) == []
+
+
+def test_a_store_on_this_host_needs_no_copies(tmp_path):
+    cache = HostCache(tmp_path / "copies", 10**6)
+    writer = Segments(LocalStore(tmp_path / "root"), system_environment(), copies=cache).writer()
+    add(writer, "a", 1)
+    writer.finish()
+    assert not (tmp_path / "copies").exists()
+
+
+def copy_of(cache, store, handle):
+    return [bytes(found.buffer) for found in cache.find(store.url, handle.name, handle.offset, handle.length)]

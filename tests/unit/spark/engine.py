@@ -13,7 +13,7 @@ from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_START, EventTimeWatch
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.task import HASH_COLUMN, TaskContext, run_subtask
-from stateline.state.run_cache import OpenRuns
+from stateline.state.open_runs import OpenRuns
 
 MAX_PARALLELISM = 8
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import msgspec
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 
 from stateline.blob import InstrumentedStore
 from stateline.blob.memory import MemoryStore
+from stateline.changelog.host_cache import OWN_FOLDER, HostCache
 from stateline.changelog.segment import SectionKind, read_directory
 from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint.packing import packed
@@ -128,3 +130,19 @@ def test_the_driver_takes_a_bounded_sum_of_all_subtasks():
     assert small.subtask_inline_bytes == INLINE
     large = dataclasses.replace(small, parallelism=32_768, max_parallelism=32_768)
     assert large.subtask_inline_bytes * 32_768 <= 256 * 1024 * 1024
+
+
+def test_a_host_finds_its_copies_of_sections_that_the_driver_packed(root, tmp_path):
+    """Not by the name of the segment, which the host that made them never knew."""
+    cache = HostCache(tmp_path, 1 << 30)
+    engine = Engine(program(), SCHEMA, root=root, inline_bytes=INLINE, cache=lambda subtask: cache)
+    for number in range(4):
+        root.reset()
+        record = engine.run(rows(number))
+        delivered = [handle for delivery in record.deliveries for handle in delivery.rows]
+        assert root.calls["get_range"] == len(delivered), "the driver's function reads its rows, tasks read nothing"
+    assert state_of(engine) == expected([rows(number) for number in range(4)])
+    shutil.rmtree(tmp_path / OWN_FOLDER)
+    root.reset()
+    engine.run(rows(4))
+    assert root.calls["get_range"] > len(delivered)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from stateline.blob.memory import MemoryStore
+from stateline.changelog.host_cache import HostCache
 from stateline.environment import system_environment
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput
@@ -16,7 +17,6 @@ from stateline.spark.aggregation import AggregateProgram
 from stateline.spark.driver_stores import DriverStores
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.state import aggregate
-from stateline.state.run_cache import RunCache
 from stateline.state.stored import StoredState
 from tests.unit.spark.engine import Engine
 
@@ -34,14 +34,14 @@ class Hosts:
 
     def __init__(self, folder, bytes_max=ROOMY):
         self.folders = [folder / name for name in ("one", "two")]
-        self.copies = [RunCache(place, bytes_max, system_environment()) for place in self.folders]
+        self.copies = [HostCache(place, bytes_max, copy_timeout=60) for place in self.folders]
         self.turned = 0
 
     def __call__(self, subtask):
         return self.copies[(subtask + self.turned) % 2]
 
     def files(self):
-        return sorted(path for folder in self.folders for path in folder.glob("*/*.run"))
+        return sorted(path for folder in self.folders for path in folder.glob("*/*.copy"))
 
 
 class WatchedStore(MemoryStore):
@@ -151,7 +151,7 @@ def test_a_lost_disk_is_filled_again(store, tmp_path):
     assert run_fetching(running, BATCHES[3]) == lost
     assert run_fetching(running, BATCHES[4]) == set()
     assert state(running) == expected(BATCHES, [2] * 5)
-    assert [copies.failures.value for copies in hosts.copies] == [0, 0]
+    assert [copies.metrics.snapshot()["local_copies_skipped"] for copies in hosts.copies] == [0, 0]
 
 
 def test_a_damaged_copy_is_fetched_again_and_replaced(store, tmp_path):
@@ -161,14 +161,12 @@ def test_a_damaged_copy_is_fetched_again_and_replaced(store, tmp_path):
         running.run(batch)
     good = {path: path.read_bytes() for path in hosts.files()}
     for number, (path, data) in enumerate(sorted(good.items())):
-        cut = data[: len(data) // 2] if number % 3 == 0 else data[:99] + bytes([data[99] ^ 1]) + data[100:]
-        path.write_bytes(cut)
+        path.write_bytes(data[:98] if number % 3 == 0 else data[:99] + bytes([data[99] ^ 1]) + data[100:])
     named = {name for names in runs(running) for name in names}
     assert run_fetching(running, BATCHES[3]) == named
-    assert sum(copies.failures.value for copies in hosts.copies) == len(named)
-    assert run_fetching(running, BATCHES[4]) == set()
-    replaced = {path: path.read_bytes() for path in hosts.files() if path in good}
-    assert len([path for path in replaced if replaced[path] == good[path]]) >= len(named)
+    assert sum(copies.metrics.snapshot()["local_read_fallbacks"] for copies in hosts.copies) == len(named)
+    assert len(good.keys() - hosts.files()) == len(named), "what is damaged is deleted"
+    assert run_fetching(running, BATCHES[4]) == set(), "and sections that were fetched take its place"
     assert state(running) == expected(BATCHES, [2] * 5)
 
 

@@ -19,7 +19,7 @@ from stateline.spark.coordinator import Batch, MicroBatchCoordinator
 from stateline.spark.files_sink import FilesSink
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.task import TaskContext, run_subtask
-from stateline.state.run_cache import OpenRuns
+from stateline.state.open_runs import OpenRuns
 from stateline.testing.scenarios.pipeline import CountingProgram
 
 PARALLELISM, KEY_GROUPS = 3, 12

@@ -15,7 +15,7 @@ SCHEMA = StateSchema(pa.schema([("id", pa.int64())]), pa.schema([("n", pa.int64(
 
 def shown() -> str:
     """The block of the page that reads files."""
-    [block] = [block for block in PAGE.read_text().split("```python\n")[1:] if "paths" in block]
+    [block] = [block for block in PAGE.read_text().split("```python\n")[1:] if "places" in block]
     return block.partition("```")[0]
 
 
@@ -25,15 +25,14 @@ def test_runs_whose_whole_numbers_differ_in_width_are_one_table(tmp_path: Path) 
         for key, number in ((1, 1), (2, 300), (2**40, -(2**50))):
             state.put(pa.table({"id": [key], "n": [number], "t": ["x"]}))
             record = backend.checkpoint()
-    paths = []
-    for number, run in enumerate(run for subtask in record.operators[0].subtasks for run in subtask.runs):
-        paths.append(str(tmp_path / f"{number}.arrow"))
-        Path(paths[-1]).write_bytes((tmp_path / run.name).read_bytes()[run.offset : run.end])
-    schemas = [pa.ipc.open_file(pa.memory_map(path)).schema for path in paths]
+    runs = [run for subtask in record.operators[0].subtasks for run in subtask.runs]
+    places = [(str(tmp_path / run.name), run.offset, run.length) for run in runs]
+    sections = [pa.memory_map(path).read_buffer().slice(offset, length) for path, offset, length in places]
+    schemas = [pa.ipc.open_file(section).schema for section in sections]
     assert [schema.field("n").type for schema in schemas] == [pa.int8(), pa.int16(), pa.int64()]
     with pytest.raises(pa.ArrowInvalid, match="Schema at index 1 was different"):
-        pa.concat_tables([pa.ipc.open_file(pa.memory_map(path)).read_all() for path in paths])
-    found = {"paths": paths}
+        pa.concat_tables([pa.ipc.open_file(section).read_all() for section in sections])
+    found = {"places": places}
     exec(compile(shown(), str(PAGE), "exec"), found)
     rows = found["rows"]
     assert rows.schema.field("n").type == rows.schema.field("id").type == pa.int64()

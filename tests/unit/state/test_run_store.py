@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,15 +15,16 @@ from state_kit import ALL, LONGS, MAX_PARALLELISM, StoredRuns, changes, run_of
 
 from stateline.blob import InstrumentedStore, open_store
 from stateline.blob.memory import MemoryStore
+from stateline.changelog.host_cache import OWN_FOLDER, HostCache
 from stateline.environment import Environment, SystemClock
 from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange
 from stateline.state.backend import KeyedStateBackend
+from stateline.state.open_runs import OpenRun, OpenRuns
 from stateline.state.rescale import narrowed
 from stateline.state.rows import Run
 from stateline.state.run import RunSettings
-from stateline.state.run_cache import RUNS_FOLDER, Extent, OpenRun, OpenRuns, RunCache
 from stateline.state.run_store import RunReader, RunReaderSettings
 
 BIG = RunReaderSettings(whole_bytes=0, range_bytes=4096)
@@ -38,13 +38,13 @@ def remote(request: pytest.FixtureRequest) -> Iterator[InstrumentedStore]:
     MemoryStore.forget(name)
 
 
-def written(store: InstrumentedStore | object, rows: int = 3000, cache: RunCache | None = None) -> RunHandle:
+def written(store: InstrumentedStore | object, rows: int = 3000, cache: HostCache | None = None) -> RunHandle:
     run = run_of(changes(LONGS, {number: [number * 10] for number in range(rows)}), batch_rows=10_000)
     writer = StoredRuns(store, LONGS, MAX_PARALLELISM, settings=SMALL_BATCHES, cache=cache)  # type: ignore[arg-type]
     return writer.write(run, checkpoint_id=5)
 
 
-def reader(store: object, cache: RunCache | None = None, settings: RunReaderSettings = BIG) -> RunReader:
+def reader(store: object, cache: HostCache | None = None, settings: RunReaderSettings = BIG) -> RunReader:
     return RunReader(store, LONGS, settings=settings, cache=cache, open_runs=OpenRuns())  # type: ignore[arg-type]
 
 
@@ -190,12 +190,15 @@ def test_a_damaged_or_missing_local_run_is_an_error(tmp_path: Path) -> None:
 
 
 class Clock(SystemClock):
-    """Wall-clock time by hand."""
+    """Time by hand."""
 
     def __init__(self) -> None:
-        self.time = SystemClock().now()
+        self.time = self.began = SystemClock().now()
 
     def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
         return self.time
 
 
@@ -204,8 +207,12 @@ def clock() -> Clock:
     return Clock()
 
 
-def cache_in(folder: Path, clock: Clock, bytes_max: int = 1 << 30) -> RunCache:
-    return RunCache(folder / "runs", bytes_max, Environment(clock=clock))
+def cache_in(folder: Path, clock: Clock, bytes_max: int = 1 << 30) -> HostCache:
+    return HostCache(folder / "runs", bytes_max, copy_timeout=60, environment=Environment(clock=clock))
+
+
+def copies(folder: Path) -> list[Path]:
+    return sorted((folder / "runs" / OWN_FOLDER).glob("*.copy"))
 
 
 @pytest.mark.parametrize("part", [ALL, KeyGroupRange(4, 9)])
@@ -232,39 +239,23 @@ def test_a_damaged_copy_is_fetched_anew_and_replaced(
 ) -> None:
     handle = part_of(written(remote), part.start, part.end)
     expected = keys(reader(remote, cache_in(tmp_path, clock)).open(handle))
-    (path,) = (tmp_path / "runs" / RUNS_FOLDER).iterdir()
+    (path,) = copies(tmp_path)
     good = path.read_bytes()
     for bad in (b"", good[:-1], good[:-700] + bytes([good[-700] ^ 1]) + good[-699:]):
         path.write_bytes(bad)
         cache = cache_in(tmp_path, clock)
         assert keys(reader(remote, cache).open(handle)) == expected
         assert path.read_bytes() == good
-    assert cache.failures.value == 1
+        assert cache.metrics.snapshot()["local_read_fallbacks"] == 1
 
 
 def test_a_slice_takes_no_more_disk_than_its_bytes(remote: InstrumentedStore, tmp_path: Path, clock: Clock) -> None:
     handle = written(remote, rows=100_000)
     cache = cache_in(tmp_path, clock)
     reader(remote, cache).open(part_of(handle, 3, 3))
-    (path,) = (tmp_path / "runs" / RUNS_FOLDER).iterdir()
+    (path,) = copies(tmp_path)
     assert path.stat().st_size == handle.length
     assert cache.size() < handle.length / 4
-
-
-def test_the_least_recently_used_copies_go_first(remote: InstrumentedStore, tmp_path: Path, clock: Clock) -> None:
-    handles = [written(remote) for _ in range(4)]
-    room = -(-handles[0].length // 4096) * 4096
-    cache = cache_in(tmp_path, clock, bytes_max=3 * room)
-    for handle in handles[:3]:
-        reader(remote, cache).open(handle)
-    paths = {handle.name: path for handle in handles[:3] for path in [cache._path(handle, remote.url, whole=True)]}
-    for age, handle in enumerate([handles[1], handles[0], handles[2]]):
-        os.utime(paths[handle.name], (clock.time - 100 + age, clock.time - 100 + age))
-    reader(remote, cache).open(handles[1])  # A use, which makes it the newest.
-    reader(remote, cache).open(handles[3])
-    assert paths[handles[1].name].exists()
-    assert not paths[handles[0].name].exists()
-    assert cache.size() <= 3 * room
 
 
 def test_a_mapped_copy_stays_readable_after_it_was_deleted(
@@ -274,37 +265,9 @@ def test_a_mapped_copy_stays_readable_after_it_was_deleted(
     cache = cache_in(tmp_path, clock)
     reader(remote, cache).open(handle)
     run = reader(remote, cache).open(handle)
-    cache.drop(handle, remote.url, whole=True)
+    for path in copies(tmp_path):
+        path.unlink()
     assert keys(run) == list(range(3000))
-
-
-def test_temporary_files_are_swept_when_their_writer_is_gone(
-    remote: InstrumentedStore, tmp_path: Path, clock: Clock
-) -> None:
-    cache = cache_in(tmp_path, clock)
-    reader(remote, cache).open(written(remote))
-    leftover = tmp_path / "runs" / RUNS_FOLDER / f"{0:032x}.tmp"
-    leftover.write_bytes(b"x")
-    cache.save(written(remote), remote.url, [Extent(0, memoryview(b"x"))], whole=True)
-    assert leftover.exists()
-    clock.time += 7200
-    cache.save(written(remote), remote.url, [Extent(0, memoryview(b"x"))], whole=True)
-    assert not leftover.exists()
-
-
-def test_files_of_others_in_the_folder_of_copies_stay(remote: InstrumentedStore, tmp_path: Path, clock: Clock) -> None:
-    given = tmp_path / "runs"
-    own = given / RUNS_FOLDER
-    foreign = [given / "a.run", given / "upload.tmp", own / "a.run", own / "upload.tmp", own / f"{0:064x}.tmp"]
-    own.mkdir(parents=True)
-    for path in foreign:
-        path.write_bytes(bytes(5000))
-        os.utime(path, (1, 1))
-    cache = cache_in(tmp_path, clock, bytes_max=1)
-    written(remote, cache=cache)
-    assert all(path.read_bytes() == bytes(5000) for path in foreign)
-    assert sorted(path for path in own.iterdir() if path.is_file()) == sorted(foreign[2:])
-    assert cache.failures.value == 0
 
 
 @pytest.mark.parametrize("place", [".", "..", "runs", "link"])
@@ -312,10 +275,10 @@ def test_a_folder_of_copies_that_overlaps_the_root_is_refused(tmp_path: Path, pl
     root = tmp_path / "root"
     root.mkdir()
     (root / "link").symlink_to(root / "runs")
-    cache = RunCache(root / place, 1000, Environment())
+    cache = HostCache(root / place, 1000)
     with pytest.raises(InvalidInputError, match="must be apart"):
         KeyedStateBackend.open(root, cache=cache)
-    with KeyedStateBackend.open(root, cache=RunCache(tmp_path / "copies", 1000, Environment())):
+    with KeyedStateBackend.open(root, cache=HostCache(tmp_path / "copies", 1000)):
         pass
 
 
@@ -324,12 +287,12 @@ def test_a_broken_cache_disk_fails_nothing(remote: InstrumentedStore, tmp_path: 
     cache = cache_in(tmp_path, clock)
     handle = written(remote, cache=cache)
     assert keys(reader(remote, cache).open(handle)) == list(range(3000))
-    assert cache.failures.value >= 2
+    assert cache.metrics.snapshot()["local_copies_skipped"] == 2
 
 
 def test_copies_are_private(remote: InstrumentedStore, tmp_path: Path, clock: Clock) -> None:
     written(remote, cache=cache_in(tmp_path, clock))
-    (path,) = (tmp_path / "runs" / RUNS_FOLDER).iterdir()
+    (path,) = copies(tmp_path)
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
@@ -374,6 +337,32 @@ def test_what_a_stack_has_lost_is_let_go_and_what_others_have_is_not(remote: Ins
     opener.open_stack(stack, [])
     opener.open_stack(neighbour, [])
     assert len(shared) == 0
+
+
+def test_runs_of_an_earlier_parallelism_are_let_go(remote: InstrumentedStore) -> None:
+    before, first, second = (written(remote, rows=rows) for rows in (10, 20, 30))
+    shared = OpenRuns()
+    opener = RunReader(remote, LONGS, open_runs=shared)
+    opener.open_stack(("counts", "state", 0, 15), [before])
+    opener.open_stack(("counts", "other", 0, 15), [first])
+    opener.open_stack(("counts", "state", 0, 7), [part_of(second, 0, 7)])
+    opener.open_stack(("counts", "state", 8, 15), [part_of(second, 8, 15)])
+    assert len(shared) == 2
+    remote.reset()
+    opener.open(first)
+    opener.open(part_of(second, 0, 7))
+    assert remote.bytes_read == 0
+
+
+def test_a_stack_that_nobody_opens_any_longer_is_let_go(remote: InstrumentedStore, clock: Clock) -> None:
+    ended, going_on = written(remote, rows=10), written(remote, rows=20)
+    shared = OpenRuns()
+    opener = RunReader(remote, LONGS, open_runs=shared, environment=Environment(clock=clock))
+    opener.open_stack(("ended", "state", 0, 15), [ended])
+    for _ in range(3):
+        clock.time += 400
+        opener.open_stack(("goes on", "state", 0, 15), [going_on])
+        assert len(shared) == (2 if clock.time < clock.began + 600 else 1)
 
 
 @pytest.mark.parametrize("where", ["in this process", "on the disk"])

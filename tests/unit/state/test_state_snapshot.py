@@ -13,9 +13,9 @@ from stateline.checkpoint.api import OperatorState, SubtaskState
 from stateline.errors import UnavailableError
 from stateline.key_groups import KeyGroupRange
 from stateline.state.merge import MergeSettings
+from stateline.state.open_runs import OpenRuns
 from stateline.state.rescale import state_of_range
 from stateline.state.rows import StateRows
-from stateline.state.run_cache import OpenRuns
 from stateline.state.run_store import RunReader
 from stateline.state.table import StateTable
 

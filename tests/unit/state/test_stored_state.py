@@ -18,9 +18,9 @@ from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
 from stateline.key_groups import KeyGroupRange
 from stateline.state.changes import CHANGE_COLUMN, _equal, change_schema, changes_between
 from stateline.state.merge import MergeSettings
+from stateline.state.open_runs import OpenRuns
 from stateline.state.rescale import rescale
 from stateline.state.run import RunSettings
-from stateline.state.run_cache import OpenRuns
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.stored import StoredState, find_operator

@@ -17,9 +17,9 @@ from stateline.state.changes import change_schema, changes_between
 from stateline.state.closing import close_keys
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
+from stateline.state.open_runs import OpenRuns
 from stateline.state.rows import StateRows
 from stateline.state.run import encode_run
-from stateline.state.run_cache import OpenRuns
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import merge_once

@@ -14,8 +14,8 @@ from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.checkpoint.layout import METADATA, RECORD_PREFIX
 from stateline.files.pending import load_rows
 from stateline.key_groups import KeyGroupRange
+from stateline.state.open_runs import OpenRuns
 from stateline.state.rescale import state_of_range
-from stateline.state.run_cache import OpenRuns
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.stored import find_operator

@@ -28,10 +28,11 @@ from stateline.spark.coordinator import Batch, MicroBatchCoordinator, SubtaskRes
 from stateline.spark.ending import file_finisher
 from stateline.spark.plan import OperatorPlan, PipelinePlan, SavepointStart
 from stateline.spark.task import BatchMoment, Processed, TaskContext, run_subtask
+from stateline.spark.upkeep import Upkeep
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
+from stateline.state.open_runs import OpenRuns
 from stateline.state.rows import StateRows
-from stateline.state.run_cache import OpenRuns
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
@@ -171,6 +172,7 @@ class PipelineSystem(MicroBatchSystem):
             {"counts": process.store(places.out)},
             self.run_subtasks,
             process.environment,
+            upkeep=Upkeep(process.environment),
         )
 
     def start(self) -> None:
