@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from stateline.state.run_cache import RunCache
+from stateline.changelog.host_cache import HostCache
 from stateline.testing import Setting, simulate
 from stateline.testing.scenarios.sections import SectionedPipeline
 
@@ -30,19 +30,19 @@ class Noted(SectionedPipeline):
 
 def test_records_have_inline_sections_segments_of_several_and_stacks_merged_half_way(monkeypatch):
     scenario = Noted()
-    load, drop = RunCache.load, RunCache.drop
+    find, drop = HostCache.find, HostCache.drop
 
-    def loaded(self, *arguments, **more):
-        buffer = load(self, *arguments, **more)
-        scenario.found["read from a copy" if buffer is not None else "not on this host"] += 1
-        return buffer
+    def sought(self, *arguments, **more):
+        found = list(find(self, *arguments, **more))
+        scenario.found["read from a copy" if found else "not on this host"] += 1
+        yield from found
 
     def dropped(self, *arguments, **more):
         scenario.found["damaged copies"] += 1
         drop(self, *arguments, **more)
 
-    monkeypatch.setattr(RunCache, "load", loaded)
-    monkeypatch.setattr(RunCache, "drop", dropped)
+    monkeypatch.setattr(HostCache, "find", sought)
+    monkeypatch.setattr(HostCache, "drop", dropped)
     assert not simulate(scenario, range(3), Setting()).failures
     assert {name for name, count in scenario.found.items() if count > 1} == {
         "inline",

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace
 
 from stateline.blob import BlobStore, Buffer, ObjectInfo, StoreDecorator
+from stateline.changelog.section_reader import SectionReader
 from stateline.changelog.segment_writer import Placement, Segments
 from stateline.checkpoint import retention as retention_module
 from stateline.checkpoint.api import Checkpoint, FileState
@@ -285,6 +286,24 @@ def _believed(buffer: Any, handle: RunHandle) -> None:
     """Proves nothing."""
 
 
+def _first_copy_alone(self: SectionReader, section: Any, read: Any, *, part: Any = None, read_part: Any = None) -> Any:
+    if section.is_inline or self._cache is None:
+        return _near(self, section, read, part=part, read_part=read_part)
+    for found in self._copies(self._cache, section, None):
+        return read(found.buffer)
+    return None
+
+
+_near = SectionReader.near
+
+_bug(
+    "damaged_copy_fails_the_task",
+    "a damaged copy is neither replaced nor passed over",
+    SectionReader,
+    "near",
+    _first_copy_alone,
+    "single",
+)
 _bug(
     "copy_is_believed",
     "what a host has for a run is taken without a look at its checksum",

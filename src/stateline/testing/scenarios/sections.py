@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from stateline.changelog.host_cache import HostCache
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.checkpoint.layout import id_of_record
 from stateline.files import RollingPolicy
@@ -25,7 +26,6 @@ from stateline.spark.plan import SavepointStart
 from stateline.spark.task import TaskContext
 from stateline.state import merge as merge_module
 from stateline.state.merge import MergeSettings
-from stateline.state.run_cache import RunCache
 from stateline.testing.backends import scratch_folder
 from stateline.testing.effects import Effect
 from stateline.testing.invariants import require
@@ -53,6 +53,9 @@ _HOSTS: Final = ("host-0", "host-0", "host-0", "host-0", "host-1", "")
 """One of these runs a task; the last one is a host that was never there before."""
 
 _COPIES_BYTES: Final = 1 << 20
+_FLIP_BYTES: Final = 1500
+"""One bit of each so many bytes is another one: about one in each section."""
+
 _SHORTEST_COPY: Final = 256
 """Shorter files keep the books of the folder."""
 
@@ -113,7 +116,7 @@ class _System(PipelineSystem):
     def context(self, process: Process, task: SubtaskTask) -> TaskContext:
         """Two of three results carry their sections; each subtask runs where the dice say."""
         host = _moved_to(process)
-        cache = RunCache(host, _COPIES_BYTES, process.environment)
+        cache = HostCache(host, _COPIES_BYTES, environment=process.environment)
         inline = _INLINE_BYTES if (self._plan.parallelism + task.checkpoint_id + task.subtask) % 3 else 0
         return replace(super().context(process, task), cache=cache, inline_bytes=inline)
 
@@ -126,15 +129,15 @@ def _moved_to(process: Process) -> Path:
     copies = sorted(path for path in host.rglob("*") if path.is_file() and path.stat().st_size >= _SHORTEST_COPY)
     for path in copies:
         if dice.chance(0.5):
-            _damage(path, dice.below(4), dice.below(64))
+            _damage(path, dice.below(4), dice.below(_FLIP_BYTES))
     return host
 
 
 def _damage(path: Path, how: int, offset: int) -> None:
     """A file with other bytes in its place: what somebody has mapped stays as it was."""
     data = bytearray(path.read_bytes())
-    middle = len(data) // 2 + offset - 32  # Where the rows are.
-    data[middle] ^= 0x40
+    for place in range(min(offset, len(data) - 1), len(data), _FLIP_BYTES):
+        data[place] ^= 0x40
     other = path.with_suffix(".damaged")
-    other.write_bytes((bytes(data), bytes(data), bytes(data[:middle]), bytes(data) + b"\0" * 64)[how])
+    other.write_bytes((bytes(data), bytes(data), bytes(data[: len(data) // 2]), bytes(data) + b"\0" * 64)[how])
     other.replace(path)
