@@ -10,6 +10,7 @@ from stateline.testing import (
     planted_late,
     planted_pipeline,
     planted_protocol,
+    planted_sections,
     planted_sink,
     planted_store,
 )
@@ -23,6 +24,7 @@ assert all(
         planted_components,
         planted_beside,
         planted_sink,
+        planted_sections,
         planted_cloud,
         planted_late,
     )

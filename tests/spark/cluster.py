@@ -111,7 +111,7 @@ class StandaloneCluster:
             "JAVA_HOME": find_java().home,
             "SPARK_CONF_DIR": str(self.folder / "conf"),
             "SPARK_LOCAL_IP": host,
-            "SPARK_LOCAL_DIRS": str(self.folder / "local"),
+            "SPARK_LOCAL_DIRS": str(self.folder / f"local-{host}"),
             "SPARK_LOG_DIR": str(self.folder / "logs"),
             "SPARK_DAEMON_MEMORY": "256m",
         }

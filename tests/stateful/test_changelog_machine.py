@@ -220,7 +220,7 @@ class ChangelogMachine(RuleBasedStateMachine):
     @invariant()
     def bytes_in_flight_are_bounded(self) -> None:
         if hasattr(self, "storage"):
-            assert self.storage._scheduler._queue.throttle.in_flight <= self.settings.max_in_flight
+            assert self.storage._scheduler._uploads.throttle.in_flight <= self.settings.max_in_flight
 
     @invariant()
     def every_set_is_in_one_place(self) -> None:

@@ -55,7 +55,7 @@ OWN_FOLDER: Final = "stateline-copies"
 _CHUNK_BYTES: Final = 8 * 1024 * 1024
 _LOCK_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = (0.000_5, 0.01)
-_FILES_MAX: Final = 16_384
+_FILES_MAX: Final = 4096
 """More files than this would make counting slow."""
 
 _SPARE: Final = 16
@@ -349,15 +349,14 @@ class HostCache:
         Returns the bytes taken and the number of files. Call it under the lock of the ledger.
         """
         # First what is under way: what is complete in between counts twice, and never not at all.
-        under_way = [_room(path, status) for path, status in self._files(_UNDER_WAY) if not self._evict(path)]
-        found = sorted(self._files(_COPY), key=lambda item: (item[1].st_mtime, item[0]))
-        rooms = [_room(path, status) for path, status in found]
-        taken, files = sum(under_way) + sum(rooms), len(under_way) + len(found)
+        under_way = [taken for _, path, taken in self._files(_UNDER_WAY) if not self._evict(path)]
+        found = sorted(self._files(_COPY))
+        taken, files = sum(under_way) + sum(room for _, _, room in found), len(under_way) + len(found)
         limit = self._limit(taken)
         if taken + room <= limit and files < _FILES_MAX:
             return taken, files
         spare = files - len(found) // _SPARE
-        for (path, _), freed in zip(found, rooms, strict=True):
+        for _, path, freed in found:
             if taken + room <= limit and files <= spare and files < _FILES_MAX:
                 break
             if self._evict(path):
@@ -367,13 +366,13 @@ class HostCache:
 
     def size(self) -> int:
         """Bytes of disk that all copies take."""
-        return sum(_room(path, status) for path, status in self._files(_COPY))
+        return sum(room for _, _, room in self._files(_COPY))
 
     def sweep(self) -> None:
         """Deletes what nobody has used for the idle time, and what dead writers left."""
         horizon = self._clock.now() - (self._idle_seconds or 0)
-        for path, status in self._files(_COPY):
-            if self._idle_seconds is not None and status.st_mtime <= horizon and self._evict(path):
+        for used_at, path, _ in self._files(_COPY):
+            if self._idle_seconds is not None and used_at <= horizon and self._evict(path):
                 self.metrics.counter("cache_evictions").increment()
         with self._locked(_LEDGER, self.copier.timeout) as ledger:
             if ledger is not None:
@@ -390,14 +389,20 @@ class HostCache:
 
     # -- files ----------------------------------------------------------------------------------------------------
 
-    def _files(self, names: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:
+    def _files(self, names: re.Pattern[str]) -> Iterator[tuple[float, str, int]]:
+        """When each file was last used, its path, and the bytes for which it counts."""
         with os.scandir(self.folder) as entries:
             for entry in entries:
-                if names.fullmatch(entry.name):
+                match = names.fullmatch(entry.name)
+                if match is not None:
                     with suppress(FileNotFoundError):
-                        yield Path(entry.path), entry.stat(follow_symlinks=False)
+                        status = entry.stat(follow_symlinks=False)
+                        room = status.st_size if match[1] is None else status.st_blocks * _BLOCK_BYTES
+                        if names is _UNDER_WAY:  # What its writer has taken.
+                            room = int(match[1])
+                        yield status.st_mtime, entry.path, room
 
-    def _evict(self, path: Path) -> bool:
+    def _evict(self, path: str) -> bool:
         """Deletes a file that nobody holds."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -478,15 +483,6 @@ class HostCopies(StoreDecorator):
 
 def _key(store_url: str, name: str) -> str:
     return hashlib.sha256(f"{store_url}\0{name}".encode()).hexdigest()[:32]
-
-
-def _room(path: Path, status: os.stat_result) -> int:
-    """Bytes that a file counts for: what its writer took, what a slice really takes, or all."""
-    under_way = _UNDER_WAY.fullmatch(path.name)
-    if under_way is not None:
-        return int(under_way[1])
-    match = _COPY.fullmatch(path.name)
-    return status.st_size if match is None or match[1] is None else status.st_blocks * _BLOCK_BYTES
 
 
 def _size(data: Buffer) -> int:

@@ -21,7 +21,7 @@ from stateline.environment import Cancellable, Clock, Environment, Executor, exe
 from stateline.errors import ClosedError, ErrorKind, StatelineError, UnavailableError, chain_of
 from stateline.options import check_kind, parse_int
 
-__all__ = ["Pledge", "RetryingExecutor", "closed_uploads"]
+__all__ = ["Pledge", "RetryingExecutor", "Upload", "closed_uploads"]
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class RetryingExecutor:
         self.metrics = metrics or ChangelogMetrics()
         self.monitor = environment.executors.monitor()
         self._owns_executor = self.executor is not executor
-        self._live: dict[_Upload, None] = {}
+        self._live: dict[Upload, None] = {}
         self._closed = False
 
     def execute(self, policy: RetryPolicy, action: RetriableAction) -> Future[Any]:
@@ -68,13 +68,24 @@ class RetryingExecutor:
             The winner's result, or the last error. Done after ``complete`` or ``fail`` of the action has returned.
         """
         check_kind(policy, RetryPolicy, "policy")
-        upload = _Upload(policy, action)
-        with self.monitor:
-            closed = self._closed
-            if not closed:
-                self._live[upload] = None
-        self._step(upload, "closed" if closed else "due", closed_uploads() if closed else None)
+        upload = Upload(policy, action)
+        self.queue(upload)
+        self.due(upload)
         return upload.future
+
+    def queue(self, upload: Upload, delay: float | None = None) -> None:
+        """Takes an upload that is due when :meth:`due` says so, and at the latest after ``delay``."""
+        with self.monitor:
+            self._live[upload] = None
+            if delay is not None:
+                upload.timer = self.executor.call_later(delay, functools.partial(self.due, upload))
+
+    def due(self, upload: Upload) -> None:
+        """Starts an upload that is queued, and none that is not."""
+        if self._closed:
+            self._step(upload, "closed", closed_uploads())
+        else:
+            self._step(upload, "due")
 
     def close(self) -> None:
         """Fails every action that has no winner yet. Attempts that run go on, and are discarded if they succeed."""
@@ -86,13 +97,16 @@ class RetryingExecutor:
         for upload in live:
             self._step(upload, "closed", closed_uploads())
 
-    def _step(self, upload: _Upload, event: Event, value: Any = None, attempt: int = 0) -> None:
+    def _step(self, upload: Upload, event: Event, value: Any = None, attempt: int = 0) -> None:
         """Tells the table what happened, and does what it says. ``value``: the attempt's result, or the error."""
         with self.monitor:
             instruction = upload.attempts.on(event, attempt, value if event in ("broke", "late") else None)
             number, delay = upload.attempts.started, upload.attempts.delay
             if upload.attempts.has_ended:
                 self._live.pop(upload, None)
+            timer, upload.timer = (None, upload.timer) if instruction == "nothing" else (upload.timer, None)
+        if timer is not None:
+            timer.cancel()
         if instruction == "repeat":
             self._repeat(upload, delay or 0.0)
         elif instruction == "start":
@@ -108,29 +122,29 @@ class RetryingExecutor:
             _call(upload.action.complete, value)
             upload.future.set_result(value)
 
-    def _start(self, upload: _Upload, attempt: int) -> None:
+    def _start(self, upload: Upload, attempt: int) -> None:
         try:
             future = self.executor.submit(self._attempt, upload, attempt)
             future.add_done_callback(functools.partial(self._ended, upload, attempt))
         except Exception as error:  # noqa: BLE001 - from an executor of whatever kind: the attempt has failed
             self._step(upload, "broke", _refusal(error), attempt)
 
-    def _repeat(self, upload: _Upload, delay: float) -> None:
+    def _repeat(self, upload: Upload, delay: float) -> None:
         if delay == 0:
-            self._step(upload, "due")
+            self.due(upload)
             return
         try:
-            self.executor.call_later(delay, functools.partial(self._step, upload, "due"))
+            self.executor.call_later(delay, functools.partial(self.due, upload))
         except Exception as error:  # noqa: BLE001 - from an executor of whatever kind: nothing else tries again
             self._step(upload, "closed", _refusal(error))
 
-    def _ended(self, upload: _Upload, attempt: int, future: Future[None]) -> None:
+    def _ended(self, upload: Upload, attempt: int, future: Future[None]) -> None:
         """The executor is through with an attempt, which it may have cancelled or failed without running it."""
         error = closed_uploads() if future.cancelled() else future.exception()
         if error is not None:
             self._step(upload, "broke", error, attempt)
 
-    def _attempt(self, upload: _Upload, attempt: int) -> None:
+    def _attempt(self, upload: Upload, attempt: int) -> None:
         if upload.attempts.has_ended:
             return
         self.metrics.counter("upload_attempts").increment()
@@ -156,7 +170,7 @@ class RetryingExecutor:
             if timer is not None:
                 timer.cancel()
 
-    def _start_timer(self, upload: _Upload, attempt: int) -> Cancellable | None:
+    def _start_timer(self, upload: Upload, attempt: int) -> Cancellable | None:
         timeout = upload.attempts.policy.timeout_seconds
         if timeout is None:
             return None
@@ -167,7 +181,7 @@ class RetryingExecutor:
                 raise  # No thread for the timer: an attempt that nobody would race.
             return None  # Closed meanwhile: the action has failed already.
 
-    def _is_late(self, upload: _Upload, attempt: int, timeout: float) -> None:
+    def _is_late(self, upload: Upload, attempt: int, timeout: float) -> None:
         error = _AttemptTimeoutError(
             f"attempt {attempt} was not done after {timeout:g} s",
             operation="upload",
@@ -177,13 +191,14 @@ class RetryingExecutor:
         self._step(upload, "late", error, attempt)
 
 
-class _Upload:
+class Upload:
     """One action and its place in the table."""
 
     def __init__(self, policy: RetryPolicy, action: RetriableAction) -> None:
         self.attempts = Attempts(policy)
         self.action = action
         self.future: Future[Any] = Pledge()
+        self.timer: Cancellable | None = None
         self.first_start: float | None = None
 
 

@@ -27,11 +27,11 @@ from stateline.changelog.api import (
     UploadTasksResult,
 )
 from stateline.changelog.metrics import ChangelogMetrics
-from stateline.changelog.retry import Pledge, RetryingExecutor, closed_uploads
+from stateline.changelog.retry import Pledge, RetryingExecutor, Upload, closed_uploads
 from stateline.changelog.settings import ChangelogSettings
-from stateline.changelog.upload_table import QueuedTask, RetryPolicy, UploadQueue
+from stateline.changelog.upload_table import Batch, QueuedTask, RetryPolicy, UploadRoom
 from stateline.changelog.upload_task import UploadTask, end_tasks
-from stateline.environment import Cancellable, Clock, Environment, Executor
+from stateline.environment import Clock, Environment, Executor
 from stateline.errors import ClosedError
 from stateline.options import check_kind
 
@@ -138,11 +138,11 @@ class _BatchingScheduler:
         self.uploader = uploader
         self.clock, self.metrics = retrying.clock, retrying.metrics
         self._delay = settings.persist_delay
-        self._policy = RetryPolicy.of(settings)
+        self.policy = RetryPolicy.of(settings)
         self._retrying = retrying
         self._monitor = retrying.monitor
-        self._queue = UploadQueue(settings)
-        self._timer: Cancellable | None = None
+        self._uploads = UploadRoom(settings)
+        self._newest: _Batch | None = None  # May yet get more tasks.
         self._room: Future[None] = _done()
         self._process = os.getpid()
         self._closed = False
@@ -154,7 +154,7 @@ class _BatchingScheduler:
     def available(self) -> bool:
         """See :attr:`AvailabilityProvider.available`."""
         with self._monitor:
-            return self._queue.throttle.has_capacity or self._refuses
+            return self._uploads.throttle.has_capacity or self._refuses
 
     def availability_future(self) -> Future[None]:
         """See :meth:`AvailabilityProvider.availability_future`. All who wait share it, so none can cancel it."""
@@ -186,27 +186,29 @@ class _BatchingScheduler:
         """Queues the task as soon as there is room; ``None``: there never will be."""
         arrived = self.clock.monotonic()
         with self._monitor:
-            blocked = not self._queue.has_room_for(task)
-        if blocked:
-            self._drain_soon(only_full=False)  # What waits for its batch would only hold the room that we need.
+            blocked, last = not self._uploads.has_room_for(task), self._newest
+        if blocked and last is not None:
+            self._start_soon(last)  # What waits for more tasks would only hold the room that we need.
         with self._monitor:
             if not self._wait_for_room(task):
                 return None
-            place = self._queue.place_of(task, self.clock.monotonic())
-            self._start_timer(anew=place.begins_batch)
-            self._queue.enter(place)
+            last, batch = self._newest, self._batch_for(task)
+            self._uploads.enter(batch, place := batch.with_task(task, self.clock.monotonic()))
+            ready = [batch] if batch.upload.timer is None or self._uploads.is_full(batch) else []
+            if last not in (None, batch) and last.upload.attempts.is_open and not self._uploads.is_full(last):
+                ready = [last, batch]  # Together they are enough to go at once.
             self._show_gauges()
-        if place.ends_batch or self._timer is None:
-            self._drain_soon(only_full=place.ends_batch)
+        for one in ready:
+            self._start_soon(one)
         self.metrics.histogram("capacity_wait_seconds").record(self.clock.monotonic() - arrived)
         return place
 
     def _wait_for_room(self, task: UploadTask) -> bool:
         """Waits, in the order of arrival; ``False`` if the scheduler is closed."""
-        waiting = self._queue.waiting
+        waiting = self._uploads.waiting
         try:
             waiting.append(task)
-            self._monitor.wait_for(lambda: self._refuses or self._queue.has_room_for(task))
+            self._monitor.wait_for(lambda: self._refuses or self._uploads.has_room_for(task))
         finally:
             if task in waiting:
                 waiting.remove(task)
@@ -215,61 +217,53 @@ class _BatchingScheduler:
 
     # -- starting batches -----------------------------------------------------------------------------------------
 
-    def _start_timer(self, *, anew: bool) -> None:
-        """Lets the queue wait for more tasks, but not for ever, whatever happens to the thread that queues."""
-        old = self._timer
-        if old is None or anew:
-            try:
-                self._timer = self._retrying.executor.call_later(self._delay, self._timer_fired)
-            except Exception as error:  # noqa: BLE001 - from an executor of whatever kind
-                _LOG.debug("a batch does not wait for more tasks: %s", error)
-                return
-            if old is not None:
-                old.cancel()
-
-    def _drain_soon(self, *, only_full: bool) -> None:
+    def _batch_for(self, task: UploadTask) -> _Batch:
+        """The newest batch, if the task fits; else a new one, which waits for more tasks, but not for ever."""
+        newest = self._newest
+        if newest is not None and newest.upload.attempts.is_open and self._uploads.fits(newest, task):
+            return newest
+        batch = _Batch(self)
         try:
-            self._retrying.executor.submit(self._drain, only_full)
+            self._retrying.queue(batch.upload, self._delay)
+        except Exception as error:  # noqa: BLE001 - from an executor of whatever kind
+            _LOG.debug("a batch does not wait for more tasks: %s", error)
+        self._newest = batch
+        return batch
+
+    def _start_soon(self, batch: _Batch) -> None:
+        try:
+            self._retrying.executor.submit(self._retrying.due, batch.upload)
         except Exception as error:  # noqa: BLE001 - from an executor of whatever kind
             _LOG.debug("batches are started by whoever fills them: %s", error)
-            self._drain()
+            self._retrying.due(batch.upload)
 
-    def _timer_fired(self) -> None:
+    def began(self, batch: Batch) -> None:
+        """For the batch only: its first attempt begins."""
+        self.metrics.histogram("upload_batch_tasks").record(len(batch.places))
+        now = self.clock.monotonic()
+        for place in batch.places:
+            self.metrics.histogram("queue_wait_seconds").record(now - place.arrived_at)
         with self._monitor:
-            self._timer = None
-        self._drain()
-
-    def _drain(self, only_full: bool = False) -> None:
-        """Starts everything that is queued, or full batches only. Empty queues start nothing, so no object is empty."""
-        timer = None
-        with self._monitor:
-            batches = self._queue.take(only_full=only_full)
-            if not self._queue:
-                timer, self._timer = self._timer, None
             self._show_gauges()
-        if timer is not None:
-            timer.cancel()
-        for batch in batches:
-            self.metrics.histogram("upload_batch_tasks").record(len(batch))
-            self._retrying.execute(self._policy, _Batch(batch, self))
 
-    def leave(self, places: list[QueuedTask]) -> None:
-        """Gives the room of tasks back before they end, and tells whoever waits for it."""
+    def left(self, batch: Batch) -> list[UploadTask]:
+        """For the batch only: gives the room of its tasks back, which end now, and tells whoever waits for it."""
         room = _done()
         with self._monitor:
-            self._queue.leave(places)
+            tasks = self._uploads.leave(batch)
             if self.available:
                 room, self._room = self._room, room
             self._show_gauges()
             self._monitor.notify_all()
         if not room.done():
             room.set_result(None)
+        return tasks
 
     def _show_gauges(self) -> None:
-        gauge = self.metrics.gauge
-        gauge("upload_queue_tasks").set(len(self._queue))
-        gauge("upload_queue_bytes").set(self._queue.bytes)
-        gauge("in_flight_bytes").set(self._queue.throttle.in_flight)
+        waits = self._newest if self._newest is not None and self._newest.upload.attempts.is_open else Batch()
+        self.metrics.gauge("upload_queue_tasks").set(len(waits.places))
+        self.metrics.gauge("upload_queue_bytes").set(waits.bytes)
+        self.metrics.gauge("in_flight_bytes").set(self._uploads.throttle.in_flight)
 
     def close(self) -> None:
         """See :meth:`StateChangeUploadScheduler.close`."""
@@ -277,36 +271,25 @@ class _BatchingScheduler:
             if self._closed:
                 return
             self._closed = True
-            if self._process != os.getpid():
-                return  # Tasks, attempts and futures are those of the process that was forked.
-            timer, self._timer = self._timer, None
-            batches = self._queue.take(only_full=False)
-        if timer is not None:
-            timer.cancel()
-        for batch in batches:
-            self.leave(batch)
-            end_tasks((place.task, _refused(self._process)) for place in batch)
-        self.leave([])
-        self._retrying.close()
-        self.uploader.close()
+        if self._process == os.getpid():  # Else tasks, attempts and futures are those of the process that was forked.
+            self.left(Batch())
+            self._retrying.close()
+            self.uploader.close()
 
 
-class _Batch:
+class _Batch(Batch):
     """The action of one batch: all tasks go into one object, all share its fate. Lets the tasks go when they end."""
 
-    def __init__(self, places: list[QueuedTask], scheduler: _BatchingScheduler) -> None:
-        self._places = places
+    def __init__(self, scheduler: _BatchingScheduler) -> None:
+        super().__init__()
+        self.upload = Upload(scheduler.policy, self)
         self._scheduler = scheduler
-        self._waited = False
 
     def try_execute(self) -> object:
         """See :meth:`RetriableAction.try_execute`."""
-        if not self._waited:
-            self._waited = True
-            now = self._scheduler.clock.monotonic()
-            for place in self._places:
-                self._scheduler.metrics.histogram("queue_wait_seconds").record(now - place.arrived_at)
-        return self._scheduler.uploader.upload([place.task for place in self._places])
+        if self.upload.attempts.started == 1:
+            self._scheduler.began(self)
+        return self._scheduler.uploader.upload([place.task for place in self.places]) if self.places else None
 
     def discard(self, result: object) -> None:
         """See :meth:`RetriableAction.discard`."""
@@ -316,22 +299,17 @@ class _Batch:
 
     def complete(self, result: object) -> None:
         """See :meth:`RetriableAction.complete`."""
-        outcomes = [(place.task, place.task.outcome(result)) for place in self._places]
+        outcomes = [(place.task, place.task.outcome(result)) for place in self.places]
         for task, outcome in outcomes:  # Before a completion gives their room in flight to somebody else.
             for change_set in () if isinstance(outcome, BaseException) else task.change_sets:
                 change_set.give_up()
-        self._end()
+        self._scheduler.left(self)
         end_tasks(outcomes)
 
     def fail(self, error: BaseException) -> None:
         """See :meth:`RetriableAction.fail`."""
         self._scheduler.metrics.counter("upload_failures").increment()
-        end_tasks([(task, error) for task in self._end()])
-
-    def _end(self) -> list[UploadTask]:
-        places, self._places = self._places, []
-        self._scheduler.leave(places)
-        return [place.task for place in places]
+        end_tasks([(task, error) for task in self._scheduler.left(self)])
 
 
 def _done() -> Future[None]:

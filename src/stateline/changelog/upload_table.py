@@ -5,8 +5,8 @@ Owns which state follows which, who may go and together with whom. Does not own 
 
 - :data:`LIFE` is the table: states, events, and the instruction of each step. What it does not list comes too late, and
   nothing happens. :class:`Attempts` is one upload in it.
-- :class:`UploadQueue` is what comes before: the room of all uploads together, the order of those who wait for it, and
-  which tasks share an upload.
+- :class:`UploadRoom` is what comes before: the room of all uploads together, the order of those who wait for it, and
+  which tasks share an upload. An upload that is queued, and had no attempt yet, may get more tasks.
 
 Rules:
 - An attempt's time runs from its real start, not from its place in the queue. When it is over, the attempt goes on, but
@@ -32,7 +32,7 @@ from stateline.changelog.upload_task import UploadTask
 from stateline.errors import InternalError, InvalidInputError
 from stateline.options import parse_duration, parse_int, parse_size
 
-__all__ = ["LIFE", "Attempts", "Event", "QueuedTask", "RetryPolicy", "UploadQueue", "UploadThrottle"]
+__all__ = ["LIFE", "Attempts", "Batch", "Event", "QueuedTask", "RetryPolicy", "UploadRoom", "UploadThrottle"]
 
 MAX_BATCH_CHANGE_SETS: Final = 16_384
 """Change sets in one batch, however small they are: each is a section of the object."""
@@ -147,6 +147,11 @@ class Attempts:
         self._in_time = 0  # The number of the attempt whose error counts; 0: of none.
 
     @property
+    def is_open(self) -> bool:
+        """Whether it may yet get more to upload."""
+        return self.state == "queued" and self.started == 0
+
+    @property
     def has_ended(self) -> bool:
         """Whether it was completed or failed."""
         return self.state in ("done", "failed")
@@ -221,29 +226,44 @@ class UploadThrottle:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class QueuedTask:
-    """A task that has room.
+    """A task in its batch.
 
     Attributes:
         task: The writer's.
         arrived_at: When it got its place.
-        begins_batch: Whether it is the first of its batch.
-        ends_batch: Whether its batch is full with it.
-        batch_bytes: Of its batch, up to it.
-        batch_sets: Change sets of its batch, up to it.
-        queue_bytes: Of the queue, from when it was last empty up to it.
+        bytes: Of the batch, up to it.
+        sets: Change sets of the batch, up to it.
     """
 
     task: UploadTask
     arrived_at: float
-    begins_batch: bool
-    ends_batch: bool
-    batch_bytes: int
-    batch_sets: int
-    queue_bytes: int
+    bytes: int
+    sets: int
 
 
-class UploadQueue:
-    """The tasks of one scheduler before their upload. Not safe to use from two threads at once.
+class Batch:
+    """Tasks that become one object.
+
+    Attributes:
+        places: The tasks, until they end.
+    """
+
+    def __init__(self) -> None:
+        self.places: list[QueuedTask] = []
+
+    @property
+    def bytes(self) -> int:
+        """Of its tasks."""
+        return self.places[-1].bytes if self.places else 0
+
+    def with_task(self, task: UploadTask, now: float) -> QueuedTask:
+        """The place that the task would have."""
+        sets = self.places[-1].sets if self.places else 0
+        return QueuedTask(task, now, self.bytes + task.size, sets + len(task.change_sets))
+
+
+class UploadRoom:
+    """Who may go, and together with whom: the bytes in flight of one scheduler. Not safe from two threads at once.
 
     Attributes:
         throttle: The bytes in flight.
@@ -253,62 +273,41 @@ class UploadQueue:
     def __init__(self, settings: ChangelogSettings) -> None:
         self.throttle = UploadThrottle(settings.max_in_flight)
         self.waiting: deque[UploadTask] = deque()
-        self._settings = settings
-        self._queue: deque[QueuedTask] = deque()
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    @property
-    def bytes(self) -> int:
-        """Of the tasks that wait for their batch."""
-        return self._queue[-1].queue_bytes - self._queue[0].queue_bytes + self._queue[0].task.size if self._queue else 0
+        self._limit = settings.persist_size_threshold
+        self._has_delay = settings.persist_delay > 0
 
     def has_room_for(self, task: UploadTask) -> bool:
         """Whether it is this task's turn, and there is room for it."""
         return self.throttle.fits(task.size) and (not self.waiting or self.waiting[0] is task)
 
-    def place_of(self, task: UploadTask, now: float) -> QueuedTask:
-        """Where the task would go: into the last batch, or into a new one."""
-        limit = self._settings.persist_size_threshold
-        last = self._queue[-1] if self._queue else None
-        size, sets, queued = task.size, len(task.change_sets), 0 if last is None else last.queue_bytes
-        begins, ends = True, self._settings.persist_delay == 0 or bool(self.waiting)
-        if last is not None and not last.ends_batch:
-            both, both_sets = size + last.batch_bytes, sets + last.batch_sets
-            begins = both > limit or both_sets > MAX_BATCH_CHANGE_SETS
-            ends = ends or both >= limit  # Also if it begins another one: what is queued is enough to go at once.
-            size, sets = (size, sets) if begins else (both, both_sets)
-        return QueuedTask(task, now, begins, ends or size >= limit, size, sets, queued + task.size)
+    def fits(self, batch: Batch, task: UploadTask) -> bool:
+        """Whether the batch stays within its bounds with this task, too; a single one may exceed the first."""
+        if not batch.places:
+            return True
+        place = batch.with_task(task, 0.0)
+        return self._has_delay and place.bytes <= self._limit and place.sets <= MAX_BATCH_CHANGE_SETS
 
-    def enter(self, place: QueuedTask) -> None:
-        """Queues a task and takes its room, or leaves everything as it was: the caller may be interrupted."""
+    def is_full(self, batch: Batch) -> bool:
+        """Whether the batch has to wait for no more tasks."""
+        return not self._has_delay or batch.bytes >= self._limit or bool(self.waiting)
+
+    def enter(self, batch: Batch, place: QueuedTask) -> None:
+        """Gives a task its room and its place, or leaves everything as it was: the caller may be interrupted."""
         task, in_flight = place.task, self.throttle.in_flight
         try:
             self.throttle.seize(task.size)
-            self._queue.append(place)
+            batch.places.append(place)
             task.taken = True
         except BaseException:
-            if self._queue and self._queue[-1] is place:
-                self._queue.pop()
+            if batch.places and batch.places[-1] is place:
+                batch.places.pop()
             if self.throttle.in_flight != in_flight:
                 self.throttle.release(task.size)
             raise
 
-    def take(self, *, only_full: bool) -> list[list[QueuedTask]]:
-        """Takes batches out of the queue, in order: all, or those that nothing is added to any more."""
-        kept = 0
-        if only_full and self._queue and not self._queue[-1].ends_batch:
-            kept = next(index for index, place in enumerate(reversed(self._queue), 1) if place.begins_batch)
-        batches: list[list[QueuedTask]] = []
-        while len(self._queue) > kept:
-            place = self._queue.popleft()
-            if place.begins_batch:
-                batches.append([])
-            batches[-1].append(place)
-        return batches
-
-    def leave(self, places: list[QueuedTask]) -> None:
-        """Gives the room of tasks back that were completed or failed."""
+    def leave(self, batch: Batch) -> list[UploadTask]:
+        """Gives the room of the tasks back, which end now."""
+        places, batch.places = batch.places, []
         for place in places:
             self.throttle.release(place.task.size)
+        return [place.task for place in places]

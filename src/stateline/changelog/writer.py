@@ -202,8 +202,9 @@ class ChangelogWriter:
             ClosedError: The writer is closed.
         """
         self._enter(self.key_group_range.start)
+        limit = max(self._settings.persist_size_threshold, 1)
         for columns in batch_columns(key_groups, values, self.key_group_range):
-            for piece in columns.split(max(self._settings.persist_size_threshold, 1)):
+            for piece in (columns,) if columns.weight <= limit else columns.split(limit):
                 self._seal()
                 self._active = self._active.with_columns(piece)
                 self._room = self._active.room
@@ -474,8 +475,7 @@ class ChangelogWriter:
 
     def _check_checkpoint(self, checkpoint_id: object, operation: str) -> None:
         if not isinstance(checkpoint_id, int | np.integer) or isinstance(checkpoint_id, bool):
-            hint = "Give the integer that the checkpoint is known by"
-            message = f"{checkpoint_id!r} is no checkpoint id"
+            message, hint = f"{checkpoint_id!r} is no checkpoint id", "Give the integer that the checkpoint is known by"
             raise InvalidInputError(message, operation=operation, subject=self.operator_id, hint=hint)
 
     def _checked(self, name: str, number: SequenceNumber, operation: str) -> int:

@@ -6,6 +6,8 @@ Owns the bytes of such sections. Does not own segments (``stateline.changelog.se
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -13,7 +15,8 @@ import pyarrow as pa
 from stateline.arrow_bounds import check_stream, check_table
 from stateline.blob import BlobStore
 from stateline.blob.checksum import crc32c
-from stateline.blob.mapping import map_object
+from stateline.changelog.host_cache import HostCache
+from stateline.changelog.section_reader import SectionReader
 from stateline.changelog.segment import Section, SectionKind
 from stateline.changelog.segment_writer import SegmentWriter
 from stateline.errors import CorruptDataError, DataLossError, NotFoundError
@@ -67,33 +70,54 @@ def add_rows(segment: SegmentWriter, owner: str, rows: pa.Table, number: int = 0
     return segment.add(section, RowsHandle, rows=rows.num_rows)
 
 
-def load_rows(store: BlobStore, handles: Sequence[RowsHandle]) -> Iterator[pa.Table]:
+def load_rows(store: BlobStore, handles: Sequence[RowsHandle], cache: HostCache | None = None) -> Iterator[pa.Table]:
     """Reads pending rows back, in order, fetching just their bytes.
 
+    Args:
+        store: The root.
+        handles: The rows.
+        cache: Copies on this host, for a root that is elsewhere.
+
     Raises:
         DataLossError: An object is gone.
         CorruptDataError: Bytes are not what was stored.
     """
     for handle in handles:
-        (data,) = _bytes_of(store, handle.name, [handle])
-        yield _decoded(handle, data)
+        yield load_short_rows(store, [handle], cache)[handle]
 
 
-def load_short_rows(store: BlobStore, handles: Iterable[RowsHandle]) -> dict[RowsHandle, pa.Table]:
-    """Reads many short pieces at once: those of one object in one call of the store.
-
-    Raises:
-        DataLossError: An object is gone.
-        CorruptDataError: Bytes are not what was stored.
-    """
+def load_short_rows(
+    store: BlobStore, handles: Iterable[RowsHandle], cache: HostCache | None = None
+) -> dict[RowsHandle, pa.Table]:
+    """Reads many short pieces at once: those of one object in one call of the store. Else as :func:`load_rows`."""
+    sections = SectionReader(store, cache)
+    loaded: dict[RowsHandle, pa.Table] = {}
     objects: dict[str, list[RowsHandle]] = {}
     for handle in handles:
-        objects.setdefault(handle.name, []).append(handle)
-    return {
-        handle: _decoded(handle, data)
-        for name, wanted in objects.items()
-        for handle, data in zip(wanted, _bytes_of(store, name, wanted), strict=True)
-    }
+        with _gone_is_loss(handle):
+            near = sections.near(handle, partial(_decoded, handle))
+        if near is None:
+            objects.setdefault(handle.name, []).append(handle)
+        else:
+            loaded[handle] = near
+    for name, wanted in objects.items():
+        with _gone_is_loss(wanted[0]):
+            fetched = store.get_ranges(name, [(handle.offset, handle.end) for handle in wanted])
+        loaded |= {handle: _decoded(handle, data) for handle, data in zip(wanted, fetched, strict=True)}
+    return loaded
+
+
+@contextmanager
+def _gone_is_loss(handle: RowsHandle) -> Iterator[None]:
+    try:
+        yield
+    except NotFoundError as error:
+        raise DataLossError(
+            "the rows of an open file are gone",
+            operation="load_rows",
+            subject=handle.place,
+            hint="Restore the object, or go back to a checkpoint whose objects are complete",
+        ) from error
 
 
 def decode_rows(section: SectionHandle, data: bytes | pa.Buffer) -> pa.Table:
@@ -124,26 +148,3 @@ def _decoded(handle: RowsHandle, data: bytes | pa.Buffer) -> pa.Table:
             f"{table.num_rows} rows, its record says {handle.rows}", operation="load_rows", subject=handle.place
         )
     return table
-
-
-def _bytes_of(store: BlobStore, name: str, handles: Sequence[RowsHandle]) -> Sequence[bytes | pa.Buffer]:
-    """The bytes of handles of one object: mapped where the store is this host's disk, so that nothing is copied."""
-    if not name:
-        return [handle.data for handle in handles]
-    try:
-        mapped = map_object(store, name)
-        if mapped is None:
-            return store.get_ranges(name, [(handle.offset, handle.end) for handle in handles])
-    except NotFoundError as error:
-        raise DataLossError(
-            "the rows of an open file are gone",
-            operation="load_rows",
-            subject=handles[0].place,
-            hint="Restore the object, or go back to a checkpoint whose objects are complete",
-        ) from error
-    return [_slice(mapped, handle) for handle in handles]
-
-
-def _slice(mapped: pa.Buffer, handle: RowsHandle) -> pa.Buffer:
-    end = min(handle.end, mapped.size)  # One that was cut short fails the checksum.
-    return mapped.slice(min(handle.offset, end), end - min(handle.offset, end))

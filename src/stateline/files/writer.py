@@ -233,7 +233,7 @@ class FileWriter:
 
     def _store_again(self, files: Sequence[_Growing], names: frozenset[str]) -> None:
         chosen = [[handle for handle in file.pending if _is_folded(handle, names)] for file in files]
-        loaded = load_short_rows(self._root, chain.from_iterable(chosen))
+        loaded = load_short_rows(self._root, chain.from_iterable(chosen), self._segments.copies)
         for file, handles in zip(files, chosen, strict=True):
             handle = add_rows(self._segment, file.target, pa.concat_tables([loaded[each] for each in handles]))
             kept = [each for each in file.pending if not _is_folded(each, names)]
@@ -247,7 +247,7 @@ class FileWriter:
         pending = file.pending[len(begun.handles) :] if begun else file.pending
 
         def tables() -> Iterator[pa.Table]:
-            yield from load_rows(self._root, pending)
+            yield from load_rows(self._root, pending, self._segments.copies)
             if file.buffered:
                 yield self._checked_values(file)
 

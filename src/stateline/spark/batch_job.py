@@ -24,7 +24,6 @@ import msgspec
 import pyarrow as pa
 
 from stateline.blob import BlobStore, open_store
-from stateline.changelog.host_cache import HostCache
 from stateline.changelog.racing import raced
 from stateline.changelog.upload_table import RetryPolicy
 from stateline.environment import Environment, system_environment
@@ -33,6 +32,7 @@ from stateline.spark.anchor import Anchor
 from stateline.spark.coordinator import Batch, SubtaskResult, SubtaskTask
 from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN, WINDOW_START, EventTimeWatch, WindowPlan
 from stateline.spark.initial_state import with_initial_rows
+from stateline.spark.local_copies import host_copies
 from stateline.spark.plan import OperatorPlan, PipelinePlan
 from stateline.spark.stream_columns import column_of
 from stateline.spark.task import HASH_COLUMN, OperatorProgram, TaskContext, run_subtask
@@ -252,12 +252,12 @@ def _one_each(
 
 def task_context(plan: PipelinePlan, operator: OperatorPlan) -> TaskContext:
     """The stores of this process: opened once, however many tasks it runs."""
-    output = operator.output
+    output, root = operator.output, _process_store(plan, plan.root_url, plan.root_options)
     return TaskContext(
-        root=_process_store(plan, plan.root_url, plan.root_options),
+        root=root,
         output=None if output is None else _process_store(plan, output.url, output.store_options),
         environment=_process_environment(),
-        cache=_process_cache(plan.local_copies, plan.local_copies_bytes) if plan.local_copies else None,
+        cache=host_copies(plan, root),
         inline_bytes=plan.subtask_inline_bytes,
     )
 
@@ -265,11 +265,6 @@ def task_context(plan: PipelinePlan, operator: OperatorPlan) -> TaskContext:
 @cache
 def _process_environment() -> Environment:
     return system_environment()
-
-
-@cache
-def _process_cache(folder: str, bytes_max: int) -> HostCache:
-    return HostCache(folder, bytes_max, environment=_process_environment())
 
 
 def _process_store(plan: PipelinePlan, url: str, options: Mapping[str, str]) -> BlobStore:

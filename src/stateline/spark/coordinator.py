@@ -50,6 +50,7 @@ from stateline.spark.continuity import Step, check_continuation, decided_earlier
 from stateline.spark.delivery import Delivery, deliveries_of
 from stateline.spark.event_time import Watermark
 from stateline.spark.fencing import fenced_if_overtaken
+from stateline.spark.local_copies import host_copies
 from stateline.spark.open_files import FinishFiles, due_files, files_by_subtask, files_due_at, with_files_finished
 from stateline.spark.plan import PipelinePlan
 from stateline.spark.starting import check_start, first_checkpoint
@@ -192,7 +193,7 @@ class MicroBatchCoordinator(Generic[D]):
         self._environment = environment
         self._deliver = deliver
         self._upkeep = upkeep
-        self._segments = Segments(checkpoints.store, environment)
+        self._segments = Segments(checkpoints.store, environment, copies=host_copies(plan, checkpoints.store))
         self._newest: Checkpoint | None = None
         self._started = False
         self._is_published = True

@@ -14,7 +14,7 @@ from stateline.blob import BlobStore, open_store
 from stateline.changelog.host_cache import HostCache
 from stateline.changelog.racing import raced
 from stateline.environment import Environment
-from stateline.spark.plan import PipelinePlan
+from stateline.spark.plan import AUTO_COPIES, NO_COPIES, PipelinePlan
 
 __all__ = ["DriverStores"]
 
@@ -51,7 +51,7 @@ class DriverStores:
                 if operator.output is not None
             },
         )
-        if plan.local_copies:
+        if plan.local_copies not in (AUTO_COPIES, NO_COPIES):
             copies = HostCache(plan.local_copies, plan.local_copies_bytes, environment=environment)
             copies.check_apart([stores.root, *stores.outputs.values()], "local_copies")
         return stores

@@ -25,9 +25,10 @@ from stateline.files import EncodingAhead, FileOutput, FileWriter
 from stateline.handles import FinishedFile, OpenFile
 from stateline.spark.coordinator import Batch, BatchReport, MicroBatchCoordinator, SubtaskResult, SubtaskTask
 from stateline.spark.ending import file_finisher
+from stateline.spark.local_copies import host_copies
 from stateline.spark.open_files import files_due_at, is_round_of
 from stateline.spark.output_columns import columns_of
-from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.spark.plan import NO_COPIES, OperatorPlan, PipelinePlan
 
 __all__ = ["FilesDecision", "TaskFiles", "files_plan"]
 
@@ -67,7 +68,7 @@ class FilesDecision:
         self._records = records or CheckpointStore(root, environment=environment)
         self._plan = plan
         self._root = root
-        self._segments = Segments(root, environment)
+        self._segments = Segments(root, environment, copies=host_copies(plan, root))
         self._out = out
         self._schema = schema
         self._environment = environment
@@ -239,6 +240,8 @@ def files_plan(
     *,
     inline_bytes: int = 0,
     record_bytes: int = 0,
+    local_copies: str = NO_COPIES,
+    local_copies_bytes: int = 0,
 ) -> PipelinePlan:
     """The plan of a sink: one operator that has files and no state."""
     columns = {} if schema is None else columns_of(output.named(schema))
@@ -250,5 +253,7 @@ def files_plan(
         retained_checkpoints=retained_checkpoints,
         inline_bytes=inline_bytes,
         record_bytes=record_bytes,
+        local_copies=local_copies,
+        local_copies_bytes=local_copies_bytes,
         root_options=dict(root_options or {}),
     )

@@ -15,7 +15,13 @@ from stateline.changelog.upload_table import RetryPolicy
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.options import check_known, normalise_settings, parse_bool, parse_int, parse_size, setting
-from stateline.spark.plan import attempts_setting, parse_record_size, timeout_setting
+from stateline.spark.plan import (
+    attempts_setting,
+    copies_bytes_setting,
+    copies_setting,
+    parse_record_size,
+    timeout_setting,
+)
 from stateline.spark.stream_checks import check_hidden, check_shared
 
 __all__ = ["FilesSinkOptions"]
@@ -62,6 +68,8 @@ class FilesSinkOptions:
         record_bytes: What came so goes into the sink's record, up to so many bytes in all; else into one object.
         upload_timeout: When a request to a store elsewhere is sent once more; see :class:`PipelineSettings`.
         max_attempts: How often it is sent at most.
+        local_copies: Where hosts keep copies of rows that wait for their file; see :class:`PipelineSettings`.
+        local_copies_bytes: Room for them, on each host.
         checkpoint_location: Spark's ``checkpointLocation``, as Spark passes it on.
         query_name: Spark's ``queryName``, in the same way; the sink has no use for it.
         root_options: Options of the records' store, given as ``root.<option>``; where the records lie below the output,
@@ -87,6 +95,8 @@ class FilesSinkOptions:
     record_bytes: int = setting("20KiB", parse_record_size, help="of these that the sink's record may hold")
     upload_timeout: float = timeout_setting()
     max_attempts: int = attempts_setting()
+    local_copies: str = copies_setting()
+    local_copies_bytes: int = copies_bytes_setting()
     checkpoint_location: str = setting("", _text, help="Spark's checkpointLocation")
     query_name: str = setting("", _text, help="Spark's queryName")
     root_options: Mapping[str, str] = field(default_factory=dict, repr=False)

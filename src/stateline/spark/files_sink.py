@@ -384,6 +384,8 @@ class _Sink:
             self._schema(),
             inline_bytes=options.inline_bytes,
             record_bytes=options.record_bytes,
+            local_copies=options.local_copies,
+            local_copies_bytes=options.local_copies_bytes,
         )
 
     def _root(self) -> BlobStore:

@@ -101,10 +101,10 @@ class _Reader:
         self._handles = tuple(handles)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        root = task_context(self._plan, self._operator).root
+        context = task_context(self._plan, self._operator)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                for table in load_rows(root, [self._handles[number]]):
+                for table in load_rows(context.root, [self._handles[number]], context.cache):
                     yield from table.to_batches()
 
 

@@ -18,16 +18,25 @@ from stateline.options import normalise_settings, parse_choice, parse_duration, 
 from stateline.spark.event_time import WatermarkPlan, WindowPlan
 
 __all__ = [
+    "AUTO_COPIES",
+    "NO_COPIES",
     "OperatorPlan",
     "PipelinePlan",
     "PipelineSettings",
     "SavepointStart",
     "attempts_setting",
+    "copies_bytes_setting",
+    "copies_setting",
     "parse_record_size",
     "timeout_setting",
 ]
 
 _DRIVER_INLINE_BYTES: Final = 256 * 1024 * 1024
+
+
+AUTO_COPIES: Final = "auto"
+NO_COPIES: Final = "none"
+"""What ``local_copies`` may be besides a folder."""
 
 
 def _at_least_two(value: int | str, name: str) -> int:
@@ -64,6 +73,24 @@ def attempts_setting() -> Any:
     )
 
 
+def copies_setting() -> Any:
+    """The option ``local_copies`` of a pipeline and of a sink."""
+    return setting(
+        AUTO_COPIES, _folder, help="folder for copies on each executor's host, auto (Spark's own folder) or none"
+    )
+
+
+def copies_bytes_setting() -> Any:
+    """The option ``local_copies_bytes`` of a pipeline and of a sink."""
+    return setting("10GB", parse_size, help="room for them, on each host")
+
+
+def _folder(value: object, name: str) -> str:
+    if value in (None, ""):
+        raise InvalidInputError(f"{value!r} is no folder", subject=name, hint="Give a path, auto or none")
+    return str(value)
+
+
 def _start_mode(value: str, name: str) -> str:
     return parse_choice(value, ("copy", "claim"), name)
 
@@ -75,9 +102,9 @@ class PipelineSettings:
     Attributes:
         retained_checkpoints: How many of the newest checkpoints are kept, with all they reach; at least 2.
         metrics_log: A file on the driver's host to which each batch appends a line of JSON; empty for none.
-        local_copies: A folder on each executor's host for copies of state runs, so that a task finds on its own disk
-            what a root elsewhere (an object store) keeps. Empty for none: runs are then kept in memory, and fetched
-            again by every new worker process.
+        local_copies: A folder on each executor's host for copies of what tasks write and read, so that a task finds on
+            its own disk what a root elsewhere (an object store) keeps. ``auto`` is a folder of Spark's own, which goes
+            with the executor; ``none`` keeps runs in memory, and they are fetched again by every new worker process.
         local_copies_bytes: Room for them, on each host.
         inline_bytes: What a subtask writes comes to the driver with its result, up to so many bytes, in place of an
             object of its own. With many subtasks it is less: the driver takes 256 MiB at most.
@@ -93,8 +120,8 @@ class PipelineSettings:
 
     retained_checkpoints: int = setting(3, _at_least_two, help="newest checkpoints that are kept")
     metrics_log: str = setting("", _text, help="file for one line of JSON per batch")
-    local_copies: str = setting("", _text, help="folder for copies of state runs on each executor's host")
-    local_copies_bytes: int = setting("10GB", parse_size, help="room for them, on each host")
+    local_copies: str = copies_setting()
+    local_copies_bytes: int = copies_bytes_setting()
     inline_bytes: int = setting("64KiB", parse_size, help="of a subtask that come with its result, without an object")
     record_bytes: int = setting("20KiB", parse_record_size, help="of these that the record of a checkpoint may hold")
     upload_timeout: float = timeout_setting()
@@ -169,7 +196,7 @@ class PipelinePlan:
         operators: Keyed operators, at least one.
         retained_checkpoints: See :class:`PipelineSettings`, also for the next ones, up to ``record_bytes``.
         metrics_log: Empty for none.
-        local_copies: Empty for none.
+        local_copies: A folder, ``auto`` or ``none``.
         local_copies_bytes: Room for them.
         inline_bytes: Of each subtask.
         record_bytes: Of all of them.
@@ -186,7 +213,7 @@ class PipelinePlan:
     operators: tuple[OperatorPlan, ...]
     retained_checkpoints: int = 3
     metrics_log: str = ""
-    local_copies: str = ""
+    local_copies: str = NO_COPIES
     local_copies_bytes: int = 0
     inline_bytes: int = 0
     record_bytes: int = 0

@@ -44,7 +44,7 @@ from stateline.state.rows import Run, StateRows
 
 __all__ = ["Counts", "Expired", "MergeSettings", "SlicedStack", "merge_runs", "merge_windows", "plan_merges"]
 
-_WINDOW_ROWS: Final = 131_072
+_WINDOW_ROWS: Final = 65_536
 """Rows merged at a time: few enough to stay in the cache, enough to make numpy's overhead vanish."""
 
 _TIER_SLACK: Final = 1.2

@@ -48,7 +48,7 @@ class StateRows:
     deleted: Mask | None = None
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.keys.hashes)
 
     @property
     def tombstones(self) -> int:
@@ -159,13 +159,13 @@ class Run:
     def counts(self, borders: Sequence[int]) -> list[int]:
         """How many rows lie between neighbours of ascending hashes, the lower one included; they may end with 2**64."""
         first, end = bisect.bisect_right(borders, self.low), bisect.bisect_left(borders, self.high)
-        total = len(self)
+        inner: Hashes = np.array(borders[first:end], dtype=np.uint64)
+        numbers = (self.first_hashes.searchsorted(inner) - 1).tolist()  # The batches in which rows below a border end.
         ends = list(itertools.accumulate(map(len, self.batches), initial=0))
         places = [0] * first
-        for border in borders[first:end]:
-            batch = _place(self.first_hashes, border) - 1  # The one in which rows below the border end.
-            places.append(0 if batch < 0 else ends[batch] + _place(self.batches[batch].keys.hashes, border))
-        places += [total] * (len(borders) - end)
+        for batch, border in zip(numbers, inner, strict=True):
+            places.append(0 if batch < 0 else ends[batch] + int(self.batches[batch].keys.hashes.searchsorted(border)))
+        places += [len(self)] * (len(borders) - end)
         return [after - before for before, after in itertools.pairwise(places)]
 
     def covered(self, hashes: Hashes) -> tuple[int, int]:
@@ -174,6 +174,8 @@ class Run:
 
     def between(self, low: int, high: int) -> list[StateRows]:
         """The rows whose hash is in ``[low, high)``, without a copy."""
+        if high <= self.low or self.high <= low:
+            return []
         return _between(self.batches, self.first_hashes, low, high)
 
 
@@ -310,12 +312,16 @@ class SearchedBatches:
 
 def _between(batches: Sequence[StateRows], firsts: Hashes, low: int, high: int) -> list[StateRows]:
     """The rows of ascending batches whose hash is in ``[low, high)``; only the outer ones need a look inside."""
+    if not batches:
+        return []
     first = max(_place(firsts, low, side="right") - 1, 0)
     end = _place(firsts, high)
     inside = list(batches[first:end])
     for outer in {0, len(inside) - 1} if inside else ():
         inside[outer] = inside[outer].between(low, high)
-    return [batch for batch in inside if len(batch)]
+    if inside and not len(inside[-1]):
+        inside.pop()
+    return inside if inside and len(inside[0]) else inside[1:]
 
 
 _HASH_SPACE: Final = 1 << 64

@@ -115,24 +115,21 @@ def merge_once(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Layer:
-    """Neighbouring slices of which the same runs become one layer.
+    """What the upper runs of a slice become.
 
     Attributes:
-        key_groups: What the slices cover.
+        key_groups: What the slice covers.
         first: The oldest of these runs, by number; all newer ones take part.
         is_bottom: Whether no older run has rows here.
+        is_merged: Whether more than one run has.
         piece: The number of the object that it goes into.
     """
 
     key_groups: KeyGroupRange
     first: int
     is_bottom: bool
+    is_merged: bool
     piece: int
-
-    def goes_on_in(self, other: _Layer) -> bool:
-        """Whether another layer is of the same runs, and begins where this one ends."""
-        begins = self.key_groups.end + 1 == other.key_groups.start
-        return begins and self == dataclasses.replace(other, key_groups=self.key_groups)
 
 
 class Layers:
@@ -152,6 +149,7 @@ class Layers:
         self._table = table
         self._expired = expired
         runs = table.runs
+        self._is_plain = expired is None and not any(run.tombstones for run in runs)
         widths = np.array([_row_bytes(run) for run in runs])
         lengths = np.array([len(run) for run in runs], dtype=np.int64)
         self._borders = _borders(table.key_groups, int(lengths.sum()), float(widths @ lengths) / settings.piece_bytes)
@@ -194,7 +192,8 @@ class Layers:
         for _, layers in itertools.groupby(self._layers, lambda layer: layer.piece):
             parts = list(layers)
             covered = KeyGroupRange(parts[0].key_groups.start, parts[-1].key_groups.end)
-            rows = list(_gathered(itertools.chain.from_iterable(map(self._merged, parts))))
+            alike = itertools.groupby(parts, self._kind)
+            rows = list(_gathered(itertools.chain.from_iterable(self._merged(list(some)) for _, some in alike)))
             if rows:
                 yield Run(rows, covered, self._table.max_parallelism)
 
@@ -203,27 +202,43 @@ class Layers:
         layers: list[_Layer] = []
         size = 0.0
         for number, first in enumerate(self._firsts.tolist()):
-            if not rows[first:, number].any():
+            taking_part = int(np.count_nonzero(rows[first:, number]))
+            if not taking_part:
                 continue
             part = KeyGroupRange(self._borders[number], self._borders[number + 1] - 1)
-            layer = _Layer(part, first, not rows[:first, number].any(), int(size // piece_bytes))
+            is_bottom = not rows[:first, number].any()
+            layers.append(_Layer(part, first, is_bottom, taking_part > 1, int(size // piece_bytes)))
             size += float(widths[first:] @ rows[first:, number])
-            if layers and layers[-1].goes_on_in(layer):
-                layer = dataclasses.replace(layer, key_groups=KeyGroupRange(layers.pop().key_groups.start, part.end))
-            layers.append(layer)
         return layers
 
-    def _merged(self, layer: _Layer) -> Iterator[StateRows]:
-        """The rows of a layer; those of changes alone are handed on as they lie."""
-        table = self._table
-        runs = [run for run in table.runs[layer.first :] if len(run.key_groups.intersection(layer.key_groups))]
+    def _kind(self, layer: _Layer) -> tuple[bool, bool]:
+        """Neighbours of one kind are made together: without deletions and ends of lifetimes all are."""
+        if self._is_plain:
+            return False, False
+        return layer.is_bottom, layer.is_merged and self._expired is not None
+
+    def _merged(self, layers: Sequence[_Layer]) -> Iterator[StateRows]:
+        """The rows of neighbouring layers of one kind."""
+        drops_tombstones, expires = self._kind(layers[0])
+        covered = KeyGroupRange(layers[0].key_groups.start, layers[-1].key_groups.end)
         return merge_windows(
-            runs,
-            layer.key_groups,
-            table.max_parallelism,
-            drop_tombstones=layer.is_bottom,
-            expired=self._expired if len(runs) > 1 else None,
+            [part for number in range(len(self._table.runs)) for part in self._parts(number, layers)],
+            covered,
+            self._table.max_parallelism,
+            drop_tombstones=drops_tombstones,
+            expired=self._expired if expires else None,
         )
+
+    def _parts(self, number: int, layers: Sequence[_Layer]) -> Iterator[Run]:
+        """What of a run takes part in some layers."""
+        run = self._table.runs[number]
+        for takes_part, some in itertools.groupby(layers, lambda layer: layer.first <= number):
+            if takes_part:
+                neighbours = [layer.key_groups for layer in some]
+                covered = KeyGroupRange(neighbours[0].start, neighbours[-1].end)
+                part = covered.intersection(run.key_groups)
+                if len(part):
+                    yield run if part == run.key_groups else run.part(part, self._table.max_parallelism, None)
 
 
 def _borders(key_groups: KeyGroupRange, rows: int, pieces: float) -> list[int]:

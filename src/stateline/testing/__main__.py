@@ -33,6 +33,7 @@ _MODULES: Final = (
     "stateline.testing.planted_pipeline",
     "stateline.testing.planted_components",
     "stateline.testing.planted_beside",
+    "stateline.testing.planted_sections",
     "stateline.testing.planted_sink",
     "stateline.testing.planted_cloud",
     "stateline.testing.planted_late",

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from stateline.blob import sweep as sweep_module
 from stateline.blob.api import BlobStore
+from stateline.changelog.host_cache import HostCache
 from stateline.checkpoint import Checkpoint, CheckpointStore, Savepoint
 from stateline.checkpoint import savepoint as savepoint_module
 from stateline.checkpoint.layout import METADATA, SAVEPOINT_PREFIX, record_name
@@ -136,9 +137,11 @@ _bug(
 # -- restores ---------------------------------------------------------------------------------------------------------
 
 
-def _rows_that_are_there(store: BlobStore, handles: Sequence[RowsHandle]) -> Iterator[pa.Table]:
+def _rows_that_are_there(
+    store: BlobStore, handles: Sequence[RowsHandle], cache: HostCache | None = None
+) -> Iterator[pa.Table]:
     with contextlib.suppress(DataLossError):
-        yield from load_rows(store, handles)
+        yield from load_rows(store, handles, cache)
 
 
 def _delete_before_retiring(self: Retention, num_retained: int) -> None:

@@ -228,8 +228,22 @@ def _no_old_runs(runs: Sequence[Any], *arguments: Any, **more: Any) -> Any:
     return _merge_windows(runs[-1:], *arguments, **more)
 
 
-_merge_windows = merge_module.merge_windows
+def _no_newest_changes(self: Any, number: int, layers: Sequence[Any]) -> Any:
+    return iter(()) if number + 1 == len(self._table.runs) else _parts(self, number, layers)
 
+
+_merge_windows = merge_module.merge_windows
+_parts = snapshot_module.Layers._parts
+
+_bug(
+    "state_layer_without_changes",
+    "the newest changes take no part in a merge of slices of different depth",
+    snapshot_module.Layers,
+    "_parts",
+    _no_newest_changes,
+    "sim",
+    _PIPELINE,
+)
 _bug(
     "state_merge_forgets_old_runs",
     "a merge keeps the rows of the newest run only",

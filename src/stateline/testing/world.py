@@ -270,6 +270,10 @@ class World:
     ) -> None:
         self._stack.close()
 
+    def during(self, context: contextlib.AbstractContextManager[T]) -> T:
+        """Enters a context that ends with this world."""
+        return self._stack.enter_context(context)
+
     def process(self, name: str, parent: Process | None = None, *, faulty: bool = True) -> Process:
         """A new process. ``faulty=False`` for what stands outside of the system, such as a consumer of its files."""
         unique = name if name not in self.processes else f"{name}~{len(self.processes)}"

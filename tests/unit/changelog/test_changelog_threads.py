@@ -171,7 +171,7 @@ def test_bytes_in_flight_are_bounded_under_many_writers_and_a_slow_store(store: 
             if future.done():
                 future = None
         assert not storage.availability.available
-        assert storage._scheduler._queue.throttle.in_flight <= limit
+        assert storage._scheduler._uploads.throttle.in_flight <= limit
         # What is held: the limit, and what each writer has in its active set when it is stopped.
         assert sum(appended) <= limit + 10 * (5000 + len(change))
         store.gate.set()
@@ -196,7 +196,7 @@ def test_a_writer_that_waits_wakes_when_the_storage_is_closed(store: GatedStore)
         done.set()
 
     thread = start(block)
-    while not storage._scheduler._queue.waiting:
+    while not storage._scheduler._uploads.waiting:
         thread.join(0.001)
     store.gate.set()
     storage.close()
@@ -222,20 +222,22 @@ def test_a_writer_that_waits_can_be_interrupted() -> None:
                 entered.set()
                 gate.wait()
 
-        settings = ChangelogSettings(persist_size_threshold=10, max_in_flight=10, preemptive_persist_threshold=10)
+        settings = ChangelogSettings(
+            persist_size_threshold=10, max_in_flight=10, preemptive_persist_threshold=10, upload_timeout=0
+        )
         storage = ChangelogStorage.open(Stuck(MemoryStore("x")), settings)
         writer = storage.create_writer("operator", KeyGroupRange(0, 9))
         writer.append(1, b"x" * 10)
         entered.wait()
         def tell():
-            while not storage._scheduler._queue.waiting:
+            while not storage._scheduler._uploads.waiting:
                 pass
             print("waiting", flush=True)
         threading.Thread(target=tell, daemon=True).start()
         try:
             writer.append(1, b"y" * 10)
         except KeyboardInterrupt:
-            print("interrupted", len(storage._scheduler._queue.waiting), flush=True)
+            print("interrupted", len(storage._scheduler._uploads.waiting), flush=True)
         gate.set()
         storage.close()
     """
@@ -292,7 +294,7 @@ def test_tasks_end_exactly_once_when_the_scheduler_is_closed_meanwhile(store: Ga
             thread.join(WAIT)
         scheduler._retrying.executor.close()  # Waits for callbacks that had begun.
         assert [len(events) for events in ends] == [1] * 40
-        assert scheduler._queue.throttle.in_flight == 0
+        assert scheduler._uploads.throttle.in_flight == 0
 
 
 def test_threads_share_one_download(tmp_path: Path) -> None:

@@ -414,7 +414,7 @@ def test_batches_are_bounded() -> None:
     scheduler = batching(world, uploader, persist_delay=10)
     for size in (60, 30, 500, 99):
         scheduler._place(task_of(size))
-    scheduler._drain()
+    world.advance(10)
     world.run()
     assert uploader.calls == [[60, 30], [500], [99]]
 
@@ -491,7 +491,7 @@ def test_bytes_in_flight_never_exceed_the_limit_and_writers_wait() -> None:
     uploader = Uploader(world)
 
     def upload(tasks: Collection[UploadTask]) -> UploadTasksResult:
-        peak.append(scheduler._queue.throttle.in_flight)
+        peak.append(scheduler._uploads.throttle.in_flight)
         world.sleep(0.1)
         return UploadTasksResult({task: results_of(task, "x") for task in tasks})
 
@@ -499,11 +499,11 @@ def test_bytes_in_flight_never_exceed_the_limit_and_writers_wait() -> None:
     scheduler = batching(world, uploader, persist_size_threshold=10, max_in_flight=50, upload_timeout=0)
     for size in (10, 20, 30, 40, 50, 60, 1, 2):
         scheduler.upload(task_of(size, events=events))
-        assert scheduler._queue.throttle.in_flight <= 50
+        assert scheduler._uploads.throttle.in_flight <= 50
     world.advance(10)
     assert [event[0] for event in events] == ["done"] * 8
     assert max(peak) <= 50
-    assert scheduler._queue.throttle.in_flight == 0
+    assert scheduler._uploads.throttle.in_flight == 0
 
 
 def test_a_waiting_writer_does_not_wait_for_the_delay_of_what_is_queued() -> None:
@@ -552,7 +552,7 @@ def test_an_interrupted_writer_fails_its_task_and_leaves_the_queue() -> None:
     with pytest.raises(KeyboardInterrupt):
         scheduler.upload(task_of(7, events=events))
     assert [type(event[1]) for event in events] == [KeyboardInterrupt]
-    assert not scheduler._queue.waiting
+    assert not scheduler._uploads.waiting
 
 
 def test_availability_follows_the_room() -> None:

@@ -131,6 +131,21 @@ def test_what_somebody_reads_stays(tmp_path: Path) -> None:
     assert not found(other, "a", 0, 200)
 
 
+def test_what_somebody_writes_stays_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, write = cache_in(tmp_path, 300), host_cache._write_at
+
+    def meanwhile(descriptor: int, position: int, data: bytes) -> None:
+        monkeypatch.setattr(host_cache, "_write_at", write)
+        for name in ("b", "c"):  # As two other processes, which count the files.
+            save(cache_in(tmp_path, 300), name, bytes(200))
+        write(descriptor, position, data)
+
+    monkeypatch.setattr(host_cache, "_write_at", meanwhile)
+    save(cache, "a", bytes(200))
+    assert [bool(found(cache, name, 0, 200)) for name in "abc"] == [True, False, False]
+    assert cache.size() == 200
+
+
 def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_cache, "_FILES_MAX", 20)
     clock = Clock()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from state_kit import ALL, LONGS, MAX_PARALLELISM, changes, collide, contents, run_of, table_of
 
 from stateline.errors import InvalidInputError
-from stateline.key_groups import KeyGroupRange
+from stateline.key_groups import KeyGroupRange, key_group_of, stable_hash
+from stateline.state import snapshot as snapshot_module
 from stateline.state.merge import (
     MergeSettings,
     SlicedStack,
@@ -320,6 +321,32 @@ def test_a_run_stays_in_the_slices_that_are_not_merged() -> None:
     assert KeyGroupRange(8, 15) in kept
     again, _ = merge_once(StateTable(LONGS, ALL, MAX_PARALLELISM, merged.runs), MergeSettings(runs_max=1))
     assert contents(again) == contents(table)
+
+
+@pytest.mark.parametrize(("deleted", "passes"), [((), 1), (tuple(range(1, 40, 2)), 2)])
+def test_slices_of_different_depth_are_merged_together_unless_deletions_differ(
+    deleted: tuple[int, ...], passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The left half is merged with the oldest run, the right half above it: only there deletions stay."""
+    oldest = run_of(changes(LONGS, {n: [n] for n in range(100)}))
+    left, both = (run_of(changes(LONGS, {n: [age] for n in range(90)}), part) for age, part in ((1, LEFT), (2, ALL)))
+    newest = run_of(changes(LONGS, {n: [3] for n in range(0, 100, 2)}, deleted=deleted))
+    table = StateTable(LONGS, ALL, MAX_PARALLELISM, [oldest, left, both, newest])
+    layers = Layers(table, 3, MergeSettings(runs_max=16, piece_bytes=1 << 20), None)
+    halves = [(LEFT, 0, True), (RIGHT, 2, False)]
+    layers._layers = [snapshot_module._Layer(part, first, bottom, True, 0) for part, first, bottom in halves]
+    called = []
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        called.append(more["drop_tombstones"])
+        return merge_windows(*arguments, **more)
+
+    monkeypatch.setattr(snapshot_module, "merge_windows", counted)
+    (made,) = layers.made()
+    assert len(called) == passes
+    kept = oldest.part(RIGHT, MAX_PARALLELISM, None)
+    assert contents(StateTable(LONGS, ALL, MAX_PARALLELISM, [kept, made])) == contents(table)
+    assert made.tombstones == sum(key_group_of(stable_hash(n), MAX_PARALLELISM) in RIGHT for n in deleted)
 
 
 def test_pieces_are_made_one_after_the_other() -> None:

@@ -25,6 +25,7 @@ from stateline.testing.scenarios.recoverable import RecoverableFile
 from stateline.testing.scenarios.reference_system import ReferenceAdapter
 from stateline.testing.scenarios.restore import RestoreBesideRetention
 from stateline.testing.scenarios.savepoints import SavepointAndStart
+from stateline.testing.scenarios.sections import SectionedPipeline
 from stateline.testing.scenarios.store_publish import StorePublish
 from stateline.testing.scenarios.sweeping import SweepBesideWriters
 
@@ -147,6 +148,14 @@ register(
         summary="the same, with files that span checkpoints and a stream that ends",
         small=lambda: Pipeline(spanning=True),
         large=lambda: Pipeline(spanning=True, batches=10, partitions=3, rows=6, keys=9),
+    )
+)
+register(
+    ScenarioEntry(
+        name="sections",
+        summary="segments of several sections, inline ones, stacks merged half way, subtasks that move between hosts",
+        small=SectionedPipeline,
+        large=lambda: SectionedPipeline(batches=8, partitions=3),
     )
 )
 register(

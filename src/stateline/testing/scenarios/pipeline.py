@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateline.blob.api import BlobStore, Buffer
-from stateline.checkpoint import Checkpoint, CheckpointStore
+from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState
 from stateline.errors import NotFoundError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import key_group_of, subtask_for_key_group
@@ -49,7 +49,9 @@ __all__ = [
     "PipelineSystem",
     "Places",
     "batches_of",
+    "incarnation_of",
     "is_tombstone",
+    "rows_of",
 ]
 
 _MAX_PARALLELISM: Final = 8
@@ -80,16 +82,21 @@ FIRST_QUERY: Final = Places("root", "out", "query")
 
 @dataclass(frozen=True, slots=True)
 class CountingProgram:
-    """Adds one to the count of a row's key, and hands each row on with the attempt that processed it."""
+    """Adds one to the count of a row's key, in each of its tables, and hands the row on with the attempt at work."""
 
     attempt: str
+    names: tuple[str, ...] = ("counts",)
 
     key_columns: ClassVar[tuple[str, ...]] = ("key",)
     input_columns: ClassVar[tuple[str, ...]] = ("key", "batch", "number")
     wants_hash: ClassVar[bool] = False
-    tables: ClassVar[Mapping[str, StateSchema]] = {"counts": _SCHEMA}
     definition: ClassVar[str] = "count per key"
     output_schema: ClassVar[pa.Schema] = ROWS
+
+    @property
+    def tables(self) -> Mapping[str, StateSchema]:
+        """See :attr:`stateline.spark.task.OperatorProgram.tables`."""
+        return dict.fromkeys(self.names, _SCHEMA)
 
     def process(
         self,
@@ -102,12 +109,14 @@ class CountingProgram:
         if rows.num_rows == 0:
             return Processed(changes={})
         groups = group_rows(key_rows(_SCHEMA, [rows["key"]]))
-        found = tables["counts"].probe(groups.keys)
-        before = found.values[0].fill_null(0).to_numpy(zero_copy_only=False)
-        attempts = pa.array([self.attempt] * len(before), pa.string())
-        changes = StateRows(groups.keys, (pa.array(before + groups.sizes, pa.int64()), attempts))
+        changes = {}
+        for name in self.names:
+            before = tables[name].probe(groups.keys).values[0].fill_null(0).to_numpy(zero_copy_only=False)
+            marks = self.attempt if name == self.names[0] else f"{self.attempt} in {name}"
+            attempts = pa.array([marks] * len(before), pa.string())
+            changes[name] = StateRows(groups.keys, (pa.array(before + groups.sizes, pa.int64()), attempts))
         marked = rows.set_column(3, "attempt", pa.array([self.attempt] * rows.num_rows))
-        return Processed(changes={"counts": changes}, output=marked)
+        return Processed(changes=changes, output=marked)
 
 
 class PipelineSystem(MicroBatchSystem):
@@ -121,6 +130,8 @@ class PipelineSystem(MicroBatchSystem):
         merging: When runs are merged.
         places: Where its records and its files are.
         start: The savepoint from which a new root starts.
+        tables: The tables of its operator, all of which count.
+        record_bytes: So many bytes of sections may be in a record.
     """
 
     def __init__(
@@ -132,14 +143,17 @@ class PipelineSystem(MicroBatchSystem):
         merging: MergeSettings,
         places: Places = FIRST_QUERY,
         start: SavepointStart | None = None,
+        tables: tuple[str, ...] = ("counts",),
+        record_bytes: int = 0,
     ) -> None:
         self._process = process
         self._places = places
         self._merging = merging
+        self._tables = tables
         self._output = FileOutput(url="memory://out", format="arrow", compression="none", rolling=rolling)
         operator = OperatorPlan(
             name="counts",
-            tables={"counts": _SCHEMA.encode()},
+            tables=dict.fromkeys(tables, _SCHEMA.encode()),
             definition=CountingProgram.definition,
             output=self._output,
         )
@@ -149,6 +163,7 @@ class PipelineSystem(MicroBatchSystem):
             max_parallelism=_MAX_PARALLELISM,
             operators=(operator,),
             retained_checkpoints=retained,
+            record_bytes=record_bytes,
             start=start,
         )
         self.coordinator = MicroBatchCoordinator(
@@ -178,7 +193,7 @@ class PipelineSystem(MicroBatchSystem):
 
     def run_subtasks(self, batch: Batch[list[Row]], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
         """Runs every subtask in a process of its own, on the rows whose keys it owns, in the order of this attempt."""
-        program = CountingProgram(self._process.environment.ids.new_id())
+        program = CountingProgram(self._process.environment.ids.new_id(), self._tables)
         return self._process.run_tasks([self._function(program, task, batch.data) for task in tasks])
 
     def _function(
@@ -187,17 +202,21 @@ class PipelineSystem(MicroBatchSystem):
         mine = [row for row in rows if self._subtask_of(row) == task.subtask]
 
         def run(process: Process) -> SubtaskResult:
-            context = TaskContext(
-                root=process.store(self._places.root),
-                output=process.store(self._places.out),
-                environment=process.environment,
-                merging=self._merging,
-                open_runs=OpenRuns(),
-            )
             (operator,) = self._plan.operators
+            context = self.context(process, task)
             return run_subtask(context, operator, program, task, batches_of(mine), _MAX_PARALLELISM)
 
         return run
+
+    def context(self, process: Process, task: SubtaskTask) -> TaskContext:  # noqa: ARG002 - others look at the task
+        """What a task finds in the process in which it runs."""
+        return TaskContext(
+            root=process.store(self._places.root),
+            output=process.store(self._places.out),
+            environment=process.environment,
+            merging=self._merging,
+            open_runs=OpenRuns(),
+        )
 
     def _subtask_of(self, row: Row) -> int:
         group = _key_group(row.key)
@@ -220,8 +239,8 @@ class PipelineAdapter(MicroBatchAdapter):
 
     def open(self, process: Process, start: SavepointStart | None = None) -> PipelineSystem:
         """See :meth:`MicroBatchAdapter.open`."""
-        parallelism = _PARALLELISMS[_incarnation(process) % len(_PARALLELISMS)]
-        second = _incarnation(process) % 2
+        parallelism = _PARALLELISMS[incarnation_of(process) % len(_PARALLELISMS)]
+        second = incarnation_of(process) % 2
         merging = MergeSettings(runs_max=1 + second, piece_bytes=1 if second else 1 << 20)
         return PipelineSystem(process, parallelism, self._retained, self._rolling, merging, self.places, start)
 
@@ -272,14 +291,8 @@ class PipelineAdapter(MicroBatchAdapter):
 
     def _state_rows(self, world: World) -> Iterator[dict[str, Any]]:
         newest = self.newest(world)
-        reader = RunReader(world.objects(self.places.root), _SCHEMA, open_runs=OpenRuns())
-        for operator in () if newest is None else newest.operators:
-            for subtask in operator.subtasks:
-                table = StateTable(
-                    _SCHEMA, subtask.key_groups, _MAX_PARALLELISM, [reader.open(run) for run in subtask.runs]
-                )
-                for batch in table.scan():
-                    yield from batch.to_pylist()
+        for table in () if newest is None else newest.operators[:1]:
+            yield from rows_of(world.objects(self.places.root), table)
 
     def missing(self, world: World) -> Iterable[str]:
         """See :meth:`MicroBatchAdapter.missing`."""
@@ -325,8 +338,11 @@ class Pipeline(MicroBatch):
 
     def __init__(self, *, spanning: bool = False, roll_bytes: int = 400, **more: Any) -> None:
         rolling = RollingPolicy(roll_bytes=roll_bytes) if spanning else RollingPolicy(every_checkpoint=True)
-        self._pipeline = PipelineAdapter(rolling=rolling)
+        self._pipeline = self._adapter(rolling)
         super().__init__(self._pipeline, **{"keys": 6, **more})
+
+    def _adapter(self, rolling: RollingPolicy) -> PipelineAdapter:
+        return PipelineAdapter(rolling=rolling)
 
     def may_replace(self, name: str, data: Buffer) -> bool:
         """See :meth:`Scenario.may_replace`."""
@@ -349,6 +365,15 @@ class Pipeline(MicroBatch):
     def end(self, process: Process) -> None:
         """The end of the stream."""
         self._pipeline.open(process).finish()
+
+
+def rows_of(root: BlobStore, operator: OperatorState) -> Iterator[dict[str, Any]]:
+    """The rows of a table as a record names them, past every cache."""
+    reader = RunReader(root, _SCHEMA, open_runs=OpenRuns())
+    for subtask in operator.subtasks:
+        runs = [reader.open(run) for run in subtask.runs]
+        for batch in StateTable(_SCHEMA, subtask.key_groups, _MAX_PARALLELISM, runs).scan():
+            yield from batch.to_pylist()
 
 
 def is_tombstone(name: str, data: Buffer) -> bool:
@@ -378,7 +403,7 @@ def _exists(store: BlobStore, name: str) -> bool:
     return True
 
 
-def _incarnation(process: Process) -> int:
+def incarnation_of(process: Process) -> int:
     """Which driver of its world it is, from 0: the number in its name."""
     return int(process.name.partition("-")[2].partition("~")[0])
 
