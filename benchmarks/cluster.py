@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rows", type=int, default=200_000, help="rows per micro-batch, after a first one of all keys")
     parser.add_argument("--batches", type=int, default=8, help="batches that are counted, and again after the kill")
     parser.add_argument("--skip", type=int, default=2, help="first batches that are not counted")
-    parser.add_argument("--copies", default="copies", help="local_copies; by default below each executor's own folder")
+    parser.add_argument("--copies", default="auto", help="local_copies; by default below each executor's own folder")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="stateline-bench-") as name, ModelledStore() as store:
         folder = Path(name)
