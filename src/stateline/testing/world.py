@@ -13,7 +13,6 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
@@ -262,12 +261,7 @@ class World:
         self._stack.callback(self.scheduler.close)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._stack.close()
 
     def during(self, context: contextlib.AbstractContextManager[T]) -> T:
