@@ -34,9 +34,12 @@ def main() -> None:
     events = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(f"{folder}/source")
     # Two tasks for each batch: what they made apart becomes one file for each folder.
     rows = events.withColumn("part", F.col("key") % FOLDERS).repartition(2)
+    # Rows that wait travel with results, and tasks of one of the streams store theirs all the same.
+    inline = dict(zip(FORMATS, ("0", "64KiB"), strict=True))
     queries = [
         rows.writeStream.format("stateline_files")
         .options(format=name, roll_bytes=roll_bytes, partition_by="part", finish="never", **options)
+        .option("inline_bytes", inline[name])
         .option("checkpointLocation", f"{folder}/spark-{name}")
         .trigger(availableNow=True)
         .start(f"{arguments.url}/{name}")

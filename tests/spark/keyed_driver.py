@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("master")
     parser.add_argument("folder")
     parser.add_argument("--parallelism", type=int, default=2)
+    parser.add_argument("--inline-bytes", default="64KiB", help="of a subtask, that make no object")
     parser.add_argument("--kill", help="POINT:before, POINT:after or acknowledge:after")
     parser.add_argument("--hold-from", type=int, help="hold rows from this id on until FOLDER/go exists")
     parser.add_argument("--distinct", action="store_true", help="Spark drops rows whose id it has seen")
@@ -161,7 +162,13 @@ def main() -> None:
         events = events.dropDuplicates(["id"])
     if arguments.hold_from is not None:
         events = events.mapInArrow(waiting(folder, arguments.hold_from), SCHEMA)
-    stream = KeyedStream(events, key="key", checkpoint=f"file://{folder}/state", parallelism=arguments.parallelism)
+    stream = KeyedStream(
+        events,
+        key="key",
+        checkpoint=f"file://{folder}/state",
+        parallelism=arguments.parallelism,
+        options={"inline_bytes": arguments.inline_bytes},
+    )
     pipeline = counted(stream, folder, arguments.late).write_files(f"file://{folder}/out", roll_bytes="600B")
     query = pipeline.start(f"{folder}/spark", trigger={"availableNow": True})
     query.awaitTermination()

@@ -54,7 +54,7 @@ def work(tmp_path) -> Path:
 
 def start_with_a_late_task(cluster: StandaloneCluster, work: Path, *settings: str) -> Daemon:
     options = [word for setting in (PATIENT, *settings) for word in ("--conf", setting)]
-    return start(cluster, work, "--late", str(LATE), "--parallelism", "2", *options)
+    return start(cluster, work, "--late", str(LATE), "--parallelism", "2", "--inline-bytes", "0", *options)
 
 
 def start(cluster: StandaloneCluster, work: Path, *options: str) -> Daemon:

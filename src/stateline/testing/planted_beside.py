@@ -114,7 +114,7 @@ _bug(
     "what retention took away while it was copied is left out",
     [(savepoint_module, "copy_object")],
     _skip_what_is_gone,
-    "zombies",
+    "single",
     _SAVEPOINTS,
 )
 _bug(

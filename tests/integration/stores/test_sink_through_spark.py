@@ -39,7 +39,7 @@ FILES, ROWS = 7, 40
 WRITE = r"^(?:PUT|POST /upload)\b.*"
 
 UNDECIDED = {
-    "rows": rf"{WRITE}/shared/rows-",
+    "rows": rf"{WRITE}/shared/",
     "piece": rf"{WRITE}\.inprogress/",
     "record": rf"{WRITE}/_metadata",
 }

@@ -166,13 +166,14 @@ class PipelineSystem(MicroBatchSystem):
             record_bytes=record_bytes,
             start=start,
         )
+        self.upkeep = Upkeep(process.environment)
         self.coordinator = MicroBatchCoordinator(
             self._plan,
             CheckpointStore(process.store(places.root), environment=process.environment),
             {"counts": process.store(places.out)},
             self.run_subtasks,
             process.environment,
-            upkeep=Upkeep(process.environment),
+            upkeep=self.upkeep,
         )
 
     def start(self) -> None:
