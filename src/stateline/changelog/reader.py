@@ -217,7 +217,7 @@ class ChangelogReader:
     def _from_sources(self, segment: SegmentHandle, read: Callable[[Fetch], T]) -> T:
         """What ``read`` makes of the nearest place that has its bytes undamaged."""
         try:
-            near = self._sections.near(segment, lambda buffer: read(self._counted(_ranges_of(buffer, segment))))
+            near = self._sections.copied(segment, lambda buffer: read(self._counted(_ranges_of(buffer, segment))))
             if near is not None:
                 return near
             return read(self._counted(lambda start, end: self._store.get_range(segment.name, start, end)))

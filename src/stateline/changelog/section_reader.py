@@ -73,6 +73,17 @@ class SectionReader:
         if mapped is not None:
             start = min(section.offset, mapped.size)  # What was cut short fails its proof.
             return read(mapped.slice(start, min(section.length, mapped.size - start)))
+        return self.copied(section, read, part=part, read_part=read_part)
+
+    def copied(
+        self,
+        section: SectionHandle | SegmentHandle,
+        read: Callable[[pa.Buffer], T],
+        *,
+        part: KeyGroups | None = None,
+        read_part: Callable[[pa.Buffer], T] | None = None,
+    ) -> T | None:
+        """As :meth:`near`, of the caches alone: for who reads all of a section once, where reading beats mapping."""
         for cache in (self._cache, self._downloaded):
             if cache is None:
                 continue
