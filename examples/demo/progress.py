@@ -5,6 +5,7 @@ The record is JSON, and the demo reads it as JSON, with no Stateline code: that 
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -53,7 +54,7 @@ class RecordProgress:
         return Progress(
             events=self._events_through[files_through(self._spark_checkpoint, record["batch_id"]) - 1],
             checkpoint_id=record["checkpoint_id"],
-            state_bytes=sum({run["name"]: run["size"] for run in runs_of(record)}.values()),
+            state_bytes=sum({place_of(run): run["length"] for run in runs_of(record)}.values()),
             open_files=sum(len(output["open"]) for output in record["outputs"]),
         )
 
@@ -75,6 +76,21 @@ def runs_of(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for operator in record["operators"]:
         for subtask in operator["subtasks"]:
             yield from subtask["runs"]
+
+
+def place_of(run: dict[str, Any]) -> tuple[str, int, str]:
+    """What tells a run from all others: its segment and its place there, or its bytes, where the record holds them."""
+    return run["name"], run["offset"], run.get("data", "")
+
+
+def bytes_of(root: Path, run: dict[str, Any]) -> bytes:
+    """The bytes of a run, which any reader of Arrow files opens."""
+    name, offset, data = place_of(run)
+    if data:
+        return base64.b64decode(data)
+    with (root / name).open("rb") as segment:
+        segment.seek(offset)
+        return segment.read(run["length"])
 
 
 def _checkpoint_ids(root: Path) -> Iterator[int]:

@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 
 from examples.demo import model
 from examples.demo.offsets import batch_of_files
-from examples.demo.progress import newest_record
+from examples.demo.progress import bytes_of, newest_record
 
 SHOWN_DIFFERENCES = 5
 MISSING = "(no value)"
@@ -75,7 +75,7 @@ def read_state(root: Path, operator: str) -> pd.DataFrame:
 
 def read_subtask(root: Path, runs: Sequence[dict]) -> pd.DataFrame:
     """The newest row of each key in a stack of runs."""
-    tables = [pa.ipc.open_file(root / run["name"]).read_all() for run in runs]
+    tables = [pa.ipc.open_file(bytes_of(root, run)).read_all() for run in runs]
     schema = tables[0].schema
     keys = [field.name for field in schema if (field.metadata or {}).get(b"stateline.role") == b"key"]
     rows = pd.concat([table.to_pandas() for table in tables], ignore_index=True)

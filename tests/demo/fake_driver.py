@@ -57,7 +57,8 @@ def run_batch(batch: int, updates: dict[str, pd.DataFrame], root: Path, output: 
         else:
             write(output / name / f"batch-{batch}.parquet", table)
         write(root / "shared" / f"{name}-{batch}.arrow", state_table(rows, key))
-        runs = [{"name": f"shared/{name}-{number}.arrow", "size": 1} for number in range(batch + 1)]
+        paths = [root / "shared" / f"{name}-{number}.arrow" for number in range(batch + 1)]
+        runs = [{"name": f"shared/{path.name}", "offset": 0, "length": path.stat().st_size} for path in paths]
         operators.append({"name": name, "subtasks": [{"runs": runs}]})
     folder = root / f"chk-{batch}"
     folder.mkdir(parents=True, exist_ok=True)
