@@ -176,9 +176,10 @@ def test_progress_is_that_of_the_newest_whole_record(tmp_path: Path) -> None:
         (tmp_path / "root" / name).mkdir(parents=True)
     assert read() == Progress()
     run = '{"name": "a", "offset": 64, "length": 5}'
+    other = '{"name": "b", "offset": 0, "length": 7}'
     record = (
         '{"format": "stateline.checkpoint", "checkpoint_id": 2, "batch_id": 1, "outputs": [{"open": [{}]}],'
-        f'"operators": [{{"subtasks": [{{"runs": [{run}, {run}]}}, {{"runs": [{{"name": "b", "offset": 0, "length": 7}}]}}]}}]}}'
+        f'"operators": [{{"subtasks": [{{"runs": [{run}, {run}]}}, {{"runs": [{other}]}}]}}]}}'
     )
     (tmp_path / "spark" / "offsets").mkdir(parents=True)
     (tmp_path / "spark" / "offsets" / "0").write_text('v1\n{}\n{"logOffset":0}')
