@@ -14,6 +14,7 @@ from stateline.blob.memory import MemoryStore
 from stateline.changelog.host_cache import OWN_FOLDER, HostCache
 from stateline.changelog.segment import SectionKind, read_directory
 from stateline.changelog.segment_writer import Segments
+from stateline.checkpoint import CheckpointStore, create_savepoint, start_from_savepoint
 from stateline.checkpoint.packing import packed
 from stateline.environment import system_environment
 from stateline.errors import CorruptDataError
@@ -146,3 +147,22 @@ def test_a_host_finds_its_copies_of_sections_that_the_driver_packed(root, tmp_pa
     root.reset()
     engine.run(rows(4))
     assert root.calls["get_range"] > len(delivered)
+
+
+def test_a_savepoint_takes_inline_sections_along(root):
+    engine = Engine(program(), SCHEMA, root=root, inline_bytes=INLINE, record_bytes=1 << 20)
+    for number in range(3):
+        record = engine.run(rows(number))
+    assert any(section.is_inline for section in record.sections())
+    kept, fresh = MemoryStore("inline-sections-kept"), CheckpointStore(MemoryStore("inline-sections-fresh"))
+    savepoint = create_savepoint(engine.checkpoints, kept)
+    first = fresh.publish(start_from_savepoint(savepoint, fresh, query_id="second"))
+    stored = StoredState.of(fresh.store, first)
+    found = sorted(
+        (row["key"], row["n"], row["total"])
+        for batch in stored.reader().scan(stored.whole())
+        for row in batch.to_pylist()
+    )
+    assert found == expected([rows(number) for number in range(3)])
+    for name in ("inline-sections-kept", "inline-sections-fresh"):
+        MemoryStore.forget(name)
