@@ -21,10 +21,10 @@ from stateline.blob import InstrumentedStore, open_store
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.key_groups import hash_columns
-from stateline.spark.aggregation import AggregateProgram
-from stateline.spark.coordinator import Batch, MicroBatchCoordinator
-from stateline.spark.plan import OperatorPlan, PipelinePlan
-from stateline.spark.task import TaskContext, run_subtask
+from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator
+from stateline.pipeline.operators.aggregation import AggregateProgram
+from stateline.pipeline.plan import OperatorPlan, PipelinePlan
+from stateline.pipeline.subtask import TaskContext, run_subtask
 from stateline.state import aggregate as agg
 from stateline.state.open_runs import OpenRuns
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stateline import __version__
-from stateline.spark.arrow_batches import ARROW_BATCH_SETTINGS
+from stateline.spark.job.arrow_batches import ARROW_BATCH_SETTINGS
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -28,8 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from stateline.testing.gcs_server import GcsServer
-from stateline.testing.loopback_http import Handler, Reply, Request
+from tests.kit.gcs_server import GcsServer
+from tests.kit.loopback_http import Handler, Reply, Request
 
 LATENCY_SECONDS, BYTES_PER_SECOND, STALL_SHARE, STALL_SECONDS = 0.030, 90e6, 0.0, 5.0
 

@@ -20,9 +20,9 @@ from stateline.blob import InstrumentedStore, open_store
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.key_groups import hash_columns, key_group_of, subtask_for_key_group
-from stateline.spark.coordinator import Batch, MicroBatchCoordinator
-from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings
-from stateline.spark.task import Processed, TaskContext, run_subtask
+from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator
+from stateline.pipeline.plan import OperatorPlan, PipelinePlan, PipelineSettings
+from stateline.pipeline.subtask import Processed, TaskContext, run_subtask
 from stateline.state import StateSchema
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.rows import StateRows

@@ -58,7 +58,7 @@ def run_stateless(events: Any, keys: list[str], folder: Path, parallelism: int) 
     """The same pipeline without state: source, shuffle by key, Arrow to Python, one row back per task."""
     from pyspark.sql import functions as F
 
-    from stateline.spark.batch_job import subtask_expression
+    from stateline.spark.job.batch_job import subtask_expression
 
     def count(batches: Any) -> Any:
         rows = sum(batch.num_rows for batch in batches)

@@ -4,7 +4,7 @@ Spark takes one source from a module, so ``pyspark_stateline_files`` has the oth
 """
 
 try:
-    from stateline.spark.state_source import StateSource as DefaultSource
+    from stateline.spark.sources.state import StateSource as DefaultSource
 except ImportError:
     # Without PySpark 4.1 and pandas there is no such source. Spark must not fail for it: it also asks here when it is
     # looking for the sources of others, and leaves out a module that has none.

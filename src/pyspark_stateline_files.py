@@ -5,7 +5,7 @@ finished with each micro-batch, unless ``roll_seconds`` or ``idle_seconds`` say 
 """
 
 try:
-    from stateline.spark.files_sink import FilesSink as DefaultSource
+    from stateline.spark.sinks.files import FilesSink as DefaultSource
 except ImportError:  # As in pyspark_stateline.
     __all__: list[str] = []
 else:

@@ -4,12 +4,14 @@ A map of the layers; each imports only what stands below it, and siblings separa
 
     cli                                           people look here
     spark                                         the only folder that imports pyspark
+    pipeline                                      one micro-batch without Spark
     state | files                                 keyed state; exactly-once files that span checkpoints
-    checkpoint | changelog | recoverable          three durable services that do not know each other
+    checkpoint                                    records, retention, savepoints
+    changelog | recoverable                       the log of state; files that survive their writer
     blob                                          a store of immutable bytes
     handles  key_groups  options  metrics  environment  errors
 
-``testing`` stands beside them all: fault stores, simulators and the conformance suites that third parties run.
+``testing`` stands beside them all: fault stores, conformance suites and clocks for tests of one's own.
 Importing this package loads neither pyspark nor a cloud SDK.
 """
 

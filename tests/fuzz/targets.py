@@ -34,6 +34,8 @@ from stateline.errors import CorruptDataError, DataLossError, StatelineError, Un
 from stateline.files.pending import decode_rows
 from stateline.handles import RunHandle, SectionHandle
 from stateline.key_groups import KeyGroupRange
+from stateline.pipeline.event_time import Watermark
+from stateline.pipeline.offsets import offsets_digest
 from stateline.recoverable.gcs_interchange import (
     FlinkCommit,
     FlinkResume,
@@ -43,8 +45,6 @@ from stateline.recoverable.gcs_interchange import (
     write_resume,
 )
 from stateline.recoverable.serializers import CommitPointSerializer, ResumePointSerializer
-from stateline.spark.event_time import Watermark
-from stateline.spark.offsets import offsets_digest
 from stateline.state.run import check_whole, decode_batches, read_index
 from stateline.state.schema import StateSchema
 

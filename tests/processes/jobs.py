@@ -32,8 +32,8 @@ from stateline.state.open_runs import OpenRuns
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
-from stateline.testing.scenarios.micro_batch import Row
-from stateline.testing.scenarios.pipeline import PipelineSystem
+from tests.kit.scenarios.micro_batch import Row
+from tests.kit.scenarios.pipeline import PipelineSystem
 from tests.processes.system_call_kills import Job, files_below
 
 

@@ -25,8 +25,8 @@ from stateline.files import RollingPolicy
 from stateline.key_groups import KeyGroupRange
 from stateline.state.merge import MergeSettings
 from stateline.testing.backends import scratch_folder
-from stateline.testing.scenarios.micro_batch import Row
-from stateline.testing.scenarios.pipeline import PipelineSystem
+from tests.kit.scenarios.micro_batch import Row
+from tests.kit.scenarios.pipeline import PipelineSystem
 from tests.processes.jobs import InOneProcess
 from tests.processes.system_call_kills import files_below
 

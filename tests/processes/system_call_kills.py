@@ -27,11 +27,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from stateline.testing import planted_components, planted_pipeline, planted_store
 from stateline.testing.backends import LOCAL_MODULES, scratch_folder
 from stateline.testing.faults import FaultKind
-from stateline.testing.planted import planted
 from stateline.testing.system_calls import SystemCalls, intercepted
+from tests.kit.planted import components as planted_components
+from tests.kit.planted import pipeline as planted_pipeline
+from tests.kit.planted import store as planted_store
+from tests.kit.planted.bugs import planted
 
 assert all((planted_components, planted_pipeline, planted_store))  # They register their bugs.
 

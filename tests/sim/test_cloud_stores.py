@@ -2,11 +2,11 @@
 
 import pytest
 
-from stateline.testing import Setting, fault_pairs, run_seed, simulate, single_faults, zombie_sweep
-from stateline.testing.explore import ZOMBIE_RUNS
 from stateline.testing.faults import FaultKind
-from stateline.testing.scenarios import SCENARIOS
-from stateline.testing.scenarios.store_publish import StorePublish
+from tests.kit.explore import ZOMBIE_RUNS, Setting, fault_pairs, single_faults, zombie_sweep
+from tests.kit.scenarios import SCENARIOS
+from tests.kit.scenarios.store_publish import StorePublish
+from tests.kit.simulation import run_seed, simulate
 
 CLOUDS = ["s3", "gcs", "azure"]
 KINDS = ["create_race", "store_publish", "recoverable"]

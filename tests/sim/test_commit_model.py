@@ -3,8 +3,8 @@
 import pytest
 
 from stateline.errors import InvalidInputError
-from stateline.testing.commit_model import Variant, commit_model
-from stateline.testing.model_checker import Model, check_model
+from tests.kit.commit_model import Variant, commit_model
+from tests.kit.model_checker import Model, check_model
 
 
 def test_the_protocol_holds():

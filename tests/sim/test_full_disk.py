@@ -6,10 +6,11 @@ import subprocess
 import pytest
 
 from stateline.errors import AccessDeniedError, StorageFullError
-from stateline.testing import Fault, FaultKind, LocalBackend, ScratchBackend, ScriptedFaults, Setting, single_faults
-from stateline.testing.scenario import check, opened, restart
-from stateline.testing.scenarios import SCENARIOS
-from stateline.testing.scenarios.pipeline import Pipeline
+from stateline.testing import Fault, FaultKind, LocalBackend, ScratchBackend, ScriptedFaults
+from tests.kit.explore import Setting, single_faults
+from tests.kit.scenario import check, opened, restart
+from tests.kit.scenarios import SCENARIOS
+from tests.kit.scenarios.pipeline import Pipeline
 
 REFUSALS = [(FaultKind.NO_SPACE, StorageFullError), (FaultKind.NO_ACCESS, AccessDeniedError)]
 

@@ -2,19 +2,17 @@
 
 import pytest
 
-from stateline.testing import (
-    planted,
-    planted_beside,
-    planted_cloud,
-    planted_components,
-    planted_late,
-    planted_pipeline,
-    planted_protocol,
-    planted_sections,
-    planted_sink,
-    planted_store,
-)
-from stateline.testing.scenarios import SCENARIOS
+from tests.kit.planted import beside as planted_beside
+from tests.kit.planted import bugs as planted
+from tests.kit.planted import cloud as planted_cloud
+from tests.kit.planted import components as planted_components
+from tests.kit.planted import late as planted_late
+from tests.kit.planted import pipeline as planted_pipeline
+from tests.kit.planted import protocol as planted_protocol
+from tests.kit.planted import sections as planted_sections
+from tests.kit.planted import sink as planted_sink
+from tests.kit.planted import store as planted_store
+from tests.kit.scenarios import SCENARIOS
 
 assert all(
     (

@@ -3,18 +3,10 @@
 import pytest
 
 from stateline.files import FileWriter, folding
-from stateline.testing import (
-    Setting,
-    fault_pairs,
-    power_loss,
-    power_losses,
-    replay,
-    run_seed,
-    simulate,
-    single_faults,
-    zombie_sweep,
-)
-from stateline.testing.scenarios import SCENARIOS
+from tests.kit.explore import Setting, fault_pairs, single_faults, zombie_sweep
+from tests.kit.power_failure import power_loss, power_losses
+from tests.kit.scenarios import SCENARIOS
+from tests.kit.simulation import replay, run_seed, simulate
 
 MEMORY = ["create_race", "store_publish", "micro_batch_reference", "recoverable"]
 LOCAL = ["create_race_local", "store_publish_local", "recoverable_local"]
@@ -104,7 +96,7 @@ def test_runs_are_determined_by_their_seed(name):
 
 @pytest.mark.parametrize("name", [*WHOLE, *BESIDE, *LATE])
 def test_the_real_components_hold(name):
-    """A sample of each suite: ``python -m stateline.testing`` runs them whole."""
+    """A sample of each suite: ``python -m tests.kit`` runs them whole."""
     entry = SCENARIOS[name]
     assert holds(single_faults(entry.small(), setting(entry), sample=40)).points > 20
     assert holds(zombie_sweep(entry.small(), setting(entry), sample=30)).points > 10

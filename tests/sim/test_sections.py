@@ -3,8 +3,9 @@
 from collections import Counter
 
 from stateline.changelog.host_cache import HostCache
-from stateline.testing import Setting, simulate
-from stateline.testing.scenarios.sections import SectionedPipeline
+from tests.kit.explore import Setting
+from tests.kit.scenarios.sections import SectionedPipeline
+from tests.kit.simulation import simulate
 
 
 class Noted(SectionedPipeline):

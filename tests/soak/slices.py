@@ -11,8 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stateline.testing import Exploration, Setting, power_losses, simulate, zombie_sweep
-from stateline.testing.scenarios import SCENARIOS, ScenarioEntry
+from tests.kit.explore import Setting, zombie_sweep
+from tests.kit.power_failure import power_losses
+from tests.kit.results import Exploration
+from tests.kit.scenarios import SCENARIOS, ScenarioEntry
+from tests.kit.simulation import simulate
 from tests.spark.keyed_driver import STEPS
 from tests.spark.killing import survive
 

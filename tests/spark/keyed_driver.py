@@ -16,9 +16,9 @@ import time
 
 from stateline.blob import open_store
 from stateline.blob.instrumented import StoreDecorator
+from stateline.pipeline import coordinator as coordinator_module
+from stateline.pipeline import driver_stores as driver_stores_module
 from stateline.spark import KeyedStream, count, get_or_create_session, max, sum
-from stateline.spark import coordinator as coordinator_module
-from stateline.spark import driver_stores as driver_stores_module
 
 SCHEMA = "id long, key long, value long"
 

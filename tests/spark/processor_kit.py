@@ -17,12 +17,12 @@ from stateline.blob import open_store
 from stateline.checkpoint.api import OperatorState, SubtaskState
 from stateline.environment import system_environment
 from stateline.key_groups import hash_columns, key_group_of, range_for_subtask, subtask_for_key_group
+from stateline.pipeline.coordinator import SubtaskTask
+from stateline.pipeline.event_time import WatermarkPlan
+from stateline.pipeline.plan import OperatorPlan
+from stateline.pipeline.subtask import HASH_COLUMN, TaskContext, run_subtask
 from stateline.spark.arrow_types import arrow_schema
-from stateline.spark.coordinator import SubtaskTask
-from stateline.spark.event_time import WatermarkPlan
-from stateline.spark.plan import OperatorPlan
-from stateline.spark.processor import ProcessorProgram
-from stateline.spark.task import HASH_COLUMN, TaskContext, run_subtask
+from stateline.spark.processor.operator import ProcessorProgram
 from stateline.state.rescale import rescale
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stateline.spark import KeyedStream, anchor, count
-from stateline.spark.anchor import Anchor, values_of_partitions
+from stateline.spark import KeyedStream, count
+from stateline.spark.job import anchor
+from stateline.spark.job.anchor import Anchor, values_of_partitions
 
 SUBTASK = "CAST(k % 3 AS INT)"
 
@@ -80,7 +81,7 @@ def test_the_anchor_outweighs_the_executors_that_can_share_a_host(session):
 def test_rows_are_partitioned_without_it_where_spark_does_not_zip_unions(session, caplog):
     session.conf.set("spark.sql.unionOutputPartitioning", "false")
     placed = Anchor("n", 3)
-    with caplog.at_level(logging.DEBUG, "stateline.spark.anchor"):
+    with caplog.at_level(logging.DEBUG, "stateline.spark.job.anchor"):
         for _ in range(2):
             assert keys_by_partition(placed.partitioned(rows_of(session, 10), SUBTASK)) == EXPECTED
     assert [record.getMessage() for record in caplog.records] == [

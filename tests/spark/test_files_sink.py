@@ -17,9 +17,9 @@ from pyspark.sql import functions as F
 
 from stateline.checkpoint import CheckpointStore
 from stateline.errors import FencedError, InvalidInputError, NotFoundError
+from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.spark import finish_files, register
-from stateline.spark.coordinator import MicroBatchCoordinator
-from stateline.spark.files_options import FilesSinkOptions
+from stateline.spark.sinks.files_options import FilesSinkOptions
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stateline.spark import register
-from stateline.spark.files_sink import FilesSink
-from stateline.spark.state_source import StateSource
+from stateline.spark.sinks.files import FilesSink
+from stateline.spark.sources.state import StateSource
 
 
 def test_formats_are_found_in_a_session_without_register(spark: SparkSession, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_each_module_has_the_source_that_it_is_named_after(module: str, source: 
 def test_a_missing_dependency_does_not_fail_the_search_for_the_sources_of_others(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("stateline.spark.files_sink", "stateline.spark.state_source"):
+    for name in ("stateline.spark.sinks.files", "stateline.spark.sources.state"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, module, raising=False)
     assert not hasattr(importlib.import_module(module), "DefaultSource")

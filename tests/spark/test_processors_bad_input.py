@@ -25,7 +25,7 @@ from pyspark.sql.types import ArrayType, DoubleType, StructType
 from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
 from stateline.spark import KeyedStream
 from stateline.spark.arrow_types import arrow_schema
-from tests.unit.spark.engine import Engine
+from tests.unit.pipeline.engine import Engine
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot find this module.
 

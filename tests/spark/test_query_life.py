@@ -14,8 +14,9 @@ import pytest
 from stateline.checkpoint import CheckpointStore, sweep_root, verify_root
 from stateline.environment import system_environment
 from stateline.errors import InvalidInputError, NotFoundError, StorageFullError
-from stateline.spark import KeyedStream, count, ending, finish_files
-from stateline.spark.spark_folder import spark_folder
+from stateline.pipeline import end_of_stream as ending
+from stateline.spark import KeyedStream, count, finish_files
+from stateline.spark.job.spark_folder import spark_folder
 
 FOLDERS = 40
 AVAILABLE_NOW = {"availableNow": True}

@@ -23,9 +23,9 @@ from stateline.environment import Environment
 from stateline.errors import UserCodeError
 from stateline.spark import KeyedStream, count, register
 from stateline.spark.arrow_types import arrow_schema
-from stateline.spark.processor import ProcessorProgram
+from stateline.spark.processor.operator import ProcessorProgram
 from stateline.testing import ManualClock
-from tests.unit.spark.engine import Engine
+from tests.unit.pipeline.engine import Engine
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot find this module.
 

@@ -15,9 +15,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
 from stateline.errors import InvalidInputError, UnavailableError
-from stateline.spark import KeyedStream, count, get_or_create_session, pipeline_run, session
-from stateline.spark.arrow_batches import ARROW_BATCH_SETTINGS, set_arrow_batches
+from stateline.spark import KeyedStream, count, get_or_create_session, session
 from stateline.spark.java import JavaRuntime
+from stateline.spark.job import pipeline_run
+from stateline.spark.job.arrow_batches import ARROW_BATCH_SETTINGS, set_arrow_batches
 
 POOL = "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL"
 UNCHECKED = {"ARROW_ENABLE_UNSAFE_MEMORY_ACCESS": "true", "ARROW_ENABLE_NULL_CHECK_FOR_GET": "false"}

@@ -24,7 +24,7 @@ from stateline.key_groups import (
     stable_hash,
     subtask_for_key_group,
 )
-from stateline.testing.strategies import key_columns, key_group_ranges, parallelisms
+from tests.kit.strategies import key_columns, key_group_ranges, parallelisms
 
 # XXH64 with seed 42 of the little-endian bytes, which is Spark's xxhash64; tests/spark compares with a running Spark.
 KNOWN = [

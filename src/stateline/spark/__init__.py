@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 from stateline.errors import NotInstalledError
 
 if TYPE_CHECKING:
+    from stateline.pipeline.delivery import BatchKey
+    from stateline.pipeline.subtask import BatchMoment
     from stateline.spark.data_sources import register
-    from stateline.spark.delivery import BatchKey
-    from stateline.spark.files_ending import finish_files
     from stateline.spark.java import describe_java
     from stateline.spark.pipeline import Pipeline
     from stateline.spark.session import get_or_create_session
+    from stateline.spark.sinks.finish_files import finish_files
     from stateline.spark.stream import KeyedStream, PipelineStage
-    from stateline.spark.task import BatchMoment
     from stateline.spark.windowed import WindowedStream
     from stateline.state.aggregate import (
         Aggregator,
@@ -75,8 +75,8 @@ __all__ = [
 
 _MODULES: Final = {
     "Aggregator": "stateline.state.aggregate",
-    "BatchKey": "stateline.spark.delivery",
-    "BatchMoment": "stateline.spark.task",
+    "BatchKey": "stateline.pipeline.delivery",
+    "BatchMoment": "stateline.pipeline.subtask",
     "KeyedStream": "stateline.spark.stream",
     "Pipeline": "stateline.spark.pipeline",
     "PipelineStage": "stateline.spark.stream",
@@ -87,7 +87,7 @@ _MODULES: Final = {
     "count": "stateline.state.aggregate",
     "count_distinct": "stateline.state.aggregate",
     "describe_java": "stateline.spark.java",
-    "finish_files": "stateline.spark.files_ending",
+    "finish_files": "stateline.spark.sinks.finish_files",
     "first": "stateline.state.aggregate",
     "get_or_create_session": "stateline.spark.session",
     "last": "stateline.state.aggregate",

@@ -7,9 +7,9 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from stateline.options import check_kind
-from stateline.spark.end_listener import listener_of
-from stateline.spark.files_sink import FilesSink
-from stateline.spark.state_source import StateSource
+from stateline.spark.job.end_listener import listener_of
+from stateline.spark.sinks.files import FilesSink
+from stateline.spark.sources.state import StateSource
 
 __all__ = ["register"]
 
@@ -24,7 +24,7 @@ def register(spark: SparkSession) -> None:
     sources only where a setting of the session says so; unless the user has set it, it is switched on.
 
     Nothing else is set. In a session that it did not make, ``stateline_files`` is faster by a quarter with the settings
-    of :mod:`stateline.spark.arrow_batches`.
+    of :mod:`stateline.spark.job.arrow_batches`.
     """
     check_kind(spark, SparkSession, "spark")
     known = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - PySpark has no question for it

@@ -20,20 +20,21 @@ from stateline.checkpoint import CheckpointStore
 from stateline.environment import Environment, system_environment
 from stateline.errors import InvalidInputError
 from stateline.options import check_kind, check_known, parse_duration
-from stateline.spark.batch_job import BatchJob
-from stateline.spark.continuity import check_follows
-from stateline.spark.coordinator import MicroBatchCoordinator
-from stateline.spark.driver_stores import DriverStores
-from stateline.spark.for_each_batch import BatchDelivery, BatchFunction
-from stateline.spark.offsets import ReadFile, list_with_hadoop, next_batch, read_with_hadoop
-from stateline.spark.output_columns import check_shared_folders
-from stateline.spark.pipeline_run import PipelineRun
-from stateline.spark.plan import PipelinePlan
-from stateline.spark.query import PipelineQuery
-from stateline.spark.spark_folder import make_spark_folder, spark_folder
+from stateline.pipeline.compatibility import check_follows
+from stateline.pipeline.coordinator import MicroBatchCoordinator
+from stateline.pipeline.driver_stores import DriverStores
+from stateline.pipeline.offsets import ReadFile, list_with_hadoop, next_batch, read_with_hadoop
+from stateline.pipeline.output_columns import check_shared_folders
+from stateline.pipeline.plan import PipelinePlan
+from stateline.pipeline.subtask import OperatorProgram
+from stateline.pipeline.upkeep import Upkeep
+from stateline.spark.job.batch_job import BatchJob
+from stateline.spark.job.local_copies import host_copies
+from stateline.spark.job.pipeline_run import PipelineRun
+from stateline.spark.job.query import PipelineQuery
+from stateline.spark.job.spark_folder import make_spark_folder, spark_folder
+from stateline.spark.sinks.for_each_batch import BatchDelivery, BatchFunction
 from stateline.spark.stream_checks import check_hidden
-from stateline.spark.task import OperatorProgram
-from stateline.spark.upkeep import Upkeep
 
 __all__ = ["Pipeline"]
 
@@ -166,6 +167,7 @@ class Pipeline:
             environment,
             BatchDelivery(self._df.sparkSession, plan, functions),
             upkeep,
+            host_copies(plan, stores.root),
         )
 
 

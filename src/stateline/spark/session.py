@@ -36,9 +36,9 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from stateline.errors import ErrorKind, InvalidInputError, UnavailableError
-from stateline.spark.arrow_batches import ARROW_BATCH_SETTINGS
 from stateline.spark.data_sources import register
 from stateline.spark.java import JavaRuntime, find_java
+from stateline.spark.job.arrow_batches import ARROW_BATCH_SETTINGS
 
 __all__ = ["get_or_create_session"]
 

@@ -26,16 +26,17 @@ from stateline.files import FileOutput, RollingPolicy
 from stateline.files.nulls import check_countable
 from stateline.key_groups import check_key_type, check_parallelism
 from stateline.options import check_kind, plain_options, pop_prefixed, settings_from_options
-from stateline.spark.aggregation import AggregateProgram
-from stateline.spark.arrow_function import ArrowFunction, ArrowFunctionProgram
+from stateline.pipeline.event_time import Duration, WindowPlan
+from stateline.pipeline.operators.aggregation import AggregateProgram
+from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
+from stateline.pipeline.output_columns import columns_of
+from stateline.pipeline.plan import OperatorPlan, PipelinePlan, PipelineSettings, SavepointStart
+from stateline.pipeline.subtask import OperatorProgram
 from stateline.spark.arrow_types import arrow_schema, declared_schema
-from stateline.spark.event_time import Duration, WindowPlan
-from stateline.spark.for_each_batch import BatchFunction
-from stateline.spark.initial_state import initial_rows
-from stateline.spark.output_columns import columns_of
 from stateline.spark.pipeline import Pipeline
-from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings, SavepointStart
-from stateline.spark.processor import ProcessorProgram
+from stateline.spark.processor.initial_state import initial_rows
+from stateline.spark.processor.operator import ProcessorProgram
+from stateline.spark.sinks.for_each_batch import BatchFunction
 from stateline.spark.stream_checks import (
     check_collation,
     check_columns,
@@ -47,7 +48,6 @@ from stateline.spark.stream_checks import (
 )
 from stateline.spark.stream_columns import StreamColumns
 from stateline.spark.stream_time import stream_watermark
-from stateline.spark.task import OperatorProgram
 from stateline.spark.windowed import WindowedStream
 from stateline.state.aggregate import Aggregation
 
@@ -178,8 +178,8 @@ class KeyedStream:
         The function is called once per subtask and batch. Column ``key_index`` of the events is the row of ``state``
         that belongs to the event's key; ``state`` has one row per key, and nulls for a key without state. It returns
         ``(output, state)`` or ``(output, state, deleted)``, each a ``pyarrow.Table`` or ``None``. A third parameter of
-        the function is given the :class:`stateline.spark.task.BatchMoment`. :mod:`stateline.spark.arrow_function`
-        has the whole contract.
+        the function is given the :class:`stateline.pipeline.subtask.BatchMoment`.
+        :mod:`stateline.pipeline.operators.arrow_function` has the whole contract.
 
         Args:
             fn: The function. It is shipped to the tasks, and may be called again for a batch that is computed again.
@@ -401,10 +401,10 @@ class PipelineStage:
         """Hands the output of each checkpoint to a function, for sinks that are not files.
 
         ``fn(rows, key)`` gets a DataFrame, as in Spark's ``foreachBatch``, and a
-        :class:`~stateline.spark.delivery.BatchKey`. It is called at least once for each checkpoint that has rows, after
-        the checkpoint is durable, and always with the same rows under the same ``str(key)``, whatever crashed: a sink
-        that stores the key in the transaction that stores the rows has each row exactly once.
-        :mod:`stateline.spark.for_each_batch` has all guarantees.
+        :class:`~stateline.pipeline.delivery.BatchKey`. It is called at least once for each checkpoint that has rows,
+        after the checkpoint is durable, and always with the same rows under the same ``str(key)``, whatever crashed: a
+        sink that stores the key in the transaction that stores the rows has each row exactly once.
+        :mod:`stateline.spark.sinks.for_each_batch` has all guarantees.
 
         Args:
             fn: Runs in the driver. When it raises, the query fails, and the next start delivers the rows again.

@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame
 from stateline.blob.urls import absolute_url, relative_name
 from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
 from stateline.options import check_kind, check_known
-from stateline.spark.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN
-from stateline.spark.initial_state import INITIAL_COLUMN, INPUT_COLUMN
-from stateline.spark.task import HASH_COLUMN
+from stateline.pipeline.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN
+from stateline.pipeline.subtask import HASH_COLUMN
+from stateline.spark.processor.initial_state import INITIAL_COLUMN, INPUT_COLUMN
 
 __all__ = [
     "check_collation",

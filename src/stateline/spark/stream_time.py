@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 
 from stateline.errors import InvalidInputError
 from stateline.options import parse_choice
-from stateline.spark.event_time import LATE_DATA, Duration, WatermarkPlan
+from stateline.pipeline.event_time import LATE_DATA, Duration, WatermarkPlan
 from stateline.spark.stream_columns import StreamColumns
 
 __all__ = ["stream_watermark"]

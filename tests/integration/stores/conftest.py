@@ -8,8 +8,8 @@ import warnings
 import emulators
 import pytest
 
-from stateline.testing.fault_proxy import FaultProxy
-from stateline.testing.gcs_server import GcsServer
+from tests.kit.fault_proxy import FaultProxy
+from tests.kit.gcs_server import GcsServer
 
 pytest.register_assert_rewrite(
     "stateline.testing.blob_conformance",

@@ -12,7 +12,7 @@ from stateline.checkpoint import CheckpointedStateScope, CheckpointStreamFactory
 from stateline.errors import ConflictError, CorruptDataError, DataLossError, InvalidInputError
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.testing.blob_conformance import bytes_of
-from stateline.testing.fault_proxy import FaultProxy, answer
+from tests.kit.fault_proxy import FaultProxy, answer
 
 BLOCK_LIST = {"method": "PUT", "path": "comp=blocklist"}
 

@@ -14,7 +14,7 @@ from stateline.checkpoint import Checkpoint, CheckpointStore, OutputState, reloc
 from stateline.errors import NotFoundError
 from stateline.handles import FinishedFile
 from stateline.recoverable import RecoverableWriter
-from stateline.testing.fault_proxy import FaultProxy
+from tests.kit.fault_proxy import FaultProxy
 
 
 @pytest.fixture

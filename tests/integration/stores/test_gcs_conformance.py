@@ -7,8 +7,8 @@ import pytest
 
 from stateline.blob.gcs import GcsStore
 from stateline.testing.blob_conformance import BlobStoreConformance
-from stateline.testing.gcs_server import GcsServer
 from stateline.testing.recoverable_conformance import RecoverableConformance
+from tests.kit.gcs_server import GcsServer
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from stateline.blob.gcs import GcsStoreSettings
 from stateline.errors import ConflictError, CorruptDataError, DataLossError, InvalidInputError, UnavailableError
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings, gcs_interchange
 from stateline.testing.blob_conformance import bytes_of
-from stateline.testing.fault_proxy import answer
-from stateline.testing.gcs_server import GcsServer
+from tests.kit.fault_proxy import answer
+from tests.kit.gcs_server import GcsServer
 
 MIB = 1024 * 1024
 UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"

@@ -10,7 +10,7 @@ import worlds
 from stateline.errors import ConflictError, NotFoundError, OutcomeUnknownError, StatelineError, UnavailableError
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.testing.blob_conformance import bytes_of
-from stateline.testing.fault_proxy import (
+from tests.kit.fault_proxy import (
     FaultProxy,
     answer,
     answer_after_effect,
@@ -19,7 +19,7 @@ from stateline.testing.fault_proxy import (
     lose_answer,
     reset,
 )
-from stateline.testing.gcs_server import GcsServer
+from tests.kit.gcs_server import GcsServer
 
 FAILURES = (UnavailableError, OutcomeUnknownError)
 MUTATIONS = ("put", "put_if_absent", "copy", "delete", "stage", "publish")

@@ -15,8 +15,8 @@ from test_s3_conformance import BUCKET
 from stateline.errors import ConflictError, DataLossError, InvalidInputError, UnavailableError
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.testing.blob_conformance import bytes_of
-from stateline.testing.fault_proxy import FaultProxy, answer, lose_answer
-from stateline.testing.gcs_server import GcsServer
+from tests.kit.fault_proxy import FaultProxy, answer, lose_answer
+from tests.kit.gcs_server import GcsServer
 
 SERVICES = ["ministack", "moto", "azurite", "gcs"]
 SHORT = 300

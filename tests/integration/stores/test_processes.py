@@ -12,7 +12,7 @@ from test_s3_conformance import open_s3
 
 from stateline.blob.azure import AzureStore
 from stateline.blob.sweep import sweep
-from stateline.testing.gcs_server import GcsServer
+from tests.kit.gcs_server import GcsServer
 
 
 @pytest.fixture(scope="module")

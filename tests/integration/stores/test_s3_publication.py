@@ -14,7 +14,7 @@ from stateline.errors import (
     UnavailableError,
 )
 from stateline.testing.blob_conformance import bytes_of
-from stateline.testing.fault_proxy import FaultProxy, answer, answer_after_effect, lose_answer
+from tests.kit.fault_proxy import FaultProxy, answer, answer_after_effect, lose_answer
 
 MIB = 1024 * 1024
 COMPLETE = {"method": "POST", "path": r"/target\?.*uploadId="}

@@ -24,8 +24,8 @@ from stateline.errors import AccessDeniedError, InvalidInputError, StatelineErro
 from stateline.handles import FinishedFile
 from stateline.options import Secret
 from stateline.recoverable import RecoverableWriter
-from stateline.testing.fault_proxy import FaultProxy, answer, reset
-from stateline.testing.gcs_server import GcsServer
+from tests.kit.fault_proxy import FaultProxy, answer, reset
+from tests.kit.gcs_server import GcsServer
 
 pytestmark = pytest.mark.usefixtures("collected")
 

@@ -13,7 +13,7 @@ from test_s3_conformance import BUCKET, make_bucket
 from stateline.blob import BlobStore
 from stateline.blob.azure import AzureStore
 from stateline.blob.s3 import S3Store
-from stateline.testing.fault_proxy import FaultPlan
+from tests.kit.fault_proxy import FaultPlan
 
 PATIENCE = {"attempts": "3", "connect_timeout": "2s", "read_timeout": "5s"}
 MIB = 1024 * 1024

@@ -7,8 +7,8 @@ import pytest
 from stateline.blob import open_store
 from stateline.errors import AccessDeniedError, InvalidInputError, OutcomeUnknownError, UnavailableError
 from stateline.recoverable import RecoverableWriter
-from stateline.testing.fault_proxy import answer, reset
-from stateline.testing.gcs_server import GcsServer
+from tests.kit.fault_proxy import answer, reset
+from tests.kit.gcs_server import GcsServer
 
 IMPATIENT = {"anonymous": "true", "attempts": "1", "retry_deadline": "1s"}
 

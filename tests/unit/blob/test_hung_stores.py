@@ -9,8 +9,8 @@ import urllib3.connectionpool
 
 from stateline.blob import open_store
 from stateline.errors import OutcomeUnknownError, UnavailableError
-from stateline.testing.fault_proxy import FaultProxy
-from stateline.testing.loopback_http import Reply
+from tests.kit.fault_proxy import FaultProxy
+from tests.kit.loopback_http import Reply
 
 ACCOUNT = "devstoreaccount1"
 OPTIONS = {

@@ -9,7 +9,7 @@ from stateline.blob.checksum import combine_crc32c, crc32c, crc32c_of_parts
 from stateline.blob.names import MAX_NAME_BYTES, MAX_SEGMENT_BYTES, check_name, check_prefix
 from stateline.errors import InvalidInputError
 from stateline.handles import Part
-from stateline.testing.strategies import blob_names
+from tests.kit.strategies import blob_names
 
 BAD_NAMES = [
     "", "/", "/a", "a/", "a//b", ".", "..", "a/./b", "a/../b", "../x", "a\\b", "a\0b", "a\nb", "a\x7f", "\ud800",

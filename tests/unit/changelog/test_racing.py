@@ -24,7 +24,7 @@ from stateline.errors import (
     UnavailableError,
 )
 from stateline.testing import SimulatedEnvironment
-from stateline.testing.scenarios.late_requests import StallingStore
+from tests.kit.scenarios.late_requests import StallingStore
 
 TIMEOUT = 0.5
 HOUR = 3600.0

@@ -20,7 +20,7 @@ from stateline.files import EncodingAhead, FileOutput, RollingPolicy
 from stateline.files.ahead import BegunFile
 from stateline.files.row_groups import first_full_group, row_groups
 from stateline.handles import OpenFile, RowsHandle
-from stateline.spark.files_decision import FilesDecision, TaskFiles, files_plan
+from stateline.pipeline.files_decision import FilesDecision, TaskFiles, files_plan
 
 SCHEMA = pa.schema([("x", pa.int64())])
 ROWS = 40_000

@@ -12,8 +12,8 @@ from stateline.errors import DataLossError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.files.folding import objects_to_fold
 from stateline.handles import RowsHandle
+from stateline.pipeline.files_decision import FilesDecision, files_plan
 from stateline.recoverable import RecoverableWriter
-from stateline.spark.files_decision import FilesDecision, files_plan
 
 PX = pa.schema([("p", pa.int64()), ("x", pa.int64())])
 

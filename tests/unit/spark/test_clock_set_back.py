@@ -14,11 +14,11 @@ from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore, create_savepoint, start_from_savepoint
 from stateline.environment import Environment
 from stateline.files import FileOutput, RollingPolicy
-from stateline.spark.files_decision import FilesDecision, files_plan
-from stateline.spark.processor import ProcessorProgram
+from stateline.pipeline.files_decision import FilesDecision, files_plan
+from stateline.spark.processor.operator import ProcessorProgram
 from stateline.state import KeyedStateBackend
 from stateline.testing import ManualClock
-from tests.unit.spark.engine import Engine
+from tests.unit.pipeline.engine import Engine
 
 SCHEMA = pa.schema([("key", pa.string())])
 ROWS = StructType().add("key", StringType())

@@ -22,7 +22,8 @@ from stateline.errors import (
     UnavailableError,
 )
 from stateline.files import FileWriter
-from stateline.spark import files_sink, finish_files
+from stateline.spark import finish_files
+from stateline.spark.sinks import files as files_sink
 
 ROWS = StructType([StructField("id", LongType())])
 

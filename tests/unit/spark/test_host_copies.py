@@ -13,9 +13,9 @@ from stateline.blob.memory import MemoryStore
 from stateline.changelog.host_cache import OWN_FOLDER
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput
-from stateline.spark.files_options import FilesSinkOptions
-from stateline.spark.local_copies import host_copies
-from stateline.spark.plan import OperatorPlan, PipelinePlan, PipelineSettings
+from stateline.pipeline.plan import OperatorPlan, PipelinePlan, PipelineSettings
+from stateline.spark.job.local_copies import host_copies
+from stateline.spark.sinks.files_options import FilesSinkOptions
 
 
 def plan_of(local_copies, output=None):

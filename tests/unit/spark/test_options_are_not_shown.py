@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stateline.files import FileOutput
-from stateline.spark.files_options import FilesSinkOptions
-from stateline.spark.plan import PipelinePlan, SavepointStart
-from stateline.spark.state_options import StateSourceOptions
+from stateline.pipeline.plan import PipelinePlan, SavepointStart
+from stateline.spark.sinks.files_options import FilesSinkOptions
+from stateline.spark.sources.state_options import StateSourceOptions
 
 CANARY = {"secret_access_key": "canary-in-the-options"}
 

@@ -9,17 +9,17 @@ from stateline.checkpoint import Checkpoint, OutputState
 from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
 from stateline.files import FileOutput
 from stateline.handles import OpenFile
-from stateline.spark.continuity import check_plan
-from stateline.spark.output_columns import (
+from stateline.pipeline.compatibility import check_plan
+from stateline.pipeline.output_columns import (
     check_columns,
     check_folders,
     check_shared_folders,
     columns_of,
     columns_properties,
 )
+from stateline.pipeline.plan import OperatorPlan, PipelinePlan
 from stateline.spark.pipeline import Pipeline
-from stateline.spark.plan import OperatorPlan, PipelinePlan
-from tests.unit.spark.records import record
+from tests.unit.pipeline.records import record
 
 HERE = {"files": "file:///out"}
 ELSEWHERE = {"files": "file:///other"}

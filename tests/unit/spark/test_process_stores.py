@@ -6,9 +6,9 @@ import os
 
 from stateline.environment import system_environment
 from stateline.files import FileOutput
-from stateline.spark.batch_job import task_context
-from stateline.spark.driver_stores import DriverStores
-from stateline.spark.plan import OperatorPlan, PipelinePlan
+from stateline.pipeline.driver_stores import DriverStores
+from stateline.pipeline.plan import OperatorPlan, PipelinePlan
+from stateline.spark.job.batch_job import task_context
 
 PIPELINES = 50
 

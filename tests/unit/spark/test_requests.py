@@ -14,13 +14,13 @@ from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import key_group_of, stable_hash, subtask_for_key_group
-from stateline.spark import files_sink
-from stateline.spark.coordinator import Batch, MicroBatchCoordinator
-from stateline.spark.files_sink import FilesSink
-from stateline.spark.plan import OperatorPlan, PipelinePlan
-from stateline.spark.task import TaskContext, run_subtask
+from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator
+from stateline.pipeline.plan import OperatorPlan, PipelinePlan
+from stateline.pipeline.subtask import TaskContext, run_subtask
+from stateline.spark.sinks import files as files_sink
+from stateline.spark.sinks.files import FilesSink
 from stateline.state.open_runs import OpenRuns
-from stateline.testing.scenarios.pipeline import CountingProgram
+from tests.kit.scenarios.pipeline import CountingProgram
 
 PARALLELISM, KEY_GROUPS = 3, 12
 NOT_ON_THE_WAY = {"list", "head", "exists", "list_staged", "copy"}

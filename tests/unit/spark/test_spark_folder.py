@@ -10,11 +10,11 @@ from stateline.blob import open_store
 from stateline.checkpoint import sweep_root, verify_root
 from stateline.checkpoint.layout import check_object_name
 from stateline.errors import InvalidInputError
-from stateline.spark.aggregation import AggregateProgram
-from stateline.spark.spark_folder import make_spark_folder, spark_folder
+from stateline.pipeline.operators.aggregation import AggregateProgram
+from stateline.spark.job.spark_folder import make_spark_folder, spark_folder
 from stateline.state.aggregate import count
-from tests.unit.spark.engine import Engine
-from tests.unit.spark.test_overtaken_drivers import ROWS, SCHEMA
+from tests.unit.pipeline.engine import Engine
+from tests.unit.pipeline.test_overtaken_drivers import ROWS, SCHEMA
 
 PROGRAM = AggregateProgram.bind(SCHEMA, ["key"], {"n": count()})
 

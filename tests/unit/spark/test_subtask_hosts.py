@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from stateline.spark.anchor import hosts_of_subtasks, values_of_partitions
+from stateline.spark.job.anchor import hosts_of_subtasks, values_of_partitions
 
 HOSTS = {"a": 1, "b": 1, "c": 1, "d": 1}
 NOWHERE = [""] * 8

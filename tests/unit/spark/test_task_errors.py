@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 from stateline.errors import DataLossError, ErrorKind, FencedError, InvalidInputError, StatelineError, UserCodeError
-from stateline.spark.task_errors import noted, rebuilt
+from stateline.spark.job.task_errors import noted, rebuilt
 
 ERRORS = [
     UserCodeError(

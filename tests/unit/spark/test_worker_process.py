@@ -9,8 +9,8 @@ import weakref
 
 import pytest
 
-from stateline.spark import worker_process
-from stateline.spark.worker_process import freeze_imports
+from stateline.spark.job import worker_process
+from stateline.spark.job.worker_process import freeze_imports
 
 
 class Node:

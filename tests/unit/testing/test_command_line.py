@@ -1,4 +1,4 @@
-"""``python -m stateline.testing``."""
+"""``python -m tests.kit``."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from stateline.testing.__main__ import main
+from tests.kit.__main__ import main
 
 
 def test_scenarios_are_listed(capsys):
@@ -51,7 +51,7 @@ def test_one_seed_can_be_traced(capsys):
 
 
 def test_a_failure_has_an_exit_status_a_seed_and_a_trace(capsys):
-    from stateline.testing.planted import planted
+    from tests.kit.planted.bugs import planted
 
     with planted("no_adoption"):
         assert main(["zombies", "--scenario", "micro_batch_reference"]) == 1

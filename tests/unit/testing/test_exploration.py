@@ -4,25 +4,12 @@ import pytest
 
 from stateline.blob.memory import MemoryStore
 from stateline.errors import AlreadyExistsError, InvalidInputError, OutcomeUnknownError
-from stateline.testing import (
-    FactoryBackend,
-    Fault,
-    FaultKind,
-    InvariantViolation,
-    Scenario,
-    Setting,
-    World,
-    fault_pairs,
-    replay,
-    require,
-    run_seed,
-    shrink,
-    simulate,
-    single_faults,
-    zombie_sweep,
-)
+from stateline.testing import FactoryBackend, Fault, FaultKind, InvariantViolation, require
 from stateline.testing.faults import NoFaults, ScriptedFaults
-from stateline.testing.scenario import opened, restart
+from tests.kit.explore import Setting, fault_pairs, single_faults, zombie_sweep
+from tests.kit.scenario import Scenario, opened, restart
+from tests.kit.simulation import replay, run_seed, shrink, simulate
+from tests.kit.world import World
 
 
 class Claim(Scenario):
@@ -301,8 +288,8 @@ def test_results_render_as_json():
 
 
 def test_unknown_names_are_refused():
-    from stateline.testing.planted import BUGS, planted, register_bug
-    from stateline.testing.scenarios import SCENARIOS, register, scenario
+    from tests.kit.planted.bugs import BUGS, planted, register_bug
+    from tests.kit.scenarios import SCENARIOS, register, scenario
 
     with pytest.raises(InvalidInputError, match="Known"):
         scenario("nope")
@@ -310,7 +297,7 @@ def test_unknown_names_are_refused():
         register(SCENARIOS["create_race"])
     with pytest.raises(InvalidInputError), planted("nope"):
         pass
-    import stateline.testing.planted_store  # noqa: F401
+    import tests.kit.planted.store  # noqa: F401
 
     with pytest.raises(InvalidInputError, match="already"):
         register_bug(BUGS["trust_existence"])

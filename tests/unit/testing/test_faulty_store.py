@@ -19,7 +19,7 @@ from stateline.errors import (
 from stateline.testing import ActorKilled, Fault, FaultKind, FaultyStore, RandomFaults, ResolvingStore, ScriptedFaults
 from stateline.testing.faults import APPLIES_TO, STORE_OPERATIONS, NoFaults
 from stateline.testing.ids import SeededIds
-from stateline.testing.scenario import REQUEST_FAULTS, SYSTEM_CALL_FAULTS
+from tests.kit.scenario import REQUEST_FAULTS, SYSTEM_CALL_FAULTS
 
 STORE_KINDS = sorted(set(FaultKind) - SYSTEM_CALL_FAULTS - REQUEST_FAULTS)
 

@@ -12,8 +12,9 @@ from stateline.blob.memory import MemoryStore
 from stateline.blob.names import check_name
 from stateline.errors import ClosedError, ConflictError, StatelineError
 from stateline.key_groups import check_key_type, hash_columns
-from stateline.testing import KeyedStateModel, OutputModel, RecoverableFileModel, StoreModel, strategies
 from stateline.testing.backends import scratch_folder
+from tests.kit import strategies
+from tests.kit.models import KeyedStateModel, OutputModel, RecoverableFileModel, StoreModel
 
 NAMES = st.sampled_from(["a", "b", "f/a", "f/b", "f/g/a"])
 DATA = st.sampled_from([b"", b"1", b"22", b"x" * 600])

@@ -1,0 +1,205 @@
+"""Whether a pipeline, and a batch, may go on from a checkpoint. Pure.
+
+Owns the comparison of what is stored with what the program and the engine ask for. Does not own what happens then.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from stateline.checkpoint import Checkpoint
+from stateline.errors import ErrorKind, InvalidInputError, NotFoundError
+from stateline.pipeline.event_time import Watermark
+from stateline.pipeline.evolution import check_definition
+from stateline.pipeline.output_columns import check_columns, check_folders, columns_properties
+from stateline.pipeline.plan import PipelinePlan
+from stateline.state.evolution import carried_properties, check_evolution
+from stateline.state.schema import StateSchema
+
+if TYPE_CHECKING:
+    from stateline.pipeline.coordinator import Batch
+
+__all__ = [
+    "Step",
+    "check_continuation",
+    "check_follows",
+    "check_plan",
+    "check_same_offsets",
+    "decided_earlier",
+    "next_properties",
+    "next_step",
+]
+
+_OTHER_PROGRAM: Final = "Start the program that made the checkpoint, or use a new root"
+_MOVED: Final = (
+    "If the folder was moved, record its new place: `stateline checkpoint relocate {root} --output {operator}={url}`. "
+    "Else start the program that made the checkpoint, or use a new root"
+)
+
+
+class Step(enum.Enum):
+    """What to do with a batch, given the newest record."""
+
+    RUN = "run"
+    FINISH_NEWEST = "finish the newest record"
+    LOOK_BACK = "compare with an older record"
+
+
+def next_step(newest: Checkpoint | None, batch: Batch[Any], root_url: str) -> Step:
+    """What to do with ``batch`` in a root: a pure rule.
+
+    Raises:
+        InvalidInputError: As :func:`check_follows`, or the same batch comes with other offsets. The message says which,
+            and what to do.
+    """
+    check_follows(newest, batch.query_id, batch.batch_id, root_url)
+    if newest is None or batch.batch_id > newest.batch_id:
+        return Step.RUN
+    if batch.batch_id < newest.batch_id:
+        return Step.LOOK_BACK
+    check_same_offsets(newest, batch, root_url)
+    return Step.FINISH_NEWEST
+
+
+def check_follows(newest: Checkpoint | None, query_id: str, batch_id: int, root_url: str) -> None:
+    """Checks that a batch may come after the newest record: that it is decided already, or the next one.
+
+    Raises:
+        InvalidInputError: The root belongs to another query, or batches are missing in between.
+    """
+    if newest is not None and newest.query_id != query_id:
+        raise InvalidInputError(
+            f"the root belongs to query {newest.query_id}, this is query {query_id}",
+            operation="run_batch",
+            subject=_subject(batch_id, root_url),
+            hint="Give the Spark checkpoint of the query that the root belongs to, or use a new root (stateline_files "
+            "has the option checkpoint for it) with a new Spark checkpoint; start a new query over old state from a "
+            "savepoint",
+            kind=ErrorKind.FOREIGN_ROOT,
+        )
+    decided = -1 if newest is None else newest.batch_id
+    if batch_id > decided + 1:
+        raise InvalidInputError(
+            f"the newest decided batch is {decided if newest else 'none'}, so batch {decided + 1} must come next",
+            operation="run_batch",
+            subject=_subject(batch_id, root_url),
+            hint="The rows in between would be lost. Restore the root that belongs to this Spark checkpoint, or start "
+            "anew with a new root and a new Spark checkpoint",
+            kind=ErrorKind.CONFLICT,
+        )
+
+
+def check_same_offsets(decided: Checkpoint, batch: Batch[Any], root_url: str) -> None:
+    """Checks that a batch which comes again covers the same input.
+
+    Raises:
+        InvalidInputError: It does not: Spark's checkpoint was rolled back, copied or edited.
+    """
+    if decided.offsets_digest != batch.offsets_digest:
+        raise InvalidInputError(
+            "it was decided with other source offsets "
+            f"({decided.offsets_digest[:16]} then, {batch.offsets_digest[:16]} now)",
+            operation="run_batch",
+            subject=_subject(batch.batch_id, root_url),
+            hint="Spark's checkpoint was rolled back, copied or edited. Restore the one that belongs to this root, or "
+            "start anew with a new root and a new Spark checkpoint",
+            kind=ErrorKind.CONFLICT,
+        )
+
+
+def decided_earlier(
+    get: Callable[[int], Checkpoint], newest: Checkpoint, batch: Batch[Any], root_url: str
+) -> Checkpoint:
+    """The record of a batch before the newest one.
+
+    Args:
+        get: Reads a checkpoint by its id.
+        newest: The newest record.
+        batch: The batch, which comes again.
+        root_url: The root, for messages.
+
+    Raises:
+        InvalidInputError: It was decided with other offsets.
+        NotFoundError: Its record is not retained any more, so nothing can be proved about it.
+    """
+    for checkpoint_id in range(newest.checkpoint_id - 1, -1, -1):
+        try:
+            decided = get(checkpoint_id)
+        except NotFoundError as error:
+            raise _not_retained(newest, batch, root_url) from error
+        if decided.batch_id == batch.batch_id:
+            check_same_offsets(decided, batch, root_url)
+            return decided
+    raise _not_retained(newest, batch, root_url)
+
+
+def check_continuation(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str, str]) -> None:
+    """Checks that the newest record of a root can be continued by a plan, in the folders where its files are.
+
+    Raises:
+        InvalidInputError: As :func:`check_plan`, and if other columns become folders now.
+    """
+    check_plan(plan, newest, output_urls)
+    check_folders(plan, newest, output_urls)
+
+
+def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str, str]) -> None:
+    """Checks that a record can be continued by a plan.
+
+    Raises:
+        InvalidInputError: Other key groups, operators or output folders, or state or output columns that cannot become
+            what is asked for; says what is stored and what is asked for.
+    """
+    if plan.max_parallelism != newest.max_parallelism:
+        raise _mismatch("max_parallelism", newest.max_parallelism, plan.max_parallelism)
+    column = Watermark.of(newest).column
+    if plan.watermark is not None and column not in (None, plan.watermark.column):
+        raise _mismatch("column of the watermark", column, plan.watermark.column)
+    stored = {state.name: state for state in newest.operators}
+    planned = plan.state_schemas
+    if stored.keys() != planned.keys():
+        raise _mismatch("operators", sorted(stored), sorted(planned))
+    for operator in plan.operators:
+        for name in map(operator.state_name, operator.tables):
+            check_definition(name, stored[name].definition, operator.definition)
+            check_evolution(newest, name, StateSchema.decode(planned[name]))
+    for output in newest.outputs:
+        url = output_urls.get(output.operator)
+        if url != output.url and (output.open or output.finished):
+            moved = _MOVED.format(root=plan.root_url, operator=output.operator, url=url)
+            hint = _OTHER_PROGRAM if url is None else moved
+            raise _mismatch(f"output of operator {output.operator} in {plan.root_url}", output.url, url, hint)
+    check_columns(plan, newest, output_urls)
+
+
+def next_properties(plan: PipelinePlan, newest: Checkpoint | None, output_urls: Mapping[str, str]) -> dict[str, str]:
+    """What the next record remembers so that later programs can be compared with it: of its state and of its files."""
+    return carried_properties(newest, plan.state_schemas) | columns_properties(plan, newest, output_urls)
+
+
+def _mismatch(what: str, stored: object, asked: object, hint: str = _OTHER_PROGRAM) -> InvalidInputError:
+    return InvalidInputError(
+        f"the checkpoint has {stored}, the program asks for {asked}",
+        operation="start",
+        subject=what,
+        hint=hint,
+        kind=ErrorKind.SCHEMA_MISMATCH,
+    )
+
+
+def _subject(batch_id: int, root_url: str) -> str:
+    return f"batch {batch_id} of {root_url}"
+
+
+def _not_retained(newest: Checkpoint, batch: Batch[Any], root_url: str) -> NotFoundError:
+    return NotFoundError(
+        f"the newest decided batch is {newest.batch_id}, and this one's record is not retained any more, so nothing "
+        "proves that it comes with the same source offsets",
+        operation="run_batch",
+        subject=_subject(batch.batch_id, root_url),
+        hint="Spark's checkpoint is older than this root: it was rolled back, or restored from an old copy, or another "
+        "driver has gone on meanwhile. Restore the one that belongs to this root, or start anew with a new root and a "
+        "new Spark checkpoint",
+    )

@@ -1,0 +1,70 @@
+"""The stores that a driver has open: those of the checkpoint root and of every output.
+
+Owns that whoever opened them for a query, or for its end, closes all of them. Does not own what is done with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from stateline.blob import BlobStore, open_store
+from stateline.changelog.host_cache import HostCache
+from stateline.changelog.racing import raced
+from stateline.environment import Environment
+from stateline.pipeline.plan import AUTO_COPIES, NO_COPIES, PipelinePlan
+
+__all__ = ["DriverStores"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverStores:
+    """The stores of one plan. A context manager that closes them.
+
+    Attributes:
+        root: The checkpoint root.
+        outputs: The outputs by operator.
+    """
+
+    root: BlobStore
+    outputs: Mapping[str, BlobStore]
+
+    @classmethod
+    def open(cls, plan: PipelinePlan, environment: Environment) -> Self:
+        """Opens them; no I/O happens before the first call on one.
+
+        Raises:
+            InvalidInputError: An option of a store is wrong, or the folder of local copies is not apart from them.
+            NotInstalledError: The SDK of a cloud is missing.
+        """
+
+        def opened(url: str, options: Mapping[str, str]) -> BlobStore:
+            return raced(open_store(url, options, environment), plan.retry_policy, environment)
+
+        stores = cls(
+            root=opened(plan.root_url, plan.root_options),
+            outputs={
+                operator.name: opened(operator.output.url, operator.output.store_options)
+                for operator in plan.operators
+                if operator.output is not None
+            },
+        )
+        if plan.local_copies not in (AUTO_COPIES, NO_COPIES):
+            copies = HostCache(plan.local_copies, plan.local_copies_bytes, environment=environment)
+            copies.check_apart([stores.root, *stores.outputs.values()], "local_copies")
+        return stores
+
+    def close(self) -> None:
+        """Gives descriptors and connections back. Idempotent."""
+        for store in (self.root, *self.outputs.values()):
+            store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

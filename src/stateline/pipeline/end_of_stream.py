@@ -1,0 +1,186 @@
+"""Finishing open files without a batch: at the end of a stream, and when their time has come while no rows come.
+
+Owns the finishing of files that a record left open, by the driver that made the record (:func:`finish_open_files`) or
+by anybody later (:func:`finish_root`), who needs nothing but the record. Does not own when (``query_end``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from stateline.blob import BlobStore, open_store
+from stateline.checkpoint import Checkpoint, CheckpointStore
+from stateline.environment import Environment
+from stateline.errors import FencedError, InternalError, InvalidInputError
+from stateline.files import FileOutput, encode_file
+from stateline.files.pending import load_rows
+from stateline.handles import FinishedFile, OpenFile
+from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.pipeline.delivery import Delivery
+from stateline.pipeline.driver_stores import DriverStores
+from stateline.pipeline.open_files import FinishFiles
+from stateline.pipeline.plan import OperatorPlan, PipelinePlan
+
+__all__ = ["file_finisher", "finish_open_files", "finish_root", "plan_finisher"]
+
+
+def finish_open_files(
+    plan: PipelinePlan,
+    stores: DriverStores,
+    environment: Environment,
+    coordinator: MicroBatchCoordinator[Any],
+    another: Callable[[], MicroBatchCoordinator[Any]],
+) -> Checkpoint | None:
+    """Encodes, decides and publishes every file that the newest checkpoint left open. Idempotent.
+
+    Args:
+        plan: The pipeline.
+        stores: Its stores.
+        environment: Threads, and ids for names.
+        coordinator: The driver that knows the newest record.
+        another: Makes one that knows nothing yet.
+
+    Returns:
+        The newest record; ``None`` if there is none, and so nothing was ever written.
+
+    Raises:
+        FencedError: Another driver went on with the files.
+    """
+    try:
+        return coordinator.finish(plan_finisher(plan, stores, environment))
+    except FencedError:
+        # The query and its user may both finish the same files at once: what one decided suits the other.
+        newest = another().start()
+        if newest is None or any(output.open for output in newest.outputs):
+            raise
+        return newest
+
+
+def finish_root(
+    root_url: str,
+    root_options: dict[str, str],
+    output: FileOutput,
+    environment: Environment,
+    *,
+    retained_checkpoints: int,
+    elsewhere: bool,
+) -> bool:
+    """Finishes the files that the newest record of a root left open, whatever program made it.
+
+    Args:
+        root_url: The root.
+        root_options: Options of its store.
+        output: How files are encoded, and options of the outputs' stores.
+        environment: Clock, ids and threads.
+        retained_checkpoints: How many of the newest records stay.
+        elsewhere: Whether the files are where the record says, and not at the URL of ``output``.
+
+    Returns:
+        Whether there is a record.
+
+    Raises:
+        FencedError: A driver went on with the files meanwhile.
+        InvalidInputError: The record's output is another one; or rows wait for a function of the program's.
+    """
+    newest = _newest(root_url, root_options, environment)
+    if newest is None:
+        return False
+    plan = _plan_of(newest, root_url, root_options, output, retained_checkpoints, elsewhere=elsewhere)
+    with DriverStores.open(plan, environment) as stores:
+
+        def coordinator() -> MicroBatchCoordinator[None]:
+            records = CheckpointStore(stores.root, environment=environment)
+            return MicroBatchCoordinator(plan, records, stores.outputs, _no_subtasks, environment, _refuse)
+
+        finish_open_files(plan, stores, environment, coordinator(), coordinator)
+    return True
+
+
+def _newest(root_url: str, root_options: dict[str, str], environment: Environment) -> Checkpoint | None:
+    root = open_store(root_url, root_options, environment)
+    try:
+        return CheckpointStore(root, environment=environment).latest()
+    finally:
+        root.close()
+
+
+def _plan_of(
+    record: Checkpoint,
+    root_url: str,
+    root_options: dict[str, str],
+    output: FileOutput,
+    retained_checkpoints: int,
+    *,
+    elsewhere: bool,
+) -> PipelinePlan:
+    """A plan that goes on from a record with what the record itself says: all but what its operators compute."""
+    stored = {state.name: state for state in record.operators}
+    written = {each.operator: replace(output, url=each.url if elsewhere else output.url) for each in record.outputs}
+    operators = tuple(
+        OperatorPlan(
+            name=name,
+            tables={name: stored[name].schema} if name in stored else {},
+            definition=stored[name].definition if name in stored else "",
+            output=written.get(name),
+        )
+        for name in sorted(stored.keys() | written.keys())
+    )
+    return PipelinePlan(
+        root_url=root_url,
+        parallelism=record.parallelism,
+        max_parallelism=record.max_parallelism,
+        operators=operators,
+        retained_checkpoints=retained_checkpoints,
+        root_options=root_options,
+    )
+
+
+def _no_subtasks(batch: Batch[None], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
+    raise InternalError("the end of a stream has no subtasks", operation="finish", subject=f"{batch}, {len(tasks)}")
+
+
+def _refuse(delivery: Delivery) -> None:
+    raise InvalidInputError(
+        "its newest checkpoint has rows that wait for their function",
+        operation="finish_files",
+        subject=f"operator {delivery.key.operator}",
+        hint="Start the program with .for_each_batch(fn) once more, so that they are delivered",
+    )
+
+
+def plan_finisher(plan: PipelinePlan, stores: DriverStores, environment: Environment) -> FinishFiles:
+    """What encodes and stages open files of a plan."""
+    outputs = {
+        operator.name: (operator.output, stores.outputs[operator.name])
+        for operator in plan.operators
+        if operator.output is not None
+    }
+    return file_finisher(stores.root, outputs, environment)
+
+
+def file_finisher(
+    root: BlobStore, outputs: Mapping[str, tuple[FileOutput, BlobStore]], environment: Environment
+) -> FinishFiles:
+    """What encodes and stages open files.
+
+    Args:
+        root: Store of their rows.
+        outputs: The output of each operator, and its store.
+        environment: Threads, and ids for names.
+    """
+
+    def finish(operator: str, files: Sequence[OpenFile]) -> list[FinishedFile]:
+        if operator not in outputs and files:
+            raise InternalError("it has open files but no output", operation="finish", subject=operator)
+        return [_finished(*outputs[operator], root, file, environment) for file in files]
+
+    return finish
+
+
+def _finished(
+    output: FileOutput, store: BlobStore, root: BlobStore, file: OpenFile, environment: Environment
+) -> FinishedFile:
+    commit = encode_file(output, store, file.target, load_rows(root, file.pending), environment)
+    return FinishedFile(commit=commit, rows=file.rows)

@@ -1,0 +1,264 @@
+"""What the file sink does with a micro-batch, without Spark: tasks make rows durable, one record decides.
+
+Owns both halves of ``format("stateline_files")`` between Spark's calls. Does not own those calls (``files_sink``), nor
+the protocol: the coordinator of keyed pipelines decides here too, with one operator that has files and no state.
+
+Nothing that counts is kept in memory from one batch to the next: each commit is made of what the tasks handed over and
+of what is in the store, so it may come twice, from any process, also from one that is believed dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+from msgspec.structs import replace
+
+from stateline.blob import BlobStore
+from stateline.changelog.host_cache import HostCache
+from stateline.changelog.segment_writer import Segments, SegmentWriter
+from stateline.checkpoint import Checkpoint, CheckpointStore
+from stateline.environment import Environment
+from stateline.errors import DataLossError, FencedError, InternalError, NotFoundError
+from stateline.files import EncodingAhead, FileOutput, FileWriter
+from stateline.handles import FinishedFile, OpenFile
+from stateline.pipeline.coordinator import Batch, BatchReport, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.pipeline.end_of_stream import file_finisher
+from stateline.pipeline.open_files import files_due_at, is_round_of
+from stateline.pipeline.output_columns import columns_of
+from stateline.pipeline.plan import NO_COPIES, OperatorPlan, PipelinePlan
+
+__all__ = ["FilesDecision", "TaskFiles", "files_plan"]
+
+_OPERATOR: Final = "files"
+
+
+class TaskFiles(msgspec.Struct, frozen=True):
+    """What one task made: files that are complete already, and rows for files that go on."""
+
+    finished: tuple[FinishedFile, ...]
+    open: tuple[OpenFile, ...]
+
+
+class FilesDecision:
+    """The sink of one query or job, in whatever process it is at the moment.
+
+    Args:
+        plan: One operator with files, as :func:`files_plan` makes it.
+        root: Store of the records and of pending rows.
+        out: Store of the output.
+        schema: Schema of the rows.
+        environment: Clock, ids and threads.
+        records: The records in ``root``, where a process goes on with them: it remembers what it would have to list.
+        ahead: Encodes files that are open while the process waits for its next commit.
+        copies: The copies of this host; ``None`` for none.
+    """
+
+    def __init__(
+        self,
+        plan: PipelinePlan,
+        root: BlobStore,
+        out: BlobStore,
+        schema: pa.Schema,
+        environment: Environment,
+        records: CheckpointStore | None = None,
+        ahead: EncodingAhead | None = None,
+        copies: HostCache | None = None,
+    ) -> None:
+        self._records = records or CheckpointStore(root, environment=environment)
+        self._plan = plan
+        self._root = root
+        self._segments = Segments(root, environment, copies=copies)
+        self._out = out
+        self._schema = schema
+        self._environment = environment
+        self._ahead = ahead
+        self._copies = copies
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> TaskFiles:
+        """A task's work: makes its rows durable. What is a whole file by itself is encoded here, in parallel."""
+        segment = self._segments.writer(self._plan.inline_bytes)
+        writer = self._writer(segment, (), self._environment.clock.now())
+        for batch in batches:
+            writer.write(pa.Table.from_batches([batch]))
+        made = writer.finish().placed(segment.finish())
+        return TaskFiles(made.finished, made.open)
+
+    def commit(
+        self,
+        made: Sequence[TaskFiles],
+        *,
+        batch_id: int,
+        offsets_digest: str,
+        query_id: str = "",
+        at_least: int | None = None,
+        run_id: str = "",
+    ) -> BatchReport:
+        """The driver's work: decides a batch, exactly once however often it is called.
+
+        A commit that loses its slot to a round of its own run goes on from that round. Nobody but the driver that also
+        called this commit marks a record with its run, and Spark never runs two commits of one run at once; what the
+        round decided is compared, too: the batch before, with the same offsets and state. So a driver believed dead,
+        and its rounds, fence this one as ever, and this one never goes on from what it did not expect. Each round
+        finishes a file and opens none, so a commit loses only so often.
+
+        Args:
+            made: What one attempt of each task handed over.
+            batch_id: The batch.
+            offsets_digest: Digest of its source offsets; empty if unknown.
+            query_id: The query; empty if no task knew it, which then is the one of the newest record.
+            at_least: The id of a checkpoint that is known to exist: saves the listing of the root.
+            run_id: The run of the query; empty if its driver makes no rounds.
+
+        Raises:
+            FencedError: Another driver has decided this batch or a later one.
+            InvalidInputError: The batch does not follow the newest one, or was decided with other offsets.
+        """
+        while True:
+            coordinator = self.coordinator()
+            newest = coordinator.start(at_least)
+            batch = Batch(
+                query_id=query_id or (newest.query_id if newest else self._plan.root_url),
+                batch_id=batch_id,
+                offsets_digest=offsets_digest,
+                data=made,
+            )
+            try:
+                report = coordinator.run_batch(batch)
+                break
+            except FencedError:
+                if newest is None or not self._is_followed_by_round(newest, run_id):
+                    raise
+                at_least = newest.checkpoint_id + 1
+        if not report.replayed:
+            self._remove_unnamed(made, report.checkpoint)
+        if self._ahead is not None:
+            open_files = (file for output in report.checkpoint.outputs for file in output.open)
+            self._ahead.go_on(self._output, self._root, open_files)
+        return report
+
+    def _remove_unnamed(self, made: Sequence[TaskFiles], decided: Checkpoint) -> None:
+        """Removes rows that tasks made durable for files which were finished in this very batch.
+
+        No record names them, so retention never would. Only whoever has just decided the batch knows that nobody else
+        does: an attempt that finds it decided may have the names of an older record, and leaves its own to the sweep.
+        """
+        staged = {rows.name for each in made for file in each.open for rows in file.pending if not rows.is_inline}
+        unnamed = staged.difference(decided.object_names())
+        if unnamed:
+            self._root.delete(sorted(unnamed))
+
+    def roll(self, *, query_id: str, run_id: str, quiet_seconds: float) -> float | None:
+        """A round of the driver: finishes the files whose time has come, in one more record of the newest batch.
+
+        Args:
+            query_id: The query; a root of another one is left alone.
+            run_id: The run of the query, by which its commits know the record.
+            quiet_seconds: How old the newest record must be: a stream with rows finishes its files with its batches.
+
+        Returns:
+            When a file is due next, in seconds since the epoch; ``None`` if none is open.
+
+        Raises:
+            StatelineError: What the stores raise. Call it again later.
+        """
+        newest, now = self._records.latest(), self._environment.clock.now()
+        if newest is None or newest.query_id != query_id:
+            return None
+        quiet_at = newest.created_at + quiet_seconds
+        due = files_due_at(self._plan, newest)
+        is_due = due is not None and due <= now
+        if now < quiet_at or (not is_due and self._records.is_published(newest)):
+            return None if due is None else max(due, quiet_at)
+        coordinator = self.coordinator()
+        finish_files = file_finisher(self._root, {_OPERATOR: (self._output, self._out)}, self._environment)
+        try:
+            coordinator.start(newest.checkpoint_id)  # Publishes what an earlier round decided and could not.
+            coordinator.roll(finish_files, run_id)
+        except (FencedError, DataLossError):
+            # A batch came meanwhile: it has decided, or retention has freed what this round was reading.
+            if self._records.latest(newest.checkpoint_id) == coordinator.newest:
+                raise
+            return now + quiet_seconds
+        return files_due_at(self._plan, coordinator.newest)
+
+    def _is_followed_by_round(self, record: Checkpoint, run_id: str) -> bool:
+        try:
+            return is_round_of(run_id, record, self._records.get(record.checkpoint_id + 1))
+        except NotFoundError:
+            return False  # It is retired already: who has slept for so long stops.
+
+    def is_decided(self) -> bool:
+        """Whether there is any record."""
+        return self._records.latest() is not None
+
+    def coordinator(self) -> MicroBatchCoordinator[Sequence[TaskFiles]]:
+        """A coordinator whose one subtask joins what the tasks made to the files that are open."""
+
+        def join(batch: Batch[Sequence[TaskFiles]], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
+            (task,) = tasks
+            # Whatever the clock of a task's host said: the ages of files are told by one clock.
+            times = {"opened_at": task.now, "written_at": task.now}
+            staged = [replace(file, **times) for made in batch.data for file in made.open]
+            segment = self._segments.writer(self._plan.inline_bytes)
+            result = self._writer(segment, task.open_files, task.now, staged).finish().placed(segment.finish())
+            finished = (*(file for made in batch.data for file in made.finished), *result.finished)
+            return [SubtaskResult(operator=_OPERATOR, subtask=0, states={}, finished=finished, open=result.open)]
+
+        return MicroBatchCoordinator(
+            self._plan, self._records, {_OPERATOR: self._out}, join, self._environment, copies=self._copies
+        )
+
+    def _writer(
+        self, segment: SegmentWriter, open_files: Iterable[OpenFile], now: float, staged: Iterable[OpenFile] = ()
+    ) -> FileWriter:
+        return FileWriter(
+            self._output,
+            self._segments,
+            segment,
+            self._out,
+            self._schema,
+            open_files=open_files,
+            staged=staged,
+            subtask=0,
+            now=now,
+            environment=self._environment,
+            ahead=self._ahead,
+        )
+
+    @property
+    def _output(self) -> FileOutput:
+        (operator,) = self._plan.operators
+        if operator.output is None:
+            raise InternalError("the operator of a sink writes files", subject=operator.name)
+        return operator.output
+
+
+def files_plan(
+    root_url: str,
+    output: FileOutput,
+    retained_checkpoints: int,
+    root_options: Mapping[str, str] | None = None,
+    schema: pa.Schema | None = None,
+    *,
+    inline_bytes: int = 0,
+    record_bytes: int = 0,
+    local_copies: str = NO_COPIES,
+    local_copies_bytes: int = 0,
+) -> PipelinePlan:
+    """The plan of a sink: one operator that has files and no state."""
+    columns = {} if schema is None else columns_of(output.named(schema))
+    return PipelinePlan(
+        root_url=root_url,
+        parallelism=1,
+        max_parallelism=1,
+        operators=(OperatorPlan(name=_OPERATOR, tables={}, definition="", output=output, output_columns=columns),),
+        retained_checkpoints=retained_checkpoints,
+        inline_bytes=inline_bytes,
+        record_bytes=record_bytes,
+        local_copies=local_copies,
+        local_copies_bytes=local_copies_bytes,
+        root_options=dict(root_options or {}),
+    )

@@ -1,0 +1,235 @@
+"""``KeyedStream.aggregate``: vectorised aggregation as an operator of a pipeline, with or without windows.
+
+Owns the wiring of :class:`stateline.state.aggregate.KeyedAggregation` into tasks: late rows, output modes, the closing
+of windows. Does not own any aggregation, nor the watermark (``event_time``).
+
+Facts, the same as of Spark's own aggregations:
+
+- ``update``: a row for each key that the batch touched.
+- ``complete``: a row for every key, at every batch. Nothing is late and nothing is closed, so the state only grows.
+- ``append``: a row for each window that the watermark has passed, once, when it closes; so it needs windows and a
+  watermark on their column.
+- In ``update`` and ``append`` the state of a closed window goes, where there is a watermark on the column of the
+  windows; and rows that come for it afterwards are late.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+
+from stateline.errors import InvalidInputError
+from stateline.options import parse_choice
+from stateline.pipeline.event_time import WINDOW_END, WINDOW_START, WatermarkPlan, WindowPlan
+from stateline.pipeline.subtask import HASH_COLUMN, BatchMoment, Processed
+from stateline.state.aggregate import Aggregation, KeyedAggregation
+from stateline.state.closing import close_keys
+from stateline.state.columns import contiguous, fixed_words, from_words
+from stateline.state.keys import KeyRows
+from stateline.state.rows import StateRows
+from stateline.state.schema import StateSchema
+from stateline.state.table import StateTable
+
+__all__ = ["CHECKPOINT_COLUMN", "OUTPUT_MODES", "AggregateProgram"]
+
+CHECKPOINT_COLUMN: Final = "checkpoint_id"
+"""Last column of the output: the checkpoint that made the row."""
+OUTPUT_MODES: Final = ("append", "complete", "update")
+
+_TABLE: Final = "aggregates"
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateProgram:
+    """Aggregations of one keyed stream; see :class:`stateline.pipeline.subtask.OperatorProgram`."""
+
+    _aggregation: KeyedAggregation
+    _mode: str
+    _window: WindowPlan | None
+    _watermark: WatermarkPlan | None
+
+    @classmethod
+    def bind(
+        cls,
+        schema: pa.Schema,
+        keys: Sequence[str],
+        aggregations: Mapping[str, Aggregation],
+        *,
+        output_mode: str = "update",
+        window: WindowPlan | None = None,
+        watermark: WatermarkPlan | None = None,
+    ) -> Self:
+        """Checks keys, aggregations and mode against the columns of the input.
+
+        Raises:
+            InvalidInputError: Nothing to keep, a name that is taken, a column that does not exist or does not fit, an
+                unknown mode, a mode that needs windows or a watermark.
+        """
+        mode = parse_choice(output_mode, OUTPUT_MODES, "output mode")
+        _check_names(keys, aggregations, window)
+        closes = window is not None and watermark is not None and window.column == watermark.column
+        if mode == "append" and not closes:
+            raise InvalidInputError(
+                "in mode append a row is final, and nothing here says when one is",
+                operation="aggregate",
+                subject="output mode 'append'",
+                hint="Give the stream windows, .window(column, size), and a watermark on the same column: "
+                "KeyedStream(..., watermark=(column, delay)). Or use mode update",
+            )
+        grouped = list(keys)
+        if window is not None:
+            schema = schema.append(schema.field(window.column).with_name(WINDOW_START))
+            grouped.append(WINDOW_START)
+        aggregation = KeyedAggregation.bind(schema, grouped, aggregations)
+        return cls(aggregation, mode, window, watermark if closes and mode != "complete" else None)
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """Key columns, in the order in which they are hashed; the start of the window is the last one."""
+        return tuple(self._aggregation.state_schema.keys.names)
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """The columns that are read, keys first."""
+        return self._aggregation.input_columns
+
+    @property
+    def wants_hash(self) -> bool:
+        """Whether the JVM's hash is worth its eight bytes per row: for strings, and for several columns."""
+        kinds = [field.type for field in self._aggregation.state_schema.keys]
+        return len(kinds) > 1 or not pa.types.is_primitive(kinds[0])
+
+    @property
+    def closes_windows(self) -> bool:
+        """Whether a watermark that advances changes state or output."""
+        return self._watermark is not None
+
+    @property
+    def window(self) -> WindowPlan | None:
+        """The windows, if there are any."""
+        return self._window
+
+    @property
+    def tables(self) -> Mapping[str, StateSchema]:
+        """One table."""
+        return {_TABLE: self._aggregation.state_schema}
+
+    @property
+    def definition(self) -> str:
+        """Keys, windows and aggregations, as text."""
+        if self._window is None:
+            return self._aggregation.definition
+        # Where windows close, a window that is not stored is a closed one: so that belongs to the meaning.
+        windows = {"window": self._window.definition, "closes": self.closes_windows}
+        return json.dumps(json.loads(self._aggregation.definition) | windows)
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """Key columns, ``window_start`` and ``window_end`` if there are windows, aggregations, ``checkpoint_id``."""
+        schema = self._aggregation.output_schema
+        if self._window is not None:
+            start = schema.get_field_index(WINDOW_START)
+            schema = schema.insert(start + 1, schema.field(start).with_name(WINDOW_END))
+        return schema.append(pa.field(CHECKPOINT_COLUMN, pa.int64(), nullable=False))
+
+    def process(
+        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], moment: BatchMoment
+    ) -> Processed:
+        """Merges the rows into the state of their keys, and hands on what the output mode says."""
+        table = tables[_TABLE]
+        received = list(batches)
+        metrics = {"rows": sum(batch.num_rows for batch in received)}
+        rows = None
+        if received:
+            rows = self._in_time(pa.Table.from_batches(received), moment)
+            metrics["rows_late"] = metrics["rows"] - rows.num_rows
+        if rows is not None and rows.num_rows:
+            hashes = rows.column(HASH_COLUMN).to_numpy() if self.wants_hash else None
+            update = self._aggregation.update(table, rows, hashes)
+            changes, output = update.changes, [update.output]
+        else:
+            changes, output = _no_rows(table.schema), []
+        metrics["keys"] = len(changes)
+        if self._watermark is not None and moment.watermark_us is not None:
+            closed = self._close(table, changes, moment)
+            metrics["windows_closed"] = len(closed.rows)
+            changes, output = closed.changes, output if self._mode == "update" else [self._results(closed.rows)]
+        elif self._mode == "append":
+            output = []
+        if self._mode == "complete":
+            output = [self._aggregation.results(batch) for batch in table.with_changes(changes).scan()]
+        return Processed(
+            changes={_TABLE: changes} if len(changes) else {}, output=self._output(output, moment), metrics=metrics
+        )
+
+    def _in_time(self, rows: pa.Table, moment: BatchMoment) -> pa.Table:
+        """The rows whose window has not been closed by a batch before."""
+        window, watermark, late_us = self._window, self._watermark, moment.late_watermark_us
+        if window is None or watermark is None or late_us is None or not watermark.drops_late_rows:
+            return rows
+        starts = _times(contiguous(rows.column(WINDOW_START)))
+        in_time = starts > late_us - window.size_us
+        return rows if in_time.all() else rows.filter(pa.array(in_time))
+
+    def _close(self, table: StateTable, changes: StateRows, moment: BatchMoment) -> Any:
+        size_us = 0 if self._window is None else self._window.size_us
+        late_us = moment.late_watermark_us
+        return close_keys(
+            table,
+            changes,
+            len(self.key_columns) - 1,
+            after=None if late_us is None else late_us - size_us,
+            until=(moment.watermark_us or 0) - size_us,
+        )
+
+    def _results(self, rows: StateRows) -> pa.RecordBatch:
+        columns = [*rows.keys.columns, *rows.values]
+        return self._aggregation.results(pa.RecordBatch.from_arrays(columns, schema=self._aggregation.state_schema.row))
+
+    def _output(self, batches: Sequence[pa.RecordBatch], moment: BatchMoment) -> pa.Table | None:
+        """The rows of the output with the columns that no aggregation makes."""
+        made = pa.Table.from_batches(batches, self._aggregation.output_schema)
+        if made.num_rows == 0:
+            return None
+        columns = made.columns
+        if self._window is not None:
+            start = made.schema.get_field_index(WINDOW_START)
+            starts = contiguous(columns[start])
+            ends = from_words(_times(starts) + self._window.size_us, starts.type)
+            columns.insert(start + 1, ends)
+        columns.append(pa.array(np.full(made.num_rows, moment.checkpoint_id)))
+        return pa.Table.from_arrays(columns, schema=self.output_schema)
+
+
+def _check_names(keys: Sequence[str], aggregations: Mapping[str, Any], window: WindowPlan | None) -> None:
+    if isinstance(aggregations.get("output_mode"), str):
+        raise InvalidInputError(
+            "the output mode has no name",
+            operation="aggregate",
+            subject="output_mode",
+            hint=f'Names are aggregations. Give the mode first: aggregate("{aggregations["output_mode"]}", ...)',
+        )
+    taken = [CHECKPOINT_COLUMN, *([WINDOW_START, WINDOW_END] if window is not None else [])]
+    for name in (*keys, *aggregations):
+        if name in taken:
+            raise InvalidInputError(
+                "the output has a column of that name", operation="aggregate", subject=f"{name!r}", hint="Rename it"
+            )
+
+
+def _times(column: pa.Array) -> Any:
+    """Microseconds since the epoch; there are no nulls."""
+    words = fixed_words(column)
+    return np.empty(0, dtype=np.int64) if words is None else words.view(np.int64)
+
+
+def _no_rows(schema: StateSchema) -> StateRows:
+    keys = tuple(pa.array([], field.type) for field in schema.keys)
+    return StateRows(
+        KeyRows(np.empty(0, dtype=np.uint64), keys), tuple(pa.array([], field.type) for field in schema.values)
+    )

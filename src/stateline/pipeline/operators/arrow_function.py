@@ -1,0 +1,314 @@
+"""``KeyedStream.apply_arrow``: a function of the user's own over Arrow tables, called once per subtask and batch.
+
+Owns the contract of that function and the check of everything it returns. Does not own what it computes.
+
+The contract::
+
+    def fn(events, state):                      # or fn(events, state, moment)
+        ...
+        return output, new_state                # or output, new_state, deleted
+
+- ``events``: the rows of the batch that belong to one subtask, in order of arrival, and ``key_index``: which row of
+  ``state`` is that of the event's key.
+- ``state``: one row for each key of the events: the key columns, then the columns of the state schema. All of these are
+  null for a key without state.
+- ``moment``: a :class:`stateline.pipeline.subtask.BatchMoment`.
+- ``output``: rows of the output schema, any number; ``None`` for none.
+- ``new_state``: rows as in ``state``, of keys that are in ``state``, each at most once. They replace what was stored;
+  keys that are left out stay as they are. ``None`` to change nothing.
+- ``deleted``: the key columns of keys that are in ``state``: their state goes. ``None`` for none.
+
+It is not called for a subtask without events. It must not keep anything between calls, and a batch may be computed more
+than once: only one result counts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from stateline.errors import ErrorKind, InvalidInputError, StatelineError, UserCodeError
+from stateline.options import check_known, parse_choice
+from stateline.pipeline.event_time import WatermarkPlan
+from stateline.pipeline.subtask import HASH_COLUMN, BatchMoment, Processed
+from stateline.state.columns import Rows, contiguous, fixed_words
+from stateline.state.keys import Groups, KeyRows, group_rows, key_rows
+from stateline.state.rows import StateRows
+from stateline.state.schema import StateSchema, is_kept_alike
+from stateline.state.table import StateTable
+
+__all__ = ["KEY_INDEX", "ArrowFunction", "ArrowFunctionProgram"]
+
+KEY_INDEX: Final = "key_index"
+"""Column of the events: the row of the state table that belongs to the event's key."""
+
+_TABLE: Final = "state"
+_MODES: Final = ("append", "update")
+_OPERATION: Final = "apply_arrow"
+_HINT: Final = "Nothing was committed. See the contract in stateline.pipeline.operators.arrow_function"
+
+ArrowFunction: TypeAlias = Callable[..., Any]
+"""See the module's contract."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowFunctionProgram:
+    """One function over one keyed stream; see :class:`stateline.pipeline.subtask.OperatorProgram`."""
+
+    _function: ArrowFunction
+    _takes_moment: bool
+    _state: StateSchema
+    _output: pa.Schema
+    _columns: tuple[str, ...]
+    _watermark: WatermarkPlan | None
+
+    @classmethod
+    def bind(
+        cls,
+        schema: pa.Schema,
+        keys: Sequence[str],
+        function: ArrowFunction,
+        state_schema: pa.Schema,
+        output_schema: pa.Schema,
+        *,
+        output_mode: str = "update",
+        columns: Sequence[str] | None = None,
+        watermark: WatermarkPlan | None = None,
+        state_defaults: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Checks everything that can be checked before the function is called.
+
+        Raises:
+            InvalidInputError: No function of two or three arguments, an unknown mode or column, a name that is taken,
+                a type that cannot be stored.
+        """
+        parse_choice(output_mode, _MODES, "output mode")
+        read = list(schema.names if columns is None else columns)
+        check_known(read, schema.names, "column")
+        if KEY_INDEX in (*read, *state_schema.names):
+            raise InvalidInputError(
+                "the events have a column of that name", operation=_OPERATION, subject=KEY_INDEX, hint="Rename yours"
+            )
+        if not state_schema.names:
+            raise InvalidInputError(
+                "it is empty", operation=_OPERATION, subject="state_schema", hint="Name at least one column"
+            )
+        state = StateSchema(pa.schema([schema.field(key) for key in keys]), state_schema.remove_metadata())
+        return cls(
+            function,
+            _takes_moment(function),
+            state.with_defaults(state_defaults or {}),
+            output_schema.remove_metadata(),
+            tuple(dict.fromkeys([*keys, *read])),
+            watermark if watermark is not None and watermark.drops_late_rows else None,
+        )
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """Key columns, in the order in which they are hashed."""
+        return tuple(self._state.keys.names)
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """The columns of the events, keys first; the event time too, where late rows are dropped."""
+        late_by = () if self._watermark is None else (self._watermark.column,)
+        return tuple(dict.fromkeys([*self._columns, *late_by]))
+
+    @property
+    def wants_hash(self) -> bool:
+        """Always: one column more, among all those that the function reads."""
+        return True
+
+    @property
+    def tables(self) -> Mapping[str, StateSchema]:
+        """One table."""
+        return {_TABLE: self._state}
+
+    @property
+    def definition(self) -> str:
+        """The keys, as text. The function may change, and what it keeps may evolve."""
+        return json.dumps({"keys": list(self.key_columns), "program": "apply_arrow"})
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """As the user declared it."""
+        return self._output
+
+    def process(
+        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], moment: BatchMoment
+    ) -> Processed:
+        """Calls the function with the events and the state of their keys, and checks what comes back."""
+        received = list(batches)
+        rows = pa.Table.from_batches(received) if received else None
+        if rows is None or rows.num_rows == 0:
+            return Processed(changes={})
+        events = self._in_time(rows, moment)
+        metrics = {"rows": rows.num_rows, "rows_late": rows.num_rows - events.num_rows, "keys": 0}
+        if events.num_rows == 0:
+            return Processed(changes={}, metrics=metrics)
+        table = tables[_TABLE]
+        keys = [events.column(name) for name in self.key_columns]
+        groups = group_rows(key_rows(self._state, keys, events.column(HASH_COLUMN).to_numpy()))
+        metrics["keys"] = len(groups)
+        found = table.probe(groups.keys)
+        state = pa.table([*groups.keys.columns, *found.values], schema=self._state.row)
+        output, new_state, deleted = self._call(self._indexed(events, groups), state, moment)
+        changes = self._changes(groups.keys, new_state, deleted)
+        return Processed(
+            changes={} if changes is None else {_TABLE: changes}, output=self._checked_output(output), metrics=metrics
+        )
+
+    def _in_time(self, rows: pa.Table, moment: BatchMoment) -> pa.Table:
+        """The rows whose time is after the watermark of the batch before. Rows without a time are never late."""
+        if self._watermark is None or moment.late_watermark_us is None:
+            return rows
+        times = contiguous(rows.column(self._watermark.column))
+        words = fixed_words(times)
+        if words is None:
+            return rows
+        in_time = words.view(np.int64) > moment.late_watermark_us
+        if times.null_count:
+            in_time |= times.is_null().to_numpy(zero_copy_only=False)
+        return rows if in_time.all() else rows.filter(pa.array(in_time))
+
+    def _indexed(self, events: pa.Table, groups: Groups) -> pa.Table:
+        index = np.empty(events.num_rows, dtype=np.int64)
+        index[groups.order] = groups.index()
+        return events.select(list(self._columns)).append_column(KEY_INDEX, pa.array(index))
+
+    def _call(self, events: pa.Table, state: pa.Table, moment: BatchMoment) -> tuple[Any, Any, Any]:
+        arguments = (events, state, moment) if self._takes_moment else (events, state)
+        try:
+            returned = self._function(*arguments)
+        except StatelineError:
+            raise
+        except UserCodeError.causes as error:
+            raise UserCodeError(
+                f"it raised {UserCodeError.described(error)}",
+                operation=_OPERATION,
+                subject=_name(self._function),
+                hint=f"Nothing was committed. {''.join(traceback.format_exception(error))}",
+            ) from error
+        if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+            what = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
+            raise self._wrong(f"(output, state) or (output, state, deleted) was expected, {what} came")
+        output, new_state, deleted = (*returned, None)[:3]
+        return output, new_state, deleted
+
+    def _changes(self, keys: KeyRows, new_state: Any, deleted: Any) -> StateRows | None:
+        """What is to be stored, ascending by hash."""
+        parts = []
+        taken = np.zeros(len(keys), dtype=np.bool_)
+        if new_state is not None:
+            table = self._checked(new_state, self._state.row, "state")
+            rows = self._places(keys, table, taken, "state")
+            values = tuple(contiguous(table.column(name)) for name in self._state.values.names)
+            parts.append(StateRows(keys.take(rows), values))
+        if deleted is not None:
+            table = self._checked(deleted, self._state.keys, "deleted")
+            rows = self._places(keys, table, taken, "deleted")
+            nothing = tuple(pa.nulls(len(rows), field.type) for field in self._state.values)
+            parts.append(StateRows(keys.take(rows), nothing, np.ones(len(rows), dtype=np.bool_)))
+        parts = [part for part in parts if len(part)]
+        if not parts:
+            return None
+        changes = StateRows.concat(parts)
+        return changes.take(np.argsort(changes.keys.hashes, kind="stable"))
+
+    def _places(self, keys: KeyRows, table: pa.Table, taken: Any, what: str) -> Rows:
+        """The rows of ``keys`` that the keys of a returned table are; marks them as taken."""
+        returned = key_rows(self._state, [table.column(name) for name in self.key_columns])
+        together = group_rows(KeyRows.concat([keys, returned]))
+        group = np.empty(len(keys) + len(returned), dtype=np.int64)
+        group[together.order] = together.index()
+        place_of_group = np.full(len(together), -1, dtype=np.int64)
+        place_of_group[group[: len(keys)]] = np.arange(len(keys))
+        places = place_of_group[group[len(keys) :]]
+        for row in np.flatnonzero(places < 0)[:1]:
+            raise self._wrong(f"{what}: the keys of the events were expected, {_key(table, row)} came")
+        repeated = np.zeros(len(places), dtype=np.bool_)
+        repeated[np.setdiff1d(np.arange(len(places)), np.unique(places, return_index=True)[1])] = True
+        for row in np.flatnonzero(repeated | taken[places])[:1]:
+            raise self._wrong(f"{what}: each key at most once was expected, {_key(table, row)} came again")
+        taken[places] = True
+        return places
+
+    def _checked_output(self, output: Any) -> pa.Table | None:
+        if output is None:
+            return None
+        table = self._checked(output, self._output, "output")
+        return table if table.num_rows else None
+
+    def _checked(self, returned: Any, schema: pa.Schema, what: str) -> pa.Table:
+        """A returned table with exactly the columns of a schema, in its order."""
+        table = pa.Table.from_batches([returned]) if isinstance(returned, pa.RecordBatch) else returned
+        if not isinstance(table, pa.Table):
+            raise self._wrong(f"{what}: a pyarrow.Table was expected, {type(returned).__name__} came")
+        if sorted(table.schema.names) != sorted(schema.names):
+            raise self._wrong(f"{what}: the columns {schema.names} were expected, {table.schema.names} came")
+        columns = []
+        for field in schema:
+            column = table.column(field.name)
+            columns.append(self._cast(column, field, what))
+        return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in schema]))
+
+    def _cast(self, column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.ChunkedArray:
+        if column.type == field.type:
+            return column
+        wrong = f"{what}: {field.name!r} was expected to be {field.type}, {column.type} came"
+        if not is_kept_alike(column.type, field.type):
+            raise self._wrong(wrong)
+        try:
+            return column.cast(field.type)
+        except pa.ArrowException as error:  # Such as a null where the declared type has none.
+            raise self._wrong(f"{wrong} ({error})") from error
+
+    def _wrong(self, reason: str) -> InvalidInputError:
+        return InvalidInputError(
+            reason,
+            operation=_OPERATION,
+            subject=_name(self._function),
+            hint=_HINT,
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        )
+
+
+def _takes_moment(function: ArrowFunction) -> bool:
+    """Whether a function takes the moment of the batch too.
+
+    Raises:
+        InvalidInputError: It takes neither two nor three arguments.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"{function!r} is no function that can be looked at", operation=_OPERATION, hint="Give a Python function"
+        ) from error
+    for count in (2, 3):
+        try:
+            signature.bind(*range(count))
+        except TypeError:
+            continue
+        return count == 3
+    raise InvalidInputError(
+        f"fn(events, state) or fn(events, state, moment) was expected, {_name(function)}{signature} came",
+        operation=_OPERATION,
+        subject="fn",
+        hint="Give it two or three parameters",
+    )
+
+
+def _name(function: ArrowFunction) -> str:
+    return str(getattr(function, "__qualname__", repr(function)))
+
+
+def _key(table: pa.Table, row: int) -> str:
+    return str(table.slice(int(row), 1).to_pylist()[0])

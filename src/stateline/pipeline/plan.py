@@ -1,0 +1,247 @@
+"""A pipeline as plain values: what the coordinator and the tasks need, and nothing of Spark.
+
+Owns the description. ``stream`` builds it from what the user says, the coordinator reads it, tasks receive it in their
+closure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+from stateline.changelog.upload_table import RetryPolicy
+from stateline.checkpoint import MAX_FILE_STATE_THRESHOLD
+from stateline.errors import InvalidInputError
+from stateline.files import FileOutput
+from stateline.options import normalise_settings, parse_choice, parse_duration, parse_int, parse_size, setting
+from stateline.pipeline.event_time import WatermarkPlan, WindowPlan
+
+__all__ = [
+    "AUTO_COPIES",
+    "NO_COPIES",
+    "OperatorPlan",
+    "PipelinePlan",
+    "PipelineSettings",
+    "SavepointStart",
+    "attempts_setting",
+    "copies_bytes_setting",
+    "copies_setting",
+    "parse_record_size",
+    "timeout_setting",
+]
+
+_DRIVER_INLINE_BYTES: Final = 256 * 1024 * 1024
+
+
+AUTO_COPIES: Final = "auto"
+NO_COPIES: Final = "none"
+"""What ``local_copies`` may be besides a folder."""
+
+
+def _at_least_two(value: int | str, name: str) -> int:
+    return parse_int(value, name, minimum=2)
+
+
+def _text(value: object, _: str) -> str:
+    return str(value)
+
+
+def parse_record_size(value: int | str, name: str) -> int:
+    """Bytes that a record may hold of something."""
+    size = parse_size(value, name)
+    if size > MAX_FILE_STATE_THRESHOLD:
+        raise InvalidInputError(
+            f"{size} bytes are more than {MAX_FILE_STATE_THRESHOLD}",
+            subject=name,
+            hint="Records must stay small: give less",
+        )
+    return size
+
+
+def timeout_setting() -> Any:
+    """The option ``upload_timeout`` of a pipeline and of a sink."""
+    return setting("500ms", parse_duration, help="then a request to a store elsewhere is sent again; 0: never")
+
+
+def attempts_setting() -> Any:
+    """The option ``max_attempts`` of a pipeline and of a sink."""
+    return setting(
+        3,
+        lambda value, name: parse_int(value, name, minimum=1, maximum=10),
+        help="attempts of a late request",
+    )
+
+
+def copies_setting() -> Any:
+    """The option ``local_copies`` of a pipeline and of a sink."""
+    return setting(
+        AUTO_COPIES, _folder, help="folder for copies on each executor's host, auto (Spark's own folder) or none"
+    )
+
+
+def copies_bytes_setting() -> Any:
+    """The option ``local_copies_bytes`` of a pipeline and of a sink."""
+    return setting("10GB", parse_size, help="room for them, on each host")
+
+
+def _folder(value: object, name: str) -> str:
+    if value in (None, ""):
+        raise InvalidInputError(f"{value!r} is no folder", subject=name, hint="Give a path, auto or none")
+    return str(value)
+
+
+def _start_mode(value: str, name: str) -> str:
+    return parse_choice(value, ("copy", "claim"), name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSettings:
+    """Options of a keyed stream.
+
+    Attributes:
+        retained_checkpoints: How many of the newest checkpoints are kept, with all they reach; at least 2.
+        metrics_log: A file on the driver's host to which each batch appends a line of JSON; empty for none.
+        local_copies: A folder on each executor's host for copies of what tasks write and read, so that a task finds on
+            its own disk what a root elsewhere (an object store) keeps. ``auto`` is a folder of Spark's own, which goes
+            with the executor; ``none`` keeps runs in memory, and they are fetched again by every new worker process.
+        local_copies_bytes: Room for them, on each host.
+        inline_bytes: What a subtask writes comes to the driver with its result, up to so many bytes, in place of an
+            object of its own. With many subtasks it is less: the driver takes 256 MiB at most.
+        record_bytes: What came so goes into the checkpoint's record, up to so many bytes in all; else into one object.
+        upload_timeout: A request to a store that is not on this host is late after so long, and is then sent once more
+            beside itself; the first answer counts. For each 8 MiB that it moves; 0 for never.
+        max_attempts: How often at most, the first included. A slow request is never given up for being late.
+        start_from: URL of a savepoint, from which a root without checkpoints starts; empty for none. A root with
+            checkpoints goes on from its newest one, so the option may stay in the program.
+        start_mode: ``copy`` leaves the savepoint as it is. ``claim`` uses its objects where they are, below the root,
+            and makes them the query's own.
+    """
+
+    retained_checkpoints: int = setting(3, _at_least_two, help="newest checkpoints that are kept")
+    metrics_log: str = setting("", _text, help="file for one line of JSON per batch")
+    local_copies: str = copies_setting()
+    local_copies_bytes: int = copies_bytes_setting()
+    inline_bytes: int = setting("64KiB", parse_size, help="of a subtask that come with its result, without an object")
+    record_bytes: int = setting("20KiB", parse_record_size, help="of these that the record of a checkpoint may hold")
+    upload_timeout: float = timeout_setting()
+    max_attempts: int = attempts_setting()
+    start_from: str = setting("", _text, help="savepoint from which a new root starts")
+    start_mode: str = setting("copy", _start_mode, help="copy or claim")
+
+    def __post_init__(self) -> None:
+        normalise_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavepointStart:
+    """Where a new root starts.
+
+    Attributes:
+        url: Folder of the savepoint.
+        mode: See :class:`PipelineSettings`.
+        options: Options of the savepoint's store.
+    """
+
+    url: str
+    mode: Literal["copy", "claim"] = "copy"
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorPlan:
+    """One operator.
+
+    Attributes:
+        name: Unique within the pipeline.
+        tables: The schemas of its state tables by name, each encoded as in :class:`stateline.checkpoint.OperatorState`;
+            empty for an operator without state.
+        definition: What computes the state, as text; must be the same on restart.
+        output: Its files, if it writes any.
+        output_columns: The columns of their rows; see :mod:`stateline.pipeline.output_columns`. Empty if unknown.
+        delivers: Whether its output is handed to a function after the checkpoint.
+        window: Windows of event time, whose start is the last key column.
+        acts_on_watermark: Whether a watermark that advances changes its state or output, even without rows.
+        acts_on_time: The same for processing time.
+    """
+
+    name: str
+    tables: Mapping[str, str]
+    definition: str
+    output: FileOutput | None = None
+    output_columns: Mapping[str, str] = field(default_factory=dict)
+    delivers: bool = False
+    window: WindowPlan | None = None
+    acts_on_watermark: bool = False
+    acts_on_time: bool = False
+
+    def going_on(self) -> OperatorPlan:
+        """The operator in a stream without an end."""
+        output = self.output
+        return self if output is None else replace(self, output=replace(output, rolling=output.rolling.going_on()))
+
+    def state_name(self, table: str) -> str:
+        """The name of a table in the checkpoint: the operator's own for its only table."""
+        return self.name if list(self.tables) == [table] else f"{self.name}/{table}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePlan:
+    """A whole pipeline.
+
+    Attributes:
+        root_url: Checkpoint root.
+        parallelism: Subtasks per operator.
+        max_parallelism: Key groups.
+        operators: Keyed operators, at least one.
+        retained_checkpoints: See :class:`PipelineSettings`, also for the next ones, up to ``record_bytes``.
+        metrics_log: Empty for none.
+        local_copies: A folder, ``auto`` or ``none``.
+        local_copies_bytes: Room for them.
+        inline_bytes: Of each subtask.
+        record_bytes: Of all of them.
+        upload_timeout: See :class:`PipelineSettings`; 0 for never.
+        max_attempts: So, too.
+        root_options: Options of the root's store.
+        watermark: The watermark of the stream, one for all operators.
+        start: Where a root without checkpoints starts; ``None`` for an empty state.
+    """
+
+    root_url: str
+    parallelism: int
+    max_parallelism: int
+    operators: tuple[OperatorPlan, ...]
+    retained_checkpoints: int = 3
+    metrics_log: str = ""
+    local_copies: str = NO_COPIES
+    local_copies_bytes: int = 0
+    inline_bytes: int = 0
+    record_bytes: int = 0
+    upload_timeout: float = 0.0
+    max_attempts: int = 1
+    root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    watermark: WatermarkPlan | None = None
+    start: SavepointStart | None = None
+
+    def going_on(self) -> PipelinePlan:
+        """The plan in a stream without an end; see :meth:`stateline.files.RollingPolicy.going_on`."""
+        return replace(self, operators=tuple(operator.going_on() for operator in self.operators))
+
+    @property
+    def subtask_inline_bytes(self) -> int:
+        """What each subtask may hand back with its result, so that all of them together fit the driver."""
+        return min(self.inline_bytes, _DRIVER_INLINE_BYTES // (self.parallelism * len(self.operators)))
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """When a request to a store is late, and how often it is sent."""
+        return RetryPolicy.fixed(self.max_attempts, self.upload_timeout, 0)
+
+    @property
+    def state_schemas(self) -> dict[str, str]:
+        """The encoded schemas of all state, by its name in the checkpoint."""
+        return {
+            operator.state_name(table): schema
+            for operator in self.operators
+            for table, schema in operator.tables.items()
+        }

@@ -1,0 +1,1 @@
+"""Operators that run a ``StatefulProcessor`` of the user's."""

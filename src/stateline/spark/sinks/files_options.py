@@ -1,0 +1,184 @@
+"""Options of ``format("stateline_files")``.
+
+Spark hands options over as strings, its own among them, and forgets the case of their names. So a name may be written
+in Spark's way or in Python's: ``partitionBy`` and ``partition_by`` are one option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Self
+
+from stateline.blob.urls import absolute_url
+from stateline.changelog.upload_table import RetryPolicy
+from stateline.errors import InvalidInputError
+from stateline.files import FileOutput, RollingPolicy
+from stateline.options import check_known, normalise_settings, parse_bool, parse_int, parse_size, setting
+from stateline.pipeline.plan import (
+    attempts_setting,
+    copies_bytes_setting,
+    copies_setting,
+    parse_record_size,
+    timeout_setting,
+)
+from stateline.spark.stream_checks import check_hidden, check_shared
+
+__all__ = ["FilesSinkOptions"]
+
+_ROOT_PREFIX: Final = "root."
+_STORE_PREFIX: Final = "store."
+
+
+def _text(value: Any, _: str) -> Any:
+    return value
+
+
+def _names(value: str | tuple[str, ...], _: str) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    return tuple(name.strip() for name in names if name.strip())
+
+
+def _retained(value: int | str, name: str) -> int:
+    return parse_int(value, name, minimum=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesSinkOptions:
+    """What a user can say about the sink.
+
+    Attributes:
+        path: Root URL of the output; ``start(path)`` and ``save(path)`` set it.
+        format: ``parquet``, ``arrow``, ``csv``, ``jsonl`` or ``text``. (Spark's ``format()`` is taken by the sink
+            itself.)
+        partition_by: Columns that become folders, separated by commas.
+        partition_zone: Time zone whose clock names the folders of timestamps.
+        compression: A codec of the format.
+        roll_bytes: Size at which a file is finished.
+        roll_seconds: Age at which a file is finished, also while no rows come; ``never`` for no limit. ``auto`` is five
+            minutes, and no limit in a stream that ends by itself and in a batch, which finish their files at the end.
+        idle_seconds: Time without rows after which a file is finished, also while none come at all.
+        every_checkpoint: Finish every file with its micro-batch.
+        finish: When files that are still open are finished: ``available_now`` (when a stream that ends by itself has
+            ended), ``stop`` (also when the query is stopped) or ``never``.
+        checkpoint: Root URL of the sink's records; by default ``<path>/.stateline``, which readers skip.
+        retained_checkpoints: How many of the newest records are kept.
+        inline_bytes: Rows of a task that wait for their file come to the driver with its result, up to so many bytes,
+            in place of an object of their own.
+        record_bytes: What came so goes into the sink's record, up to so many bytes in all; else into one object.
+        upload_timeout: When a request to a store elsewhere is sent once more; see :class:`PipelineSettings`.
+        max_attempts: How often it is sent at most.
+        local_copies: Where hosts keep copies of rows that wait for their file; see :class:`PipelineSettings`.
+        local_copies_bytes: Room for them, on each host.
+        checkpoint_location: Spark's ``checkpointLocation``, as Spark passes it on.
+        query_name: Spark's ``queryName``, in the same way; the sink has no use for it.
+        root_options: Options of the records' store, given as ``root.<option>``; where the records lie below the output,
+            those of the output's store hold, too.
+        store_options: Options of the output's store, given as ``store.<option>``.
+    """
+
+    path: str = setting("", _text, help="root URL of the output; start(path) and save(path) say it")
+    format: str = setting("parquet", _text, help="parquet, arrow, csv, jsonl or text")
+    partition_by: tuple[str, ...] = setting("", _names, help="columns that become folders, separated by commas")
+    partition_zone: str = setting("UTC", _text, help="time zone whose clock names the folders of timestamps")
+    compression: str | None = setting(None, _text, help="a codec of the format")
+    roll_bytes: str = setting("128MB", _text, help="size at which a file is finished")
+    roll_seconds: str | None = setting(
+        "auto", _text, help="age at which a file is finished; auto: 5 minutes where a stream does not end by itself"
+    )
+    idle_seconds: str | None = setting(None, _text, help="time without rows after which a file is finished")
+    every_checkpoint: bool = setting(False, parse_bool, help="finish every file with its micro-batch")
+    finish: str = setting("available_now", _text, help="when open files are finished: available_now, stop or never")
+    checkpoint: str = setting("", _text, help="root URL of the sink's records; `.stateline` below the output if empty")
+    retained_checkpoints: int = setting(3, _retained, help="newest records that are kept")
+    inline_bytes: int = setting("64KiB", parse_size, help="of a task that come with its result, without an object")
+    record_bytes: int = setting("20KiB", parse_record_size, help="of these that the sink's record may hold")
+    upload_timeout: float = timeout_setting()
+    max_attempts: int = attempts_setting()
+    local_copies: str = copies_setting()
+    local_copies_bytes: int = copies_bytes_setting()
+    checkpoint_location: str = setting("", _text, help="Spark's checkpointLocation")
+    query_name: str = setting("", _text, help="Spark's queryName")
+    root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        normalise_settings(self)
+        if not self.path:
+            raise InvalidInputError(
+                "it is missing", operation="stateline_files", subject="path", hint='Call start("file:///folder")'
+            )
+        # Executors work in folders of their own, so a relative place must become one place for all.
+        object.__setattr__(self, "path", absolute_url(self.path))
+        if self.checkpoint:
+            object.__setattr__(self, "checkpoint", absolute_url(self.checkpoint))
+        check_shared(self.path, "path")
+        check_shared(self.checkpoint, "checkpoint")
+        check_hidden(self.checkpoint, self.path, "checkpoint")
+        check_hidden(self.checkpoint_location, self.path, "checkpointLocation")
+        check_known([self.finish], ("available_now", "stop", "never"), "value of finish")
+
+    @classmethod
+    def from_spark(cls, options: Mapping[str, str]) -> Self:
+        """Options as Spark hands them over.
+
+        Raises:
+            InvalidInputError: An unknown option, an option given twice, or a bad value.
+        """
+        known = {_plain(spec.name): spec.name for spec in fields(cls) if spec.metadata}
+        given: dict[str, Any] = {"root_options": {}, "store_options": {}}
+        for key, value in options.items():
+            if key.lower().startswith(_ROOT_PREFIX):
+                given["root_options"][key[len(_ROOT_PREFIX) :]] = value
+            elif key.lower().startswith(_STORE_PREFIX):
+                given["store_options"][key[len(_STORE_PREFIX) :]] = value
+            else:
+                if _plain(key) not in known:
+                    check_known([key], known.values())
+                name = known[_plain(key)]
+                if name in given:
+                    raise InvalidInputError(
+                        "it is given twice, in two spellings", subject=name, hint="Give each option once"
+                    )
+                given[name] = value
+        return cls(**given)
+
+    @property
+    def root_url(self) -> str:
+        """Root of the records of streams into this output."""
+        return f"{self.checkpoint or self.path.rstrip('/') + '/.stateline'}/stream"
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """When a request to a store is late, and how often it is sent."""
+        return RetryPolicy.fixed(self.max_attempts, self.upload_timeout, 0)
+
+    @property
+    def options_of_records(self) -> dict[str, str]:
+        """Options of the store of the records."""
+        return {**({} if self.checkpoint else self.store_options), **self.root_options}
+
+    def output(self) -> FileOutput:
+        """The output that these options describe.
+
+        Raises:
+            InvalidInputError: An unknown format or codec, or a bad limit.
+        """
+        return FileOutput(
+            url=self.path,
+            format=self.format,
+            partition_by=self.partition_by,
+            partition_zone=self.partition_zone,
+            compression=self.compression,
+            rolling=RollingPolicy(
+                roll_bytes=self.roll_bytes,  # type: ignore[arg-type]
+                roll_seconds=self.roll_seconds,  # type: ignore[arg-type]
+                idle_seconds=self.idle_seconds,  # type: ignore[arg-type]
+                every_checkpoint=self.every_checkpoint,
+            ),
+            store_options=dict(self.store_options),
+        )
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()

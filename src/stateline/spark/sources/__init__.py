@@ -1,0 +1,1 @@
+"""``format("stateline")``: state and its changes, read by Spark."""
