@@ -143,15 +143,12 @@ class SystemClock:
     """The machine's clocks."""
 
     def now(self) -> float:
-        """See :meth:`Clock.now`."""
         return time.time()
 
     def monotonic(self) -> float:
-        """See :meth:`Clock.monotonic`."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """See :meth:`Clock.sleep`."""
         if seconds > 0:
             time.sleep(seconds)
 
@@ -160,11 +157,9 @@ class SystemIds:
     """UUIDs from the operating system's random source; safe across ``fork``, unlike a seeded generator."""
 
     def new_uuid(self) -> uuid.UUID:
-        """See :meth:`Ids.new_uuid`."""
         return uuid.UUID(bytes=os.urandom(16), version=4)
 
     def new_id(self) -> str:
-        """See :meth:`Ids.new_id`."""
         return self.new_uuid().hex
 
 
@@ -172,11 +167,9 @@ class SystemExecutors:
     """Real threads."""
 
     def executor(self, name: str, num_threads: int) -> Executor:
-        """See :meth:`Executors.executor`."""
         return ThreadedExecutor(name, num_threads)
 
     def monitor(self) -> Monitor:
-        """See :meth:`Executors.monitor`."""
         return ThreadedMonitor()
 
 
@@ -201,11 +194,9 @@ class _PoolWithTimers:
         self._timers = timers
 
     def submit(self, function: Callable[..., T], /, *args: Any) -> Future[T]:
-        """See :meth:`Executor.submit`."""
         return self._pool.submit(function, *args)
 
     def call_later(self, delay_seconds: float, function: Callable[[], None]) -> Cancellable:
-        """See :meth:`Executor.call_later`."""
         return self._timers.call_later(delay_seconds, function)
 
     def close(self, *, wait: bool = True) -> None:

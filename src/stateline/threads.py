@@ -61,7 +61,6 @@ class ThreadedMonitor(RLock):  # type: ignore[misc] # Final for type checkers on
         _MONITORS.add(self)
 
     def wait_for(self, predicate: Callable[[], bool], timeout_seconds: float | None = None) -> bool:
-        """See :meth:`stateline.environment.Monitor.wait_for`."""
         if timeout_seconds is None and self._is_inherited and not predicate():
             raise ClosedError(
                 "it waits for a thread of the process that this one was forked from",
@@ -72,7 +71,6 @@ class ThreadedMonitor(RLock):  # type: ignore[misc] # Final for type checkers on
         return self._condition.wait_for(predicate, limit)
 
     def notify_all(self) -> None:
-        """See :meth:`stateline.environment.Monitor.notify_all`."""
         self._condition.notify_all()
 
     def after_fork(self) -> None:
@@ -91,7 +89,6 @@ class Timer:
         self._pool = pool
 
     def cancel(self) -> bool:
-        """See :meth:`stateline.environment.Cancellable.cancel`."""
         return self._pool.cancel(self)
 
 
@@ -274,15 +271,12 @@ class ThreadedExecutor:
         weakref.finalize(self, self._pool.let_end).atexit = False
 
     def submit(self, function: Callable[..., T], /, *args: Any) -> Future[T]:
-        """See :meth:`stateline.environment.Executor.submit`."""
         return self._pool.submit(function, args)
 
     def call_later(self, delay_seconds: float, function: Callable[[], None]) -> Timer:
-        """See :meth:`stateline.environment.Executor.call_later`."""
         return self._pool.call_later(delay_seconds, function)
 
     def close(self, *, wait: bool = True) -> None:
-        """See :meth:`stateline.environment.Executor.close`."""
         self._pool.close(wait=wait)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.arch.source_tree import Module, modules
 
 UNNAMED = {"__main__"}
+OWN_CLASSES = {node.name for module in modules() for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)}
 
 
 def is_public(module: Module) -> bool:
@@ -40,8 +42,31 @@ def undocumented(module: Module) -> list[str]:
         if isinstance(definition, ast.ClassDef):
             methods = (node for node in definition.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
             parts += [method for method in methods if not method.name.startswith("_") and not is_test(module, method)]
-        found += [f"{module.where(part)} {part.name}" for part in parts if not described(part)]
+        found += [
+            f"{module.where(part)} {part.name}"
+            for part in parts
+            if not described(part) and (part is definition or not inherits(definition, part.name))
+        ]
     return found
+
+
+@functools.cache
+def described_methods() -> dict[str, set[str]]:
+    """Which classes of the package describe a method of a name."""
+    found: dict[str, set[str]] = {}
+    for module in modules():
+        for owner in ast.walk(module.tree):
+            if isinstance(owner, ast.ClassDef):
+                for method in owner.body:
+                    if isinstance(method, ast.FunctionDef) and described(method):
+                        found.setdefault(method.name, set()).add(owner.name)
+    return found
+
+
+def inherits(owner: ast.ClassDef, method: str) -> bool:
+    """Whether ``method`` keeps a contract that another class describes, or one of a class from elsewhere."""
+    outside = {name for base in owner.bases for name in [ast.unparse(base).partition("[")[0]]} - OWN_CLASSES
+    return bool(described_methods().get(method, set()) - {owner.name}) or bool(outside - {"Protocol", "object"})
 
 
 def is_test(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -103,19 +103,16 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
 
     @property
     def url(self) -> str:
-        """See :attr:`BlobStore.url`."""
         account = f"@{self._settings.account}" if "." in self._settings.account else ""
         return f"az://{self._container}{account}/{self._prefix}".rstrip("/")
 
     # -- whole objects --------------------------------------------------------------------------------------------
 
     def head(self, name: str) -> ObjectInfo:
-        """See :meth:`BlobStore.head`."""
         key = self._key(name)
         return self._reading("head", name, lambda: _info(name, self._client.get_blob_client(key).get_blob_properties()))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See :meth:`BlobStore.list`."""
         check_prefix(prefix)
         root = f"{self._prefix}/" if self._prefix else ""
         listing = self._client.list_blobs(
@@ -134,7 +131,6 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
                     yield _info(name, blob)
 
     def delete(self, names: Iterable[str]) -> None:
-        """See :meth:`BlobStore.delete`."""
         keys = [self._key(name) for name in checked_names(names)]
         with self._telling("delete", ""):
             self._each(self._delete_one, keys)
@@ -142,7 +138,6 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
     # -- staging --------------------------------------------------------------------------------------------------
 
     def stage(self, target: str, data: Buffer) -> Part:
-        """See :meth:`BlobStore.stage`."""
         key, data = self._key(target), own_bytes(data, "stage", target)
         checksum = crc32c(data)
         if len(data) >= max(self._settings.block_size_min, 1):

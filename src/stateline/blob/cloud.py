@@ -94,7 +94,6 @@ class CloudStore(BlobStore, Generic[C, S]):
         return type(self), (self._container, self._prefix, self._settings, self._environment)
 
     def close(self) -> None:
-        """See :meth:`BlobStore.close`."""
         with self._lock:
             self._closed = True
             held, self._held = self._held, None
@@ -151,19 +150,16 @@ class CloudStore(BlobStore, Generic[C, S]):
     # -- what they share ------------------------------------------------------------------------------------------
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put`."""
         data = own_bytes(data, "put", check_name(name))
         checksum = crc32c(data)
         with self._telling("put", name):
             return self._put_settled(name, lambda: self._put(name, data, checksum), data, checksum)
 
     def get(self, name: str) -> bytes:
-        """See :meth:`BlobStore.get`."""
         key = self._key(name)
         return self._reading("get", name, lambda: self._read(key))
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
-        """See :meth:`BlobStore.get_range`."""
         check_range(name, start, end)
         if start == end:
             size = self.head(name).size
@@ -174,7 +170,6 @@ class CloudStore(BlobStore, Generic[C, S]):
         return self._reading("get_range", name, lambda: self._read_range(name, key, start, end))
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """See :meth:`BlobStore.get_ranges`."""
         return self._each(lambda bounds: self.get_range(name, *bounds), ranges)
 
     def _read_range(self, name: str, key: str, start: int, end: int, **pin: str) -> bytes:
@@ -190,7 +185,6 @@ class CloudStore(BlobStore, Generic[C, S]):
         return data
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put_if_absent`."""
         data = own_bytes(data, "put_if_absent", check_name(name))
         checksum = crc32c(data)
         with self._telling("put_if_absent", name):
@@ -203,7 +197,6 @@ class CloudStore(BlobStore, Generic[C, S]):
             )
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
-        """See :meth:`BlobStore.publish`."""
         check_name(target)
         parts = checked_parts(parts, "publish")
         length, checksum = sum(part.length for part in parts), crc32c_of_parts(parts)

@@ -27,11 +27,9 @@ class CopyingStore(CloudStore[C, S]):
 
     @property
     def copies_cheaply(self) -> bool:
-        """See :attr:`BlobStore.copies_cheaply`."""
         return True
 
     def copy(self, source: str, target: str) -> ObjectInfo:
-        """See :meth:`BlobStore.copy`."""
         check_name(target)
         origin = self.head(source)
         if origin.crc32c is None or not origin.size:

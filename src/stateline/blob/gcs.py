@@ -106,17 +106,14 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
 
     @property
     def url(self) -> str:
-        """See :attr:`BlobStore.url`."""
         return f"gs://{self._container}/{self._prefix}".rstrip("/")
 
     # -- whole objects --------------------------------------------------------------------------------------------
 
     def head(self, name: str) -> ObjectInfo:
-        """See :meth:`BlobStore.head`."""
         return self._named(self._head_key(self._container, self._key(name)), name)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See :meth:`BlobStore.list`."""
         check_prefix(prefix)
         root = f"{self._prefix}/" if self._prefix else ""
         for found in self._list_keys(self._container, root + prefix):
@@ -125,13 +122,11 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
                 yield self._named(found, name)
 
     def delete(self, names: Iterable[str]) -> None:
-        """See :meth:`BlobStore.delete`."""
         self._delete([(self._container, self._key(name), "") for name in checked_names(names)])
 
     # -- staging --------------------------------------------------------------------------------------------------
 
     def stage(self, target: str, data: Buffer) -> Part:
-        """See :meth:`BlobStore.stage`."""
         container = self._settings.temporary_bucket or self._container
         key = self._staging_key(self._key(target), str(self._environment.ids.new_uuid()))
         data = own_bytes(data, "stage", target)
@@ -141,7 +136,6 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
             return self._make(wanted, lambda: self._send(container, key, data, checksum, self._mark(), 0))
 
     def read_staged(self, part: Part) -> bytes:
-        """See :meth:`BlobStore.read_staged`."""
         check_staged([part], self._own)
         place = part.container, part.name
         return self._reading("read_staged", "", lambda: self._download(*place, part.version), url_of(*place))
@@ -161,7 +155,6 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         return part_of(self._head_key(container, name))
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """See :meth:`BlobStore.discard`."""
         staged = checked_parts(parts, "discard")
         check_staged(staged, self._own)
         self._delete([(part.container, part.name, part.version) for part in staged])
@@ -181,7 +174,6 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         return (*few, *(replace(part, length=0, crc32c=0) for part in beneath))
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
-        """See :meth:`BlobStore.publish`."""
         check_staged(parts, self._own, self._key(target))
         made = super().publish(target, parts, nonce)
         leftovers = [part for part in self._intermediates(target, parts, nonce) if part not in parts]

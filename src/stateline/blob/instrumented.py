@@ -24,76 +24,58 @@ class StoreDecorator(BlobStore):
 
     @property
     def url(self) -> str:
-        """See :attr:`BlobStore.url`."""
         return self.inner.url
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put`."""
         return self.inner.put(name, data)
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put_if_absent`."""
         return self.inner.put_if_absent(name, data)
 
     def get(self, name: str) -> bytes:
-        """See :meth:`BlobStore.get`."""
         return self.inner.get(name)
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
-        """See :meth:`BlobStore.get_range`."""
         return self.inner.get_range(name, start, end)
 
     def head(self, name: str) -> ObjectInfo:
-        """See :meth:`BlobStore.head`."""
         return self.inner.head(name)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See :meth:`BlobStore.list`."""
         return self.inner.list(prefix)
 
     def delete(self, names: Iterable[str]) -> None:
-        """See :meth:`BlobStore.delete`."""
         self.inner.delete(names)
 
     @property
     def copies_cheaply(self) -> bool:
-        """See :attr:`BlobStore.copies_cheaply`."""
         return self.inner.copies_cheaply
 
     def copy(self, source: str, target: str) -> ObjectInfo:
-        """See :meth:`BlobStore.copy`."""
         return self.inner.copy(source, target)
 
     def stage(self, target: str, data: Buffer) -> Part:
-        """See :meth:`BlobStore.stage`."""
         return self.inner.stage(target, data)
 
     def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:
-        """See :meth:`BlobStore.prepare`."""
         return self.inner.prepare(target, parts, nonce)
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
-        """See :meth:`BlobStore.publish`."""
         return self.inner.publish(target, parts, nonce)
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """See :meth:`BlobStore.discard`."""
         self.inner.discard(parts)
 
     def read_staged(self, part: Part) -> bytes | None:
-        """See :meth:`BlobStore.read_staged`."""
         return self.inner.read_staged(part)
 
     def list_staged(self) -> Iterator[ObjectInfo]:
-        """See :meth:`BlobStore.list_staged`."""
         return self.inner.list_staged()
 
     def local_path(self, name: str) -> Path | None:
-        """See :meth:`BlobStore.local_path`."""
         return self.inner.local_path(name)
 
     def close(self) -> None:
-        """See :meth:`BlobStore.close`."""
         self.inner.close()
 
 
@@ -121,12 +103,10 @@ class InstrumentedStore(StoreDecorator):
             self.bytes_written = self.bytes_read = 0
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put`."""
         self._count("put", written=len(data))
         return self.inner.put(name, data)
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put_if_absent`."""
         self._count("put_if_absent", written=len(data))
         return self.inner.put_if_absent(name, data)
 
@@ -136,68 +116,56 @@ class InstrumentedStore(StoreDecorator):
         return self.inner.put_all_if_absent(name, pieces)
 
     def get(self, name: str) -> bytes:
-        """See :meth:`BlobStore.get`."""
         self._count("get")
         data = self.inner.get(name)
         self._count_read(len(data))
         return data
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
-        """See :meth:`BlobStore.get_range`."""
         self._count("get_range")
         data = self.inner.get_range(name, start, end)
         self._count_read(len(data))
         return data
 
     def head(self, name: str) -> ObjectInfo:
-        """See :meth:`BlobStore.head`."""
         self._count("head")
         return self.inner.head(name)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See :meth:`BlobStore.list`."""
         self._count("list")
         return self.inner.list(prefix)
 
     def delete(self, names: Iterable[str]) -> None:
-        """See :meth:`BlobStore.delete`."""
         self._count("delete")
         self.inner.delete(names)
 
     def copy(self, source: str, target: str) -> ObjectInfo:
-        """See :meth:`BlobStore.copy`."""
         self._count("copy")
         return self.inner.copy(source, target)
 
     def stage(self, target: str, data: Buffer) -> Part:
-        """See :meth:`BlobStore.stage`."""
         self._count("stage", written=len(data))
         return self.inner.stage(target, data)
 
     def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:
-        """See :meth:`BlobStore.prepare`."""
         self._count("prepare")
         return self.inner.prepare(target, parts, nonce)
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
-        """See :meth:`BlobStore.publish`."""
         self._count("publish")
         return self.inner.publish(target, parts, nonce)
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """See :meth:`BlobStore.discard`."""
         self._count("discard")
         self.inner.discard(parts)
 
     def read_staged(self, part: Part) -> bytes | None:
-        """See :meth:`BlobStore.read_staged`."""
         self._count("read_staged")
         data = self.inner.read_staged(part)
         self._count_read(len(data or b""))
         return data
 
     def list_staged(self) -> Iterator[ObjectInfo]:
-        """See :meth:`BlobStore.list_staged`."""
         self._count("list_staged")
         return self.inner.list_staged()
 

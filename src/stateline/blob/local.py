@@ -117,11 +117,9 @@ class LocalStore(BlobStore):
 
     @property
     def url(self) -> str:
-        """See :attr:`BlobStore.url`."""
         return Path(self._root).as_uri()
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put`."""
         folders, leaf = _split(name)
         data = plain_bytes(data, "put", name)
 
@@ -133,7 +131,6 @@ class LocalStore(BlobStore):
         return self._info(name, len(data), crc32c(data))
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put_if_absent`."""
         data = plain_bytes(data, "put_if_absent", name)
         self._put_new(name, [data])
         return self._info(name, len(data), crc32c(data))
@@ -144,12 +141,10 @@ class LocalStore(BlobStore):
         return self._info(name, sum(map(len, pieces)), None)
 
     def get(self, name: str) -> bytes:
-        """See :meth:`BlobStore.get`."""
         with self._translated("get", name), self._opened(name) as descriptor:
             return b"".join(_chunks(descriptor))
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
-        """See :meth:`BlobStore.get_range`."""
         check_range(name, start, end)
         with self._translated("get_range", name), self._opened(name) as descriptor:
             size = os.fstat(descriptor).st_size
@@ -166,13 +161,11 @@ class LocalStore(BlobStore):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def head(self, name: str) -> ObjectInfo:
-        """See :meth:`BlobStore.head`."""
         with self._translated("head", name), self._opened(name) as descriptor:
             status = os.fstat(descriptor)
         return ObjectInfo(name=name, size=status.st_size, modified_at=status.st_mtime)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See :meth:`BlobStore.list`."""
         check_prefix(prefix)
         folder = prefix.rpartition("/")[0]
         with self._translated("list", prefix):
@@ -197,7 +190,6 @@ class LocalStore(BlobStore):
 
     @property
     def copies_cheaply(self) -> bool:
-        """See :attr:`BlobStore.copies_cheaply`."""
         return True
 
     def copy(self, source: str, target: str) -> ObjectInfo:
@@ -216,7 +208,6 @@ class LocalStore(BlobStore):
         return ObjectInfo(name=target, size=size, modified_at=self._environment.clock.now())
 
     def stage(self, target: str, data: Buffer) -> Part:
-        """See :meth:`BlobStore.stage`."""
         data = plain_bytes(data, "stage", check_name(target))
         leaf = self._environment.ids.new_id()
         name = STAGING_PREFIX + leaf
@@ -253,7 +244,6 @@ class LocalStore(BlobStore):
         return found
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """See :meth:`BlobStore.discard`."""
         names = [check_staged_name(part.name) for part in checked_parts(parts, "discard")]
         self.delete(names)
         for name in names:
@@ -264,11 +254,9 @@ class LocalStore(BlobStore):
                     raise _perhaps_done("discard", name, error) from error
 
     def close(self) -> None:
-        """See :meth:`BlobStore.close`."""
         self._folders.close()
 
     def local_path(self, name: str) -> Path | None:
-        """See :meth:`BlobStore.local_path`."""
         check_name(name)
         self._folders.check_open()
         return Path(self._root, name)

@@ -74,7 +74,6 @@ class MemoryStore(BlobStore):
 
     @property
     def url(self) -> str:
-        """See :attr:`BlobStore.url`."""
         return f"memory://{self._name}"
 
     @property
@@ -84,14 +83,12 @@ class MemoryStore(BlobStore):
         return self._held
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put`."""
         made = self._make(check_name(name), own_bytes(data, "put", name))
         with self._lock:
             self._objects[self._folder + name] = made
         return made.info
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put_if_absent`."""
         made = self._make(check_name(name), own_bytes(data, "put_if_absent", name))
         with self._lock:
             found = self._objects.setdefault(self._folder + name, made)
@@ -100,11 +97,9 @@ class MemoryStore(BlobStore):
         return self._told(found, name)
 
     def get(self, name: str) -> bytes:
-        """See :meth:`BlobStore.get`."""
         return self._find(name, "get").data
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
-        """See :meth:`BlobStore.get_range`."""
         check_range(name, start, end)
         data = self._find(name, "get_range").data
         if end > len(data):
@@ -112,18 +107,15 @@ class MemoryStore(BlobStore):
         return data[start:end]
 
     def head(self, name: str) -> ObjectInfo:
-        """See :meth:`BlobStore.head`."""
         return self._told(self._find(name, "head"), name)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See :meth:`BlobStore.list`."""
         check_prefix(prefix)
         with self._lock:
             found = [item for item in self._objects.items() if item[0].startswith(self._folder + prefix)]
         return (self._told(made, name.removeprefix(self._folder)) for name, made in found)
 
     def delete(self, names: Iterable[str]) -> None:
-        """See :meth:`BlobStore.delete`."""
         wanted = [check_name(name) for name in checked_names(names)]
         with self._lock:
             for name in wanted:
@@ -131,17 +123,14 @@ class MemoryStore(BlobStore):
 
     @property
     def copies_cheaply(self) -> bool:
-        """See :attr:`BlobStore.copies_cheaply`."""
         return True
 
     def stage(self, target: str, data: Buffer) -> Part:
-        """See :meth:`BlobStore.stage`."""
         data = plain_bytes(data, "stage", check_name(target))
         info = self.put_if_absent(STAGING_PREFIX + self._environment.ids.new_id(), data)
         return Part(name=info.name, length=info.size, crc32c=info.crc32c or 0)
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
-        """See :meth:`BlobStore.publish`."""
         check_name(target)
         for part in checked_parts(parts, "publish"):
             check_staged_name(part.name)
@@ -156,7 +145,6 @@ class MemoryStore(BlobStore):
         return self._told(found, target)
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """See :meth:`BlobStore.discard`."""
         self.delete([check_staged_name(part.name) for part in checked_parts(parts, "discard")])
 
     def close(self) -> None:

@@ -69,13 +69,11 @@ class S3Store(S3Uploads):
 
     @property
     def url(self) -> str:
-        """See :attr:`BlobStore.url`."""
         return f"s3://{self._container}/{self._prefix}".rstrip("/")
 
     # -- whole objects --------------------------------------------------------------------------------------------
 
     def head(self, name: str) -> ObjectInfo:
-        """See :meth:`BlobStore.head`."""
         key = self._key(name)
         arguments = {"Bucket": self._container, "Key": key, **self._checked(ChecksumMode="ENABLED")}
         return self._reading("head", name, lambda: object_info(name, self._client.head_object(**arguments)))
@@ -103,7 +101,6 @@ class S3Store(S3Uploads):
             arguments["ContinuationToken"] = page["NextContinuationToken"]
 
     def delete(self, names: Iterable[str]) -> None:
-        """See :meth:`BlobStore.delete`."""
         deletions = self._deletions([self._key(name) for name in checked_names(names)])
         with self._telling("delete", ""):
             self._each(lambda request: request(), deletions)

@@ -90,7 +90,6 @@ class S3Uploads(S3Requests):
     """Staged pieces of a bucket, and what they become."""
 
     def stage(self, target: str, data: Buffer) -> Part:
-        """See :meth:`BlobStore.stage`."""
         data = own_bytes(data, "stage", check_name(target))
         name = STAGING_PREFIX + self._environment.ids.new_id()
         checksum = crc32c(data)

@@ -472,11 +472,9 @@ class HostCopies(StoreDecorator):
         self._cache = cache
 
     def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
-        """See :meth:`HostCache.put`."""
         return ObjectInfo(name=name, size=self._cache.put(self.url, name, pieces), modified_at=0)
 
     def delete(self, names: Iterable[str]) -> None:
-        """See :meth:`HostCache.delete`."""
         for name in names:
             self._cache.delete(self.url, name)
 

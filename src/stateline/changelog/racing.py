@@ -101,7 +101,6 @@ class RacingStore(StoreDecorator):
     # -- whole objects --------------------------------------------------------------------------------------------
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put`."""
         own = own_bytes(data, "put", name)
         return self._race(lambda: self.inner.put(name, own), size=len(own))
 
@@ -115,11 +114,9 @@ class RacingStore(StoreDecorator):
         return self.inner.put_all_if_absent(name, pieces)
 
     def get(self, name: str) -> bytes:
-        """See :meth:`BlobStore.get`."""
         return self._race(lambda: self.inner.get(name))
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
-        """See :meth:`BlobStore.get_range`."""
         return self._range(name, start, end).answer()
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -133,7 +130,6 @@ class RacingStore(StoreDecorator):
         return [*found, *(race.answer() for race in races[len(found) :])]
 
     def head(self, name: str) -> ObjectInfo:
-        """See :meth:`BlobStore.head`."""
         return self._race(lambda: self.inner.head(name))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -141,7 +137,6 @@ class RacingStore(StoreDecorator):
         yield from self._race(lambda: [*self.inner.list(prefix)])
 
     def delete(self, names: Iterable[str]) -> None:
-        """See :meth:`BlobStore.delete`."""
         own = checked_names(names)
         self._race(lambda: self.inner.delete(own), objects=len(own))
 
@@ -163,19 +158,16 @@ class RacingStore(StoreDecorator):
         )
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
-        """See :meth:`BlobStore.publish`."""
         own = checked_parts(parts, "publish")
         return self._race(
             lambda: self.inner.publish(target, own, nonce), size=sum(part.length for part in own), objects=len(own)
         )
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """See :meth:`BlobStore.discard`."""
         own = checked_parts(parts, "discard")
         self._race(lambda: self.inner.discard(own), objects=len(own))
 
     def read_staged(self, part: Part) -> bytes | None:
-        """See :meth:`BlobStore.read_staged`."""
         return self._race(lambda: self.inner.read_staged(part), size=part.length)
 
     def begin(

@@ -108,11 +108,9 @@ class _DirectScheduler:
         self.availability: AvailabilityProvider = self
 
     def availability_future(self) -> Future[None]:
-        """See :meth:`AvailabilityProvider.availability_future`."""
         return _done()
 
     def upload(self, task: UploadTask) -> None:
-        """See :meth:`StateChangeUploadScheduler.upload`."""
         if self._closed or self._process != os.getpid():
             task.fail(_refused(self._process))
             return
@@ -126,14 +124,11 @@ class _DirectScheduler:
             end_tasks([(task, task.outcome(result))])
 
     def close(self) -> None:
-        """See :meth:`StateChangeUploadScheduler.close`."""
         self._closed = True
         self._uploader.close()
 
 
 class _BatchingScheduler:
-    """See :func:`batching_scheduler`."""
-
     def __init__(self, uploader: StateChangeUploader, settings: ChangelogSettings, retrying: RetryingExecutor) -> None:
         self.uploader = uploader
         self.clock, self.metrics = retrying.clock, retrying.metrics
@@ -152,7 +147,6 @@ class _BatchingScheduler:
 
     @property
     def available(self) -> bool:
-        """See :attr:`AvailabilityProvider.available`."""
         with self._monitor:
             return self._uploads.throttle.has_capacity or self._refuses
 
@@ -172,7 +166,6 @@ class _BatchingScheduler:
     # -- taking tasks ---------------------------------------------------------------------------------------------
 
     def upload(self, task: UploadTask) -> None:
-        """See :meth:`StateChangeUploadScheduler.upload`."""
         try:
             place = None if self._process != os.getpid() else self._place(task)
         except BaseException as error:  # The caller was interrupted, as a rule while it waited for room.
@@ -266,7 +259,6 @@ class _BatchingScheduler:
         self.metrics.gauge("in_flight_bytes").set(self._uploads.throttle.in_flight)
 
     def close(self) -> None:
-        """See :meth:`StateChangeUploadScheduler.close`."""
         with self._monitor:
             if self._closed:
                 return
@@ -286,19 +278,16 @@ class _Batch(Batch):
         self._scheduler = scheduler
 
     def try_execute(self) -> object:
-        """See :meth:`RetriableAction.try_execute`."""
         if self.upload.attempts.started == 1:
             self._scheduler.began(self)
         return self._scheduler.uploader.upload([place.task for place in self.places]) if self.places else None
 
     def discard(self, result: object) -> None:
-        """See :meth:`RetriableAction.discard`."""
         discard = getattr(self._scheduler.uploader, "discard", None)  # One that has none keeps what late attempts made.
         if discard is not None and isinstance(result, UploadTasksResult):
             discard(result)
 
     def complete(self, result: object) -> None:
-        """See :meth:`RetriableAction.complete`."""
         outcomes = [(place.task, place.task.outcome(result)) for place in self.places]
         for task, outcome in outcomes:  # Before a completion gives their room in flight to somebody else.
             for change_set in () if isinstance(outcome, BaseException) else task.change_sets:
@@ -307,7 +296,6 @@ class _Batch(Batch):
         end_tasks(outcomes)
 
     def fail(self, error: BaseException) -> None:
-        """See :meth:`RetriableAction.fail`."""
         self._scheduler.metrics.counter("upload_failures").increment()
         end_tasks([(task, error) for task in self._scheduler.left(self)])
 

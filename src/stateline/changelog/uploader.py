@@ -160,12 +160,10 @@ class BlobUploader:
         self._metrics.histogram("upload_object_bytes").record(made.size)
 
     def discard(self, result: UploadTasksResult) -> None:
-        """See :meth:`StateChangeUploader.discard`."""
         for name in dict.fromkeys(handle.name for handle in result.handles()):
             self._registry.discard(_AnyHandle(name))
 
     def close(self) -> None:
-        """See :meth:`StateChangeUploader.close`."""
         if self._owns_registry:
             self._registry.close()
 
@@ -210,7 +208,6 @@ class DuplicatingUploader:
         self._registry = registry or TaskChangelogRegistry(self._place)
 
     def upload(self, tasks: Collection[UploadTask]) -> UploadTasksResult:
-        """See :meth:`StateChangeUploader.upload`."""
         if not tasks:
             return UploadTasksResult()
         made = self._remote.build(tasks)
@@ -233,7 +230,6 @@ class DuplicatingUploader:
             self._registry.discard(_AnyHandle(name))
 
     def close(self) -> None:
-        """See :meth:`StateChangeUploader.close`."""
         self._remote.close()
         self._copier.close()
         if self._owns_registry:

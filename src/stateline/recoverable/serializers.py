@@ -45,16 +45,13 @@ class CommitPointSerializer:
 
     @property
     def version(self) -> int:
-        """See :attr:`PointSerializer.version`."""
         return _VERSION
 
     def serialize(self, point: CommitPoint) -> bytes:
-        """See :meth:`PointSerializer.serialize`."""
         _check_type(point, CommitPoint)
         return _framed(_COMMIT_MAGIC, _commit_body(point))
 
     def deserialize(self, version: int, data: bytes) -> CommitPoint:
-        """See :meth:`PointSerializer.deserialize`."""
         reader = _Reader(data, version, _COMMIT_MAGIC, "commit point")
         target, nonce, length, checksum, parts = reader.commit()
         reader.end()
@@ -66,18 +63,15 @@ class ResumePointSerializer:
 
     @property
     def version(self) -> int:
-        """See :attr:`PointSerializer.version`."""
         return _VERSION
 
     def serialize(self, point: ResumePoint) -> bytes:
-        """See :meth:`PointSerializer.serialize`."""
         _check_type(point, ResumePoint)
         check_kind(point.closed, bool, "closed")
         body = _commit_body(point) + struct.pack("<B", point.closed) + _parts(point.superseded, "superseded")
         return _framed(_RESUME_MAGIC, body)
 
     def deserialize(self, version: int, data: bytes) -> ResumePoint:
-        """See :meth:`PointSerializer.deserialize`."""
         reader = _Reader(data, version, _RESUME_MAGIC, "resume point")
         target, nonce, length, checksum, parts = reader.commit()
         closed = reader.flag()

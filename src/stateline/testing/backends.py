@@ -85,21 +85,17 @@ class MemoryBackend:
 
     @property
     def position(self) -> int:
-        """See :attr:`Backend.position`."""
         return 0
 
     @property
     def is_gated(self) -> bool:
-        """See :attr:`Backend.is_gated`."""
         return False
 
     @property
     def is_struck(self) -> bool:
-        """See :attr:`Backend.is_struck`."""
         return False
 
     def open(self, name: str, environment: Environment) -> BlobStore:
-        """See :meth:`Backend.open`."""
         full = f"{self._label}-{name}"
         if name not in self._names:
             self._names.add(name)
@@ -109,7 +105,6 @@ class MemoryBackend:
 
     @contextlib.contextmanager
     def attached(self, gate: Gate) -> Iterator[None]:  # noqa: ARG002 - memory makes no system calls
-        """See :meth:`Backend.attached`."""
         yield
         for name in self._names:
             MemoryStore.forget(f"{self._label}-{name}")
@@ -132,28 +127,23 @@ class LocalBackend:
 
     @property
     def position(self) -> int:
-        """See :attr:`Backend.position`."""
         return len(self.journal.changes) if self.journal else 0
 
     @property
     def is_gated(self) -> bool:
-        """See :attr:`Backend.is_gated`."""
         return self.journal is not None
 
     @property
     def is_struck(self) -> bool:
-        """See :attr:`Backend.is_struck`."""
         return False
 
     def open(self, name: str, environment: Environment) -> BlobStore:
-        """See :meth:`Backend.open`."""
         store = LocalStore(f"{self.folder}/data/{name}", self._settings, environment)
         self._opened.append(store)
         return store
 
     @contextlib.contextmanager
     def attached(self, gate: Gate) -> Iterator[None]:
-        """See :meth:`Backend.attached`."""
         calls = SystemCalls(gate, self.journal, self.folder)
         with intercepted(() if self.journal is None else LOCAL_MODULES, calls):
             yield
@@ -170,7 +160,6 @@ class ScratchBackend(LocalBackend):
 
     @contextlib.contextmanager
     def attached(self, gate: Gate) -> Iterator[None]:
-        """See :meth:`Backend.attached`."""
         with self._stack, super().attached(gate):
             yield
 
@@ -189,26 +178,21 @@ class FactoryBackend:
 
     @property
     def position(self) -> int:
-        """See :attr:`Backend.position`."""
         return 0
 
     @property
     def is_gated(self) -> bool:
-        """See :attr:`Backend.is_gated`."""
         return False
 
     @property
     def is_struck(self) -> bool:
-        """See :attr:`Backend.is_struck`."""
         return False
 
     def open(self, name: str, environment: Environment) -> BlobStore:
-        """See :meth:`Backend.open`."""
         return self._factory(name, environment)
 
     @contextlib.contextmanager
     def attached(self, gate: Gate) -> Iterator[None]:  # noqa: ARG002 - its system calls are its own
-        """See :meth:`Backend.attached`."""
         self._reset()
         yield
 

@@ -10,7 +10,6 @@ Subclass in a test module, and override the hooks where the backend differs::
 Owns what is promised. Does not own faults: what a backend makes of lost answers is in its own tests.
 """
 
-# ruff: noqa: D102 - the name of a test says what it checks
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence

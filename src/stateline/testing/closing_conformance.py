@@ -1,6 +1,5 @@
 """What ``BlobStore.close`` promises, as tests: a part of ``BlobStoreConformance``."""
 
-# ruff: noqa: D102 - the name of a test says what it checks
 from __future__ import annotations
 
 import copy

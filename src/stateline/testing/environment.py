@@ -45,15 +45,12 @@ class SimulatedClock:
         self.skew_seconds = 0.0
 
     def now(self) -> float:
-        """See :meth:`stateline.environment.Clock.now`."""
         return self._scheduler.clock.now() + self.skew_seconds
 
     def monotonic(self) -> float:
-        """See :meth:`stateline.environment.Clock.monotonic`."""
         return self._scheduler.clock.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """See :meth:`stateline.environment.Clock.sleep`."""
         if seconds > 0:
             self._scheduler.wait(_never, seconds)
         else:
@@ -90,7 +87,6 @@ class SimulatedMonitor:
             self._owner = None
 
     def wait_for(self, predicate: Callable[[], bool], timeout_seconds: float | None = None) -> bool:
-        """See :meth:`stateline.environment.Monitor.wait_for`."""
         self._check_held("wait_for")
         clock = self._scheduler.clock
         due = None if timeout_seconds is None else clock.monotonic() + timeout_seconds
@@ -102,7 +98,6 @@ class SimulatedMonitor:
         return True
 
     def notify_all(self) -> None:
-        """See :meth:`stateline.environment.Monitor.notify_all`."""
         self._check_held("notify_all")
         self._generation += 1
 
@@ -140,7 +135,6 @@ class SimulatedFuture(Future[T], Generic[T]):
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """See :meth:`concurrent.futures.Future.exception`."""
         self._scheduler.wait(self.done, timeout)
         return super().exception(0)
 
@@ -152,7 +146,6 @@ class _Timer:
         self.function: Callable[[], None] | None = function
 
     def cancel(self) -> bool:
-        """See :meth:`stateline.environment.Cancellable.cancel`."""
         cancelled = self.function is not None
         self.function = None
         return cancelled
@@ -177,7 +170,6 @@ class SimulatedExecutor:
         self._closed = False
 
     def submit(self, function: Callable[..., T], /, *args: Any) -> Future[T]:
-        """See :meth:`stateline.environment.Executor.submit`."""
         self._check_open()
         future: SimulatedFuture[T] = SimulatedFuture(self._scheduler)
         self._queue.append((future, function, args))
@@ -188,7 +180,6 @@ class SimulatedExecutor:
         return future
 
     def call_later(self, delay_seconds: float, function: Callable[[], None]) -> Cancellable:
-        """See :meth:`stateline.environment.Executor.call_later`."""
         self._check_open()
         timer = _Timer(function)
         self._timers.append(timer)
@@ -197,7 +188,6 @@ class SimulatedExecutor:
         return timer
 
     def close(self, *, wait: bool = True) -> None:
-        """See :meth:`stateline.environment.Executor.close`."""
         self._closed = True
         for timer in self._timers:
             timer.cancel()
@@ -247,11 +237,9 @@ class SimulatedExecutors:
         self._group = group
 
     def executor(self, name: str, num_threads: int) -> Executor:
-        """See :meth:`stateline.environment.Executors.executor`."""
         return SimulatedExecutor(self._scheduler, self._group, name, num_threads)
 
     def monitor(self) -> Monitor:
-        """See :meth:`stateline.environment.Executors.monitor`."""
         return SimulatedMonitor(self._scheduler)
 
 

@@ -120,22 +120,18 @@ class FaultyStore(StoreDecorator):
     # -- writes -----------------------------------------------------------------------------------------------------
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put`."""
         kept = bytes(data)
         return self._created(self._write("put", name, lambda: self.inner.put(name, kept)))
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put_if_absent`."""
         kept = bytes(data)
         return self._created(self._write("put_if_absent", name, lambda: self.inner.put_if_absent(name, kept)))
 
     def stage(self, target: str, data: Buffer) -> Part:
-        """See :meth:`BlobStore.stage`."""
         kept = bytes(data)
         return self._write("stage", target, lambda: self.inner.stage(target, kept))
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
-        """See :meth:`BlobStore.publish`."""
         kept = list(parts)
 
         def effect() -> ObjectInfo:
@@ -152,43 +148,35 @@ class FaultyStore(StoreDecorator):
         return self._created(self._struck(fault, "publish", target, effect))
 
     def delete(self, names: Iterable[str]) -> None:
-        """See :meth:`BlobStore.delete`."""
         wanted = list(names)
         self._remove("delete", wanted, wanted, self.inner.delete)
         self._history.deleted(wanted)
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """See :meth:`BlobStore.discard`."""
         wanted = list(parts)
         self._remove("discard", wanted, [part.name for part in wanted], self.inner.discard)
 
     # -- reads ------------------------------------------------------------------------------------------------------
 
     def get(self, name: str) -> bytes:
-        """See :meth:`BlobStore.get`."""
         return self._read("get", name, lambda: self.inner.get(name))
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
-        """See :meth:`BlobStore.get_range`."""
         return self._read("get_range", name, lambda: self.inner.get_range(name, start, end))
 
     def head(self, name: str) -> ObjectInfo:
-        """See :meth:`BlobStore.head`."""
         fault = self._strike("head", name)
         if fault is not None and fault.kind is FaultKind.MISSING:
             raise _missing("head", name)
         return self._struck(fault, "head", name, lambda: self.inner.head(name))
 
     def read_staged(self, part: Part) -> bytes | None:
-        """See :meth:`BlobStore.read_staged`."""
         return self._read("get", part.name, lambda: self.inner.read_staged(part))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See :meth:`BlobStore.list`."""
         return self._listed(prefix, self.inner.list)
 
     def list_staged(self) -> Iterator[ObjectInfo]:
-        """See :meth:`BlobStore.list_staged`."""
         return self._listed(STAGING_PREFIX, lambda _: self.inner.list_staged())
 
     def _listed(self, prefix: str, listing: Callable[[str], Iterator[ObjectInfo]]) -> Iterator[ObjectInfo]:
@@ -303,7 +291,6 @@ class ResolvingStore(StoreDecorator):
     """
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put_if_absent`."""
         try:
             return self.inner.put_if_absent(name, data)
         except OutcomeUnknownError as unknown:
@@ -313,7 +300,6 @@ class ResolvingStore(StoreDecorator):
             return found
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
-        """See :meth:`BlobStore.publish`."""
         try:
             return self.inner.publish(target, parts, nonce)
         except OutcomeUnknownError as unknown:

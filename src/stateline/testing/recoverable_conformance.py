@@ -10,7 +10,7 @@ Subclass in a test module; a backend that passes ``BlobStoreConformance`` needs 
 Owns what is promised of files: persist, resume, commit, clean up. Does not own the store's own promises.
 """
 
-# ruff: noqa: D102, PT012 - the name of a test says what it checks; a refusal may come from any of several calls
+# ruff: noqa: PT012 - the name of a test says what it checks; a refusal may come from any of several calls
 from __future__ import annotations
 
 import array

@@ -41,7 +41,6 @@ class LineEncoder(Encoder):
         """Rows as lines."""
 
     def write(self, rows: pa.Table) -> None:
-        """See :meth:`Encoder.write`."""
         self._put(self.lines(rows))
 
     def finish(self) -> None:

@@ -47,16 +47,13 @@ class FrameForm:
         self._taken = FrameColumns(by_block=blocks_are_known())
 
     def keys(self, columns: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
-        """See :class:`ProcessorForm`."""
         return list(zip(*(_key_items(column, self._time_zone) for column in columns), strict=True))
 
     def inputs(self, rows: pa.Table, schema: StructType) -> Slices:
-        """See :class:`ProcessorForm`."""
         part = frame_parts(_frame(rows, schema, self._time_zone))
         return lambda start, end: iter((part(start, end),))
 
     def initial(self, rows: pa.Table, schema: StructType) -> Slices:
-        """See :class:`ProcessorForm`."""
         return self.inputs(rows, schema)
 
     def take(self, yielded: Iterable[Any]) -> None:
@@ -72,7 +69,6 @@ class FrameForm:
                 self._taken.add(frame, names)
 
     def output(self) -> list[pa.Array] | None:
-        """See :class:`ProcessorForm`."""
         columns = self._taken.columns(self._places)
         return [self._column(number, parts) for number, parts in enumerate(columns)] or None
 

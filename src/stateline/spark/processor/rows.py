@@ -78,12 +78,10 @@ class RowForm:
         self.take = self._yielded.extend
 
     def keys(self, columns: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
-        """See :class:`ProcessorForm`."""
         table = in_zone(pa.table(list(columns), names=list(map(str, range(len(columns))))), self._zone)
         return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
     def inputs(self, rows: pa.Table, schema: StructType) -> Slices:
-        """See :class:`ProcessorForm`."""
         make = partial(tuple.__new__, row_class(schema.names))
         columns = in_zone(rows, self._zone).columns
         made = list(map(make, zip(*(column.to_pylist() for column in columns), strict=True)))

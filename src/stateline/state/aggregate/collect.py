@@ -41,13 +41,11 @@ class Collect(Aggregation):
 
     @property
     def definition(self) -> str:
-        """See :attr:`Aggregation.definition`."""
         function = "collect_set" if self._distinct else "collect_list"
         keep = ", newest" if self._newest else ""
         return f"{function}({self.columns[0]}, limit={self._limit}{keep})"
 
     def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
-        """See :meth:`Aggregation.bind`."""
         kind = field_of(schema, self.columns[0], self.definition).type
         if self._distinct:
             _check_distinct(kind, f"{name}={self.definition}")
@@ -64,15 +62,12 @@ class _BoundCollect(BoundAggregation):
         self.state = (("", self.output),)
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.partial`."""
         return [self._bounded(_values(rows, self._column)).column()]
 
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.merge`."""
         return [self._bounded(Lists.joined([Lists.of(older[0]), Lists.of(newer[0])])).column()]
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        """See :meth:`BoundAggregation.result`."""
         return state[0]
 
     def _bounded(self, lists: Lists) -> Lists:
@@ -92,11 +87,9 @@ class CountDistinct(Aggregation):
 
     @property
     def definition(self) -> str:
-        """See :attr:`Aggregation.definition`."""
         return f"count_distinct({self.columns[0]})"
 
     def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
-        """See :meth:`Aggregation.bind`."""
         kind = field_of(schema, self.columns[0], self.definition).type
         _check_distinct(kind, f"{name}={self.definition}")
         return _BoundCountDistinct(self.columns[0], kind)
@@ -110,15 +103,12 @@ class _BoundCountDistinct(BoundAggregation):
         self.state = ((".values", self._set.output),)
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.partial`."""
         return self._set.partial(rows)
 
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.merge`."""
         return self._set.merge(older, newer)
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        """See :meth:`BoundAggregation.result`."""
         return pc.list_value_length(state[0]).fill_null(0).cast(pa.int64())
 
 

@@ -86,7 +86,6 @@ class Aggregator(Aggregation):
         return f"{type(self).__qualname__}({', '.join(self.columns)})"
 
     def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
-        """See :meth:`Aggregation.bind`."""
         self._check_declared(name)
         for column in self.columns:
             field_of(schema, column, self.definition)
@@ -137,13 +136,11 @@ class _BoundAggregator(BoundAggregation):
         self.output = aggregator.output_type
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.partial`."""
         names = self._aggregator.columns
         table = pa.table([rows.column(name) for name in names], names=list(names))
         return self._state(self._call(self._aggregator.reduce, table, pa.array(rows.index), len(rows)), len(rows))
 
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.merge`."""
         merged = self._call(self._aggregator.merge, self._table(older), self._table(newer))
         return self._state(merged, len(newer[0]))
 

@@ -38,11 +38,9 @@ class Extreme(Aggregation):
 
     @property
     def definition(self) -> str:
-        """See :attr:`Aggregation.definition`."""
         return f"{'max' if self._largest else 'min'}({self.columns[0]})"
 
     def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
-        """See :meth:`Aggregation.bind`."""
         kind = _orderable(schema, self.columns[0], self.definition, name)
         return _BoundExtreme(self.columns[0], kind, largest=self._largest)
 
@@ -56,7 +54,6 @@ class _BoundExtreme(BoundAggregation):
         self.state = (("", kind),)
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.partial`."""
         column = rows.column(self._column)
         if not is_invertible(self.output):
             return [_take(column, best_rows(rows, column, largest=self._largest))]
@@ -71,14 +68,12 @@ class _BoundExtreme(BoundAggregation):
         return [from_ordinals(best, self.output, some)]
 
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.merge`."""
         if is_invertible(self.output) and older[0].null_count == newer[0].null_count == 0:
             best = self._choose(ordinals(older[0]), ordinals(newer[0]))
             return [from_ordinals(best, self.output, None)]
         return [merge_nullable(older[0], newer[0], self._better)]
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        """See :meth:`BoundAggregation.result`."""
         return state[0]
 
     def _better(self, older: pa.Array, newer: pa.Array) -> pa.Array:
@@ -106,11 +101,9 @@ class ValueAtExtreme(Aggregation):
 
     @property
     def definition(self) -> str:
-        """See :attr:`Aggregation.definition`."""
         return f"{self._function}({self._column}, by={self._by})"
 
     def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
-        """See :meth:`Aggregation.bind`."""
         value = field_of(schema, self._column, self.definition).type
         by = _orderable(schema, self._by, self.definition, name)
         return _BoundValueAtExtreme(self._column, self._by, value, by, largest=self._largest)
@@ -126,21 +119,18 @@ class _BoundValueAtExtreme(BoundAggregation):
         self.state = (("", value), (".by", by_type))
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.partial`."""
         value, by = rows.column(self._column), rows.column(self._by)
         decides = value if self._value_decides else None
         best = best_rows(rows, by, largest=self._largest, value=decides)
         return [_take(value, best), _take(by, best)]
 
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.merge`."""
         newer_wins = pc.or_kleene(self._better(newer[1], older[1]), self._wins_tie(older, newer))
         # Null: one of them has no row at all. Then the other one stands.
         newer_wins = pc.coalesce(newer_wins, older[1].is_null())
         return [pc.if_else(newer_wins, new, old) for old, new in zip(older, newer, strict=True)]
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        """See :meth:`BoundAggregation.result`."""
         return state[0]
 
     def _better(self, one: pa.Array, other: pa.Array) -> pa.Array:

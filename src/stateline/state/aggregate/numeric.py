@@ -50,11 +50,9 @@ class Count(Aggregation):
 
     @property
     def definition(self) -> str:
-        """See :attr:`Aggregation.definition`."""
         return f"count({self.columns[0] if self.columns else '*'})"
 
     def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:  # noqa: ARG002 - the protocol, not its use
-        """See :meth:`Aggregation.bind`."""
         for column in self.columns:
             field_of(schema, column, self.definition)
         return _BoundCount(self.columns)
@@ -68,16 +66,13 @@ class _BoundCount(BoundAggregation):
         self._columns = columns
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.partial`."""
         valid = valid_mask(rows.column(self._columns[0])) if self._columns else None
         return [pa.array(rows.counts(valid))]
 
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.merge`."""
         return [merge_nullable(older[0], newer[0], pc.add)]
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        """See :meth:`BoundAggregation.result`."""
         return state[0]
 
 
@@ -89,11 +84,9 @@ class Sum(Aggregation):
 
     @property
     def definition(self) -> str:
-        """See :attr:`Aggregation.definition`."""
         return f"sum({self.columns[0]})"
 
     def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
-        """See :meth:`Aggregation.bind`."""
         kind = _numeric(schema, self.columns[0], self.definition, name)
         return _BoundSum(self.columns[0], kind, self.definition)
 
@@ -106,15 +99,12 @@ class _BoundSum(BoundAggregation):
         self.state = (("", self.output),)
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.partial`."""
         return [_sums(rows, self._column, self.output, self._definition)]
 
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.merge`."""
         return [_add(older[0], newer[0], self._definition)]
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        """See :meth:`BoundAggregation.result`."""
         return state[0]
 
 
@@ -126,11 +116,9 @@ class Mean(Aggregation):
 
     @property
     def definition(self) -> str:
-        """See :attr:`Aggregation.definition`."""
         return f"mean({self.columns[0]})"
 
     def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
-        """See :meth:`Aggregation.bind`."""
         kind = _numeric(schema, self.columns[0], self.definition, name)
         return _BoundMean(self.columns[0], kind, self.definition)
 
@@ -144,16 +132,13 @@ class _BoundMean(BoundAggregation):
         self.state = ((".sum", self._sum_type), (".count", pa.int64()))
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.partial`."""
         valid = valid_mask(rows.column(self._column))
         return [_sums(rows, self._column, self._sum_type, self._definition), pa.array(rows.counts(valid))]
 
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.merge`."""
         return [_add(older[0], newer[0], self._definition), merge_nullable(older[1], newer[1], pc.add)]
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        """See :meth:`BoundAggregation.result`."""
         total, count = state
         if pa.types.is_float64(self.output):
             return pc.divide(total, count.cast(pa.float64(), safe=False))
@@ -176,11 +161,9 @@ class Variance(Aggregation):
 
     @property
     def definition(self) -> str:
-        """See :attr:`Aggregation.definition`."""
         return f"{'stddev' if self._root else 'var'}_{'samp' if self._sample else 'pop'}({self.columns[0]})"
 
     def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
-        """See :meth:`Aggregation.bind`."""
         _numeric(schema, self.columns[0], self.definition, name)
         return _BoundVariance(self.columns[0], sample=self._sample, root=self._root)
 
@@ -195,7 +178,6 @@ class _BoundVariance(BoundAggregation):
         self._root = root
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.partial`."""
         column = rows.column(self._column)
         valid = valid_mask(column)
         values = _doubles(column)
@@ -214,7 +196,6 @@ class _BoundVariance(BoundAggregation):
         return [pa.array(count), pa.array(average, from_pandas=False), pa.array(squares, from_pandas=False)]
 
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.merge`."""
         n, mean, squares = (_filled(column) for column in older)
         m, other_mean, other_squares = (_filled(column) for column in newer)
         total = n + m
@@ -230,7 +211,6 @@ class _BoundVariance(BoundAggregation):
         ]
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        """See :meth:`BoundAggregation.result`."""
         count, squares = _filled(state[0]), _filled(state[2])
         divisor = count - 1 if self._sample else count
         defined = divisor > 0

@@ -59,11 +59,9 @@ class ApproxCountDistinct(Aggregation):
 
     @property
     def definition(self) -> str:
-        """See :attr:`Aggregation.definition`."""
         return f"approx_count_distinct({self.columns[0]}, registers={1 << self._precision})"
 
     def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:  # noqa: ARG002 - the protocol, not its use
-        """See :meth:`Aggregation.bind`."""
         column = self.columns[0]
         kind = field_of(schema, column, self.definition).type
         check_key_type(kind, column, "be counted by approx_count_distinct")
@@ -82,7 +80,6 @@ class _BoundSketch(BoundAggregation):
         self.state = ((".registers", pa.list_(pa.field("element", self._codes))),)
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.partial`."""
         column = rows.column(self._column)
         hashed = column if column.type == self._hashed else column.cast(self._hashed)
         codes = _codes(hash_columns([hashed]), self._precision)
@@ -93,14 +90,12 @@ class _BoundSketch(BoundAggregation):
         return [self._registers(codes, owners, len(rows))]
 
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
-        """See :meth:`BoundAggregation.merge`."""
         lists = [Lists.of(older[0]), Lists.of(newer[0])]
         codes = np.concatenate([part.elements.to_numpy().astype(np.int64) for part in lists])
         owners = np.concatenate([part.owners for part in lists])
         return [self._registers(codes, owners, len(newer[0]))]
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        """See :meth:`BoundAggregation.result`."""
         column = state[0]
         blocks = [
             _estimates(Lists.of(column.slice(first, _BLOCK_ROWS)), self._precision)
