@@ -13,7 +13,7 @@ from stateline.errors import NotInstalledError
 
 if TYPE_CHECKING:
     from stateline.pipeline.delivery import BatchKey
-    from stateline.pipeline.subtask import BatchMoment
+    from stateline.pipeline.operators.api import BatchContext
     from stateline.spark.data_sources import register
     from stateline.spark.java import describe_java
     from stateline.spark.pipeline import Pipeline
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Aggregator",
+    "BatchContext",
     "BatchKey",
-    "BatchMoment",
     "KeyedStream",
     "Pipeline",
     "PipelineStage",
@@ -76,7 +76,7 @@ __all__ = [
 _MODULES: Final = {
     "Aggregator": "stateline.state.aggregate",
     "BatchKey": "stateline.pipeline.delivery",
-    "BatchMoment": "stateline.pipeline.subtask",
+    "BatchContext": "stateline.pipeline.operators.api",
     "KeyedStream": "stateline.spark.stream",
     "Pipeline": "stateline.spark.pipeline",
     "PipelineStage": "stateline.spark.stream",

@@ -23,10 +23,11 @@ from stateline.options import check_kind, check_known, parse_duration
 from stateline.pipeline.compatibility import check_follows
 from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.driver_stores import DriverStores
+from stateline.pipeline.graph import Graph
 from stateline.pipeline.offsets import ReadFile, list_with_hadoop, next_batch, read_with_hadoop
+from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.output_columns import check_shared_folders
 from stateline.pipeline.plan import PipelinePlan
-from stateline.pipeline.subtask import OperatorProgram
 from stateline.pipeline.upkeep import Upkeep
 from stateline.spark.job.batch_job import BatchJob
 from stateline.spark.job.local_copies import host_copies
@@ -67,17 +68,12 @@ class Pipeline:
                 operation="alongside",
                 hint="Build both from the same variable: one checkpoint covers one stream",
             )
-        taken = self._programs.keys() & other._programs.keys()
-        if taken:
-            raise InvalidInputError(
-                f"both have an operator called {sorted(taken)}", operation="alongside", hint="Give KeyedStream a name="
-            )
-        if replace(self._plan, operators=()) != replace(other._plan, operators=()):
+        if replace(self._plan, graph=Graph()) != replace(other._plan, graph=Graph()):
             raise InvalidInputError(
                 "their roots, options or parallelism differ", operation="alongside", hint="Use the same for both"
             )
-        plan = replace(self._plan, operators=self._plan.operators + other._plan.operators)
-        check_shared_folders(plan.operators)
+        plan = replace(self._plan, graph=self._plan.graph.alongside(other._plan.graph))
+        check_shared_folders(plan.graph.operators)
         programs, functions = {**self._programs, **other._programs}, {**self._functions, **other._functions}
         return Pipeline(self._df, plan, programs, functions, {**self._initial, **other._initial})
 
@@ -120,7 +116,7 @@ class Pipeline:
         if spark_checkpoint is None:
             spark_checkpoint = spark_folder(self._df.sparkSession, self._plan.root_url)
         ends = any(chosen.get(name) for name in _TRIGGERS_THAT_END)
-        plan = self._plan if ends else self._plan.going_on()
+        plan = self._plan if ends else self._plan.endless()
         _check_hidden(self._plan, spark_checkpoint)
         job = BatchJob(plan, self._programs, self._initial)
         narrowed = job.narrowed(self._df)
@@ -204,6 +200,6 @@ def _pause_seconds(trigger: Mapping[str, Any]) -> float:
 
 
 def _check_hidden(plan: PipelinePlan, spark_checkpoint: str) -> None:
-    for output in (operator.output for operator in plan.operators):
+    for output in (operator.output for operator in plan.graph.operators):
         if output is not None:
             check_hidden(spark_checkpoint, output.url, "spark_checkpoint")

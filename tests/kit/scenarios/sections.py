@@ -21,9 +21,9 @@ from stateline.changelog.host_cache import HostCache
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.checkpoint.layout import id_of_record
 from stateline.files import RollingPolicy
-from stateline.pipeline.coordinator import SubtaskTask
+from stateline.pipeline.messages import SubtaskInput
 from stateline.pipeline.plan import SavepointStart
-from stateline.pipeline.subtask import TaskContext
+from stateline.pipeline.subtask import TaskResources
 from stateline.state import merge as merge_module
 from stateline.state.merge import MergeSettings
 from stateline.testing.backends import scratch_folder
@@ -113,11 +113,11 @@ class _Adapter(PipelineAdapter):
 
 
 class _System(PipelineSystem):
-    def context(self, process: Process, task: SubtaskTask) -> TaskContext:
+    def context(self, process: Process, task: SubtaskInput) -> TaskResources:
         """Two of three results carry their sections; each subtask runs where the dice say."""
         host = _moved_to(process)
         cache = HostCache(host, _COPIES_BYTES, environment=process.environment)
-        inline = _INLINE_BYTES if (self._plan.parallelism + task.checkpoint_id + task.subtask) % 3 else 0
+        inline = _INLINE_BYTES if (self._plan.parallelism + task.context.checkpoint_id + task.subtask) % 3 else 0
         return replace(super().context(process, task), cache=cache, inline_bytes=inline)
 
 

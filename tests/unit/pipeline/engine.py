@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 
 from stateline.blob import open_store
@@ -9,10 +11,13 @@ from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.files.pending import load_rows
 from stateline.key_groups import hash_columns, key_group_of, subtask_for_key_group
-from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator
+from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.event_time import EVENT_TIME_COLUMN, WINDOW_START, EventTimeWatch
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan
-from stateline.pipeline.subtask import HASH_COLUMN, TaskContext, run_subtask
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.messages import Batch
+from stateline.pipeline.operators.api import HASH_COLUMN
+from stateline.pipeline.plan import PipelinePlan
+from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.state.open_runs import OpenRuns
 
 MAX_PARALLELISM = 8
@@ -56,23 +61,13 @@ class Engine:
         self.cache = cache or (lambda subtask: None)
         self.deliver = deliver or self.keep
         self.out = None if files is None else open_store(files.url, files.store_options)
-        self.operator = OperatorPlan(
-            name="op",
-            tables={name: state.encode() for name, state in program.tables.items()},
-            definition=program.definition,
-            output=files,
-            delivers=files is None,
-            window=getattr(program, "window", None),
-            acts_on_watermark=getattr(program, "acts_on_watermark", getattr(program, "closes_windows", False)),
-            acts_on_time=getattr(program, "acts_on_time", False),
-        )
+        self.operator = replace(OperatorPlan.of("op", program), output=files, delivers=files is None)
         self.plan = plan = PipelinePlan(
             root_url=self.root.url,
             parallelism=parallelism,
             max_parallelism=MAX_PARALLELISM,
-            operators=(self.operator,),
+            graph=Graph.of_one_input([self.operator], watermark),
             retained_checkpoints=retained,
-            watermark=watermark,
             inline_bytes=inline_bytes,
             record_bytes=record_bytes,
         )
@@ -123,7 +118,7 @@ class Engine:
             sent = sent.append_column(EVENT_TIME_COLUMN, rows.column(self.watermark.column))
         return [
             run_subtask(
-                TaskContext(
+                TaskResources(
                     root=self.root,
                     output=self.out,
                     environment=self.environment,
@@ -131,12 +126,10 @@ class Engine:
                     open_runs=OpenRuns(),
                     inline_bytes=self.plan.subtask_inline_bytes,
                 ),
-                self.operator,
+                self.plan,
                 self.program,
                 task,
                 sent.filter(pa.array([owner == task.subtask for owner in owners], pa.bool_())).to_batches(),
-                MAX_PARALLELISM,
-                self.watermark,
             )
             for task in tasks
         ]

@@ -13,10 +13,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming import DataStreamWriter
 
 from stateline.environment import Environment
-from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator
+from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.driver_stores import DriverStores
 from stateline.pipeline.end_of_stream import finish_open_files, plan_finisher
 from stateline.pipeline.idle import QuietRounds
+from stateline.pipeline.messages import Batch
 from stateline.pipeline.offsets import ReadFile, offsets_digest
 from stateline.pipeline.plan import PipelinePlan
 from stateline.pipeline.query_end import QueryEnd
