@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from stateline.spark.pipeline import Pipeline
     from stateline.spark.session import get_or_create_session
     from stateline.spark.sinks.finish_files import finish_files
-    from stateline.spark.stream import KeyedStream, PipelineStage
-    from stateline.spark.windowed import WindowedStream
+    from stateline.spark.stream import KeyedStream, PipelineStage, WindowedStream
     from stateline.state.aggregate import (
         Aggregator,
         approx_count_distinct,
@@ -73,37 +72,19 @@ __all__ = [
     "variance",
 ]
 
-_MODULES: Final = {
-    "Aggregator": "stateline.state.aggregate",
-    "BatchKey": "stateline.pipeline.delivery",
+_MODULES: Final = dict.fromkeys(__all__, "stateline.state.aggregate") | {
     "BatchContext": "stateline.pipeline.operators.api",
+    "BatchKey": "stateline.pipeline.delivery",
     "KeyedStream": "stateline.spark.stream",
     "Pipeline": "stateline.spark.pipeline",
     "PipelineStage": "stateline.spark.stream",
-    "WindowedStream": "stateline.spark.windowed",
-    "approx_count_distinct": "stateline.state.aggregate",
-    "collect_list": "stateline.state.aggregate",
-    "collect_set": "stateline.state.aggregate",
-    "count": "stateline.state.aggregate",
-    "count_distinct": "stateline.state.aggregate",
+    "WindowedStream": "stateline.spark.stream",
     "describe_java": "stateline.spark.java",
     "finish_files": "stateline.spark.sinks.finish_files",
-    "first": "stateline.state.aggregate",
     "get_or_create_session": "stateline.spark.session",
-    "last": "stateline.state.aggregate",
-    "max": "stateline.state.aggregate",
-    "max_by": "stateline.state.aggregate",
-    "mean": "stateline.state.aggregate",
-    "min": "stateline.state.aggregate",
-    "min_by": "stateline.state.aggregate",
     "register": "stateline.spark.data_sources",
-    "stddev": "stateline.state.aggregate",
-    "stddev_pop": "stateline.state.aggregate",
-    "sum": "stateline.state.aggregate",
-    "var_pop": "stateline.state.aggregate",
-    "variance": "stateline.state.aggregate",
 }
-"""Where each public name lives."""
+"""Where each public name lives: the aggregations are together."""
 
 
 def __getattr__(name: str) -> Any:

@@ -5,13 +5,12 @@
         .write_files("s3://bucket/flights/out", partition_by=["origin"])
         .start("s3://bucket/flights/spark", trigger={"processingTime": "10 seconds"}))
 
-Owns the checks that can be made before anything runs: every misspelled column, wrong type or unknown option is
-refused by the call that names it. Does not own the run: ``coordinator`` decides, ``batch_job`` computes.
+Every misspelled column, wrong type or unknown option is refused by the call that names it, before anything runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -49,10 +48,9 @@ from stateline.spark.stream_checks import (
 )
 from stateline.spark.stream_columns import StreamColumns
 from stateline.spark.stream_time import stream_watermark
-from stateline.spark.windowed import WindowedStream
 from stateline.state.aggregate import Aggregation
 
-__all__ = ["KeyedStream", "PipelineStage"]
+__all__ = ["KeyedStream", "PipelineStage", "WindowedStream"]
 
 _ROOT_PREFIX: Final = "root."
 _SAVEPOINT_PREFIX: Final = "savepoint."
@@ -419,3 +417,18 @@ class PipelineStage:
         plan = replace(self._plan, graph=Graph.of_one_input([operator], self._watermark))
         initial = {} if self._initial is None else {operator.name: self._initial}
         return Pipeline(self._df, plan, {operator.name: self._program}, _initial=initial)
+
+
+class WindowedStream:
+    """A keyed stream in windows of event time, made by :meth:`KeyedStream.window`."""
+
+    def __init__(self, aggregated: Callable[[str, Mapping[str, Aggregation]], PipelineStage]) -> None:
+        self._aggregated = aggregated
+
+    def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> PipelineStage:
+        """Keeps aggregations per key and window; see :meth:`KeyedStream.aggregate`.
+
+        With a watermark on the windows' column, a window closes when the watermark passes its end: in the modes
+        ``update`` and ``append`` its state goes then, and in ``append`` that is when its row appears.
+        """
+        return self._aggregated(output_mode, aggregations)

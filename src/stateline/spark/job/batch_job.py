@@ -75,7 +75,7 @@ class BatchJob:
         self._anchors = {name: Anchor(f"{plan.root_url} {name}", plan.parallelism) for name in programs}
 
     def __call__(self, batch: Batch[DataFrame], inputs: Sequence[SubtaskInput]) -> list[SubtaskResult]:
-        """Runs all subtasks over rows that are :meth:`narrowed`, and returns one result for each."""
+        """Runs all subtasks over rows that are :meth:`needed_columns`, and returns one result for each."""
         functions = {
             name: _TaskFunction(self._plan, program, [given for given in inputs if given.operator == name])
             for name, program in self._programs.items()
@@ -95,7 +95,7 @@ class BatchJob:
         for anchor in self._anchors.values():
             anchor.close()
 
-    def narrowed(self, rows: DataFrame) -> DataFrame:
+    def needed_columns(self, rows: DataFrame) -> DataFrame:
         """The rows of a stream with what its operators need of them, and nothing else.
 
         It belongs to the stream and not to each batch: its source reads no other columns, and a batch has one
@@ -125,7 +125,7 @@ class BatchJob:
         return rows.selectExpr(*columns)
 
     def _shuffled(self, rows: DataFrame, name: str, initial: DataFrame | None) -> DataFrame:
-        """What :meth:`_sent` says, in the partition of the subtask that owns the key; ``rows`` are :meth:`narrowed`."""
+        """What tasks receive, each row in the partition of its subtask; ``rows`` have the :meth:`needed_columns`."""
         from pyspark.sql import functions  # noqa: PLC0415 - this module must load without pyspark
 
         plan, program, watermark = self._plan, self._programs[name], self._graph.watermark_read_by(name)
