@@ -1,7 +1,7 @@
 """What a cloud store said to a request that did not succeed, whatever its SDK calls it.
 
-Owns the words that the cloud backends share, and keeps credentials out of them. Does not own what a lost answer means
-for a creation (``cloud``).
+Credentials are kept out of what is told. What a lost answer means for a creation is decided in
+:mod:`stateline.blob.cloud`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stateline.errors import (
     chain_of,
 )
 
-__all__ = ["Answer", "PieceError", "Refusal", "answer_of_status", "safe_cause", "scrubbed", "typed_error"]
+__all__ = ["Answer", "Refusal", "answer_of_status", "safe_cause", "scrubbed", "typed_error"]
 
 _SECRETS: Final = re.compile(
     r"((?:sig|signature|x-amz-signature|x-amz-credential|x-amz-security-token|access_token|accountkey)=)[^&\s'\";]+",
@@ -41,8 +41,8 @@ class Answer(Enum):
     REFUSED = "refused"  # The request can never succeed as it is.
 
 
-class Refusal(Exception):  # noqa: N818 - it is an answer, and never leaves the backends
-    """A request that did not succeed, with what the store said. Turned into a typed error before a caller sees it.
+class Refusal(Exception):  # noqa: N818 - an answer, which never leaves the stores
+    """A request that did not succeed, with what the service said. Turned into a typed error before a caller sees it.
 
     Attributes:
         answer: To the last try.
@@ -61,14 +61,6 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, and never leaves the 
     def meaning(self, answer: Answer) -> Refusal:
         """The same, as another answer."""
         return Refusal(answer, self.error, said=self.said)
-
-
-class PieceError(Exception):
-    """A publication met a piece that is gone or changed; what that means depends on the target."""
-
-    def __init__(self, meaning: StatelineError) -> None:
-        super().__init__(str(meaning))
-        self.meaning = meaning
 
 
 def answer_of_status(status: int) -> Answer:
@@ -91,25 +83,19 @@ def scrubbed(text: str) -> str:
 
 def typed_error(refusal: Refusal, operation: str, subject: str) -> StatelineError:
     """The error that a caller sees."""
-    message = f"the store answered {refusal.said!r}"
     if refusal.answer is Answer.ABSENT:
         return NotFoundError("there is no such object", operation=operation, subject=subject)
+    kind: type[StatelineError]
+    kind, hint = UnavailableError, "Try again later"
+    message = f"the store answered {refusal.said!r}"
     if refusal.answer is Answer.DENIED:
-        return AccessDeniedError(
-            message, operation=operation, subject=subject, hint="Check the credentials and the rights they give"
-        )
-    if refusal.answer in (Answer.SILENT, Answer.CUT):
-        return OutcomeUnknownError(
-            f"no answer came ({refusal.said})",
-            operation=operation,
-            subject=subject,
-            hint="It may have happened, or happen yet: repeat the call",
-        )
-    if refusal.answer is Answer.REFUSED:
-        return InvalidInputError(
-            message, operation=operation, subject=subject, hint="Check the URL, the bucket and the options"
-        )
-    return UnavailableError(message, operation=operation, subject=subject, hint="Try again later")
+        kind, hint = AccessDeniedError, "Check the credentials and the rights they give"
+    elif refusal.answer is Answer.REFUSED:
+        kind, hint = InvalidInputError, "Check the URL, the bucket and the options"
+    elif refusal.answer in (Answer.SILENT, Answer.CUT):
+        kind, hint = OutcomeUnknownError, "It may have happened, or may happen yet: repeat the call"
+        message = f"no answer came ({refusal.said})"
+    return kind(message, operation=operation, subject=subject, hint=hint)
 
 
 def safe_cause(error: BaseException) -> BaseException:

@@ -1,6 +1,6 @@
-"""Which pieces of a file are blocks on Azure, and which are blobs that become blocks.
+"""Which pieces of a file are blocks on Azure, and which are blobs that become blocks: pure rules.
 
-Owns pure rules. Does not own requests (``azure``, whose facts it relies on).
+The facts they rely on are in :mod:`stateline.blob.azure`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_count(operation: str, target: str, runs: Sequence[Sequence[Part]]) -> 
     """Refuses what has more blocks than a blob may have."""
     if len(runs) > _BLOCKS_MAX:
         raise InvalidInputError(
-            f"it has {len(runs)} blocks, more than {_BLOCKS_MAX}",
+            f"must have at most {_BLOCKS_MAX} blocks, got {len(runs)} blocks",
             operation=operation,
             subject=target,
             hint="Write smaller files, or give the writer a larger chunk_size",
@@ -65,7 +65,7 @@ def recalled(part: Part) -> Part:
     length, _, checksum = part.version.partition(" ")
     if not (length.isdecimal() and checksum.isdecimal()):
         raise InvalidInputError(
-            "it does not name a short piece",
+            "does not name a short piece",
             operation="staged piece",
             subject=part.name,
             hint="The point was damaged or belongs to another store",

@@ -1,6 +1,6 @@
 """What staged pieces are called on Cloud Storage, where they lie at the root of a bucket and not below a store's root.
 
-Owns one layout, which is shared with other writers of recoverable files. Does not own requests.
+Other writers of recoverable files use this layout, too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check_staged(parts: Iterable[Part], root: str, key: str | None = None) -> No
         folder = "" if staged is None else part.name[staged.end() :].rpartition("/")[0]
         if not part.container or not f"{folder}/".startswith(root) or (own is not None and folder not in own):
             raise InvalidInputError(
-                f"it is not the name of a staged piece of {'this store' if key is None else key}",
+                f"is not the name of a staged piece of {'this store' if key is None else key}",
                 operation="staged piece",
                 subject=part.name,
                 hint="The point was damaged or belongs to another store",

@@ -1,7 +1,4 @@
-"""Where stores lie: a folder whose files a cache deletes must not hold, or lie in, anything that somebody relies on.
-
-Owns the comparison. Does not own what is deleted.
-"""
+"""Whether two stores overlap: a folder whose files a cache deletes must not contain, or lie in, anybody's data."""
 
 from __future__ import annotations
 
@@ -22,20 +19,17 @@ def check_apart(option: str, cache: BlobStore, stores: Iterable[BlobStore]) -> N
     """Refuses a cache that is, contains or lies in the root of a store. Links and mounts are looked through.
 
     Args:
-        option: What the cache is called by its user.
+        option: What the user calls the cache.
         cache: Where it is.
         stores: What it must keep away from.
-
-    Raises:
-        InvalidInputError: They overlap.
     """
     for store in stores:
         if _overlap(cache, store):
             raise InvalidInputError(
-                f"{cache.url} must be apart from {store.url}, and one of them is or lies in the other",
+                f"{cache.url} must be apart from {store.url}: neither may be or lie in the other",
                 operation="open",
                 subject=option,
-                hint="Give a folder of its own: what is in it may be deleted to keep its size",
+                hint="Give it a folder of its own: what is in it may be deleted to keep its size",
             )
 
 

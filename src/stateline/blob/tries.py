@@ -1,7 +1,6 @@
-"""The tries of a request that an SDK makes, and repeats, by itself: whether one of them got no answer.
+"""Whether a try of a request that an SDK makes, and repeats, by itself got no answer.
 
-Owns the note of it, one for each request under way, whatever thread runs it. Does not own what follows from it
-(``cloud``).
+Noted for each request under way, whatever thread runs it.
 """
 
 from __future__ import annotations

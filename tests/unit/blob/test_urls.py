@@ -113,7 +113,7 @@ def test_spellings_of_one_service():
 @pytest.mark.parametrize("url", ["s3://bucket", "gs://bucket", "az://container"])
 @pytest.mark.parametrize("endpoint", ["localhost:9000", "http://", "ftp://host", "http://a b", "nothing"])
 def test_an_endpoint_that_is_no_url_is_refused_at_once(url, endpoint):
-    with pytest.raises(InvalidInputError, match="endpoint: it is no URL"):
+    with pytest.raises(InvalidInputError, match="endpoint: is not a URL"):
         open_store(url, {"endpoint": endpoint})
     open_store(url, {"endpoint": "http://127.0.0.1:9000/account"})
 
