@@ -15,8 +15,10 @@ The format has no checksum, and Flink ignores what follows. Here bytes left over
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
+
+from msgspec.structs import asdict
 
 from stateline.blob.checksum import crc32c_of_parts
 from stateline.blob.names import STAGING_PREFIX
@@ -88,13 +90,7 @@ def read_resume(version: int, data: bytes) -> FlinkPoint:
     if position < 0 or closed > 1:
         raise fields.corrupt(f"position {position} and flag {closed} are impossible")
     fields.end()
-    return FlinkPoint(
-        bucket=point.bucket,
-        object=point.object,
-        components=point.components,
-        position=position,
-        closed=bool(closed),
-    )
+    return replace(point, position=position, closed=bool(closed))
 
 
 def import_point(
@@ -125,9 +121,10 @@ def import_point(
             raise DataLossError(
                 f"its piece {name} is gone", operation="import", subject=target, hint="Was the file published already?"
             ) from error
-    length, checksum = sum(part.length for part in parts), crc32c_of_parts(parts)
+    length = sum(part.length for part in parts)
+    commit = CommitPoint(target=target, parts=tuple(parts), length=length, crc32c=crc32c_of_parts(parts), nonce=nonce)
     if point.position is None:
-        return CommitPoint(target=target, parts=tuple(parts), length=length, crc32c=checksum, nonce=nonce)
+        return commit
     if length != point.position:
         raise DataLossError(
             f"its pieces have {length} bytes, not {point.position}",
@@ -135,9 +132,7 @@ def import_point(
             subject=target,
             hint="A piece is not the one that the checkpoint meant",
         )
-    return ResumePoint(
-        target=target, parts=tuple(parts), length=length, crc32c=checksum, nonce=nonce, closed=point.closed
-    )
+    return ResumePoint(**asdict(commit), closed=point.closed)
 
 
 def _commit(fields: FieldReader) -> FlinkPoint:

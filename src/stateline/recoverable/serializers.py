@@ -20,6 +20,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
+from msgspec.structs import asdict
+
 from stateline.blob.checksum import crc32c
 from stateline.blob.names import check_name
 from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVersionError
@@ -39,29 +41,36 @@ _PART_BYTES_MIN: Final = 2 + 8 + 4 + 2 + 2
 
 
 class CommitPointSerializer:
-    """Bytes of :class:`CommitPoint`. A :class:`ResumePoint` is written as the commit point that it contains."""
+    """Turns commit points into bytes that a checkpoint can keep, for ever.
 
-    @property
-    def version(self) -> int:
-        return _VERSION
+    A :class:`ResumePoint` is written as the commit point that it contains.
+    """
+
+    version: Final[int] = _VERSION
+    """What :meth:`serialize` writes. Store it beside the bytes."""
 
     def serialize(self, point: CommitPoint) -> bytes:
+        """The bytes of a point."""
         _check_type(point, CommitPoint)
         return _framed(_COMMIT_MAGIC, _commit_body(point))
 
     def deserialize(self, version: int, data: bytes) -> CommitPoint:
+        """The point of some bytes, whichever released version wrote them.
+
+        Raises:
+            UnsupportedVersionError: A newer Stateline wrote them.
+            CorruptDataError: They are not what was written.
+        """
         reader = _PointReader(data, version, _COMMIT_MAGIC, "commit point")
-        target, nonce, length, checksum, parts = reader.commit()
+        point = reader.commit()
         reader.end()
-        return CommitPoint(target=target, nonce=nonce, length=length, crc32c=checksum, parts=parts)
+        return point
 
 
 class ResumePointSerializer:
-    """Bytes of :class:`ResumePoint`."""
+    """Turns resume points into bytes; its methods are those of :class:`CommitPointSerializer`."""
 
-    @property
-    def version(self) -> int:
-        return _VERSION
+    version: Final[int] = _VERSION
 
     def serialize(self, point: ResumePoint) -> bytes:
         _check_type(point, ResumePoint)
@@ -71,25 +80,15 @@ class ResumePointSerializer:
 
     def deserialize(self, version: int, data: bytes) -> ResumePoint:
         reader = _PointReader(data, version, _RESUME_MAGIC, "resume point")
-        target, nonce, length, checksum, parts = reader.commit()
-        closed = reader.flag()
-        superseded = reader.parts()
+        commit, closed, superseded = reader.commit(), reader.flag(), reader.parts()
         reader.end()
-        return ResumePoint(
-            target=target,
-            nonce=nonce,
-            length=length,
-            crc32c=checksum,
-            parts=parts,
-            closed=closed,
-            superseded=superseded,
-        )
+        return ResumePoint(**asdict(commit), closed=closed, superseded=superseded)
 
 
 def _check_type(point: object, expected: type[CommitPoint]) -> None:
     if not isinstance(point, expected):
         raise InvalidInputError(
-            f"{type(point).__name__} is not a {expected.__name__}",
+            f"expected a {expected.__name__}, got {type(point).__name__}",
             operation="serialize",
             subject="point",
             hint="Resume points come from persist(), commit points from a Committer; each kind has its serializer",
@@ -234,8 +233,8 @@ class _PointReader(FieldReader):
             raise self.corrupt("the checksum does not match")
         self._data = framed[_HEADER.size :]
 
-    def commit(self) -> tuple[str, str, int, int, tuple[Part, ...]]:
-        """Target, nonce, length, CRC32C and pieces, checked against each other."""
+    def commit(self) -> CommitPoint:
+        """The fields that all points have, checked against each other."""
         target, nonce = self._text(), self._text()
         length, checksum = self.unpack("<QI")
         parts = self.parts()
@@ -245,7 +244,7 @@ class _PointReader(FieldReader):
             check_name(target)
         except InvalidInputError as error:
             raise self.corrupt("the target is not a name") from error
-        return target, nonce, length, checksum, parts
+        return CommitPoint(target=target, nonce=nonce, length=length, crc32c=checksum, parts=parts)
 
     def parts(self) -> tuple[Part, ...]:
         """A counted list of pieces."""
