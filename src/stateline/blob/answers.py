@@ -1,15 +1,19 @@
 """What a cloud store said to a request that did not succeed, whatever its SDK calls it.
 
-Credentials are kept out of what is told. What a lost answer means for a creation is decided in
-:mod:`stateline.blob.cloud`.
+An SDK repeats a request by itself. Whether one of its tries got no answer is noted for each request under way, whatever
+thread runs it. What that means for a creation is decided in :mod:`stateline.blob.cloud`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextvars import ContextVar
 from enum import Enum
+from types import TracebackType
 from typing import Final
 
+from stateline.blob.translation import Translated
 from stateline.errors import (
     AccessDeniedError,
     InvalidInputError,
@@ -20,7 +24,16 @@ from stateline.errors import (
     chain_of,
 )
 
-__all__ = ["Answer", "Refusal", "answer_of_status", "safe_cause", "scrubbed", "typed_error"]
+__all__ = [
+    "Answer",
+    "Asking",
+    "Refusal",
+    "answer_of_status",
+    "safe_cause",
+    "scrubbed",
+    "try_unanswered",
+    "typed_error",
+]
 
 _SECRETS: Final = re.compile(
     r"((?:sig|signature|x-amz-signature|x-amz-credential|x-amz-security-token|access_token|accountkey)=)[^&\s'\";]+",
@@ -61,6 +74,47 @@ class Refusal(Exception):  # noqa: N818 - an answer, which never leaves the stor
     def meaning(self, answer: Answer) -> Refusal:
         """The same, as another answer."""
         return Refusal(answer, self.error, said=self.said)
+
+
+class _Silence:
+    __slots__ = ("occurred",)
+
+    def __init__(self) -> None:
+        self.occurred = False
+
+
+_SILENCE: Final[ContextVar[_Silence | None]] = ContextVar("stateline_silence", default=None)
+
+
+class Asking(Translated):
+    """Around one request by an SDK.
+
+    Args:
+        translate: As that of :class:`Translated`; it is also given whether a try got no answer.
+    """
+
+    __slots__ = ("_silence", "_token")
+
+    def __init__(self, translate: Callable[[Exception, bool], Exception | None]) -> None:
+        self._silence = silence = _Silence()
+        super().__init__(lambda error: translate(error, silence.occurred))
+
+    def __enter__(self) -> None:
+        """Listens."""
+        self._token = _SILENCE.set(self._silence)
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _SILENCE.reset(self._token)
+        super().__exit__(exc_type, error, trace)
+
+
+def try_unanswered() -> None:
+    """Notes that a try of the request under way, which the SDK may repeat, got no answer."""
+    silence = _SILENCE.get()
+    if silence is not None:
+        silence.occurred = True
 
 
 def answer_of_status(status: int) -> Answer:

@@ -36,7 +36,7 @@ from azure.core import exceptions as sdk
 from azure.identity import DefaultAzureCredential
 from azure.storage.blob import BlobBlock, BlobServiceClient, ContainerClient, ExponentialRetry
 
-from stateline.blob.answers import Answer, Refusal, answer_of_status, scrubbed
+from stateline.blob.answers import Answer, Refusal, answer_of_status, scrubbed, try_unanswered
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.arguments import checked_names, checked_parts, own_bytes
 from stateline.blob.azure_blocks import check_count, fits_one_put, is_block, recalled, remembered, runs_of
@@ -45,7 +45,6 @@ from stateline.blob.cloud import CloudStore
 from stateline.blob.cloud_settings import CloudSettings, parse_endpoint, parse_secret
 from stateline.blob.names import check_prefix
 from stateline.blob.outcome import Fingerprint, PieceError, damaged_part, parts_missing
-from stateline.blob.tries import try_unanswered
 from stateline.blob.urls import split_cloud_url
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError

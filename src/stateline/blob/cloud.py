@@ -21,7 +21,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
-from stateline.blob.answers import Answer, Refusal, safe_cause, typed_error
+from stateline.blob.answers import Answer, Asking, Refusal, safe_cause, typed_error
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo, closed_store
 from stateline.blob.arguments import check_range, checked_parts, own_bytes
 from stateline.blob.checksum import crc32c
@@ -29,7 +29,6 @@ from stateline.blob.cloud_settings import CloudSettings
 from stateline.blob.names import STAGING_PREFIX, check_name, check_staged_name
 from stateline.blob.outcome import Fingerprint, PieceError, already_exists, damaged_part, parts_missing, too_short
 from stateline.blob.translation import Translated
-from stateline.blob.tries import Asking
 from stateline.blob.urls import split_cloud_url
 from stateline.environment import Environment, Executor, system_environment
 from stateline.errors import InvalidInputError, NotFoundError, OutcomeUnknownError, StatelineError

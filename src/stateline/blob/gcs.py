@@ -37,7 +37,7 @@ from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 from msgspec import structs
 
-from stateline.blob.answers import Answer, Refusal, answer_of_status
+from stateline.blob.answers import Answer, Refusal, answer_of_status, try_unanswered
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.arguments import checked_names, checked_parts, own_bytes
 from stateline.blob.cloud_copies import CopyingStore
@@ -47,7 +47,6 @@ from stateline.blob.gcs_names import check_staged, is_entropy_folder, staging_ke
 from stateline.blob.gcs_replies import NONCE, encoded_checksum, object_info, part_of, text_of, url_of
 from stateline.blob.names import STAGING_PREFIX, check_prefix
 from stateline.blob.outcome import Fingerprint, PieceError, parts_missing
-from stateline.blob.tries import try_unanswered
 from stateline.errors import CorruptDataError, InternalError, InvalidInputError, StatelineError
 from stateline.handles import Part
 from stateline.options import parse_bool, parse_duration, parse_size, setting

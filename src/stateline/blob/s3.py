@@ -23,13 +23,12 @@ import botocore.session
 from botocore import exceptions as sdk
 from botocore.config import Config
 
-from stateline.blob.answers import Answer, answer_of_status
+from stateline.blob.answers import Answer, answer_of_status, try_unanswered
 from stateline.blob.api import ObjectInfo
 from stateline.blob.arguments import checked_names
 from stateline.blob.names import check_prefix
 from stateline.blob.s3_requests import S3StoreSettings, object_info
 from stateline.blob.s3_uploads import S3Uploads
-from stateline.blob.tries import try_unanswered
 
 __all__ = ["S3Store", "S3StoreSettings"]
 

@@ -40,7 +40,7 @@ class S3StoreSettings(CloudSettings):
 
 
 class S3Requests(CopyingStore[Any, S3StoreSettings]):
-    """Requests on the objects of a bucket."""
+    """A store that sends single requests on the objects of a bucket."""
 
     def _send(self, name: str, data: bytes, ours: Fingerprint, **condition: str) -> ObjectInfo:
         with self._asking():

@@ -110,7 +110,7 @@ _bug(
 _bug(
     "cloud_last_answer_counts",
     "a refusal counts as proof, though an earlier try had no answer",
-    "stateline.blob.tries.try_unanswered",
+    "stateline.blob.answers.try_unanswered",
     lambda: replaced(cloud_network, "try_unanswered", _unheard),
     "sim",
     "create_race_gcs",
