@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from stateline.blob.names import not_staged
 from stateline.errors import InvalidInputError
 from stateline.handles import Part
 
@@ -64,10 +65,5 @@ def recalled(part: Part) -> Part:
     """The short piece that :func:`remembered` was given."""
     length, _, checksum = part.version.partition(" ")
     if not (length.isdecimal() and checksum.isdecimal()):
-        raise InvalidInputError(
-            "does not name a short piece",
-            operation="staged piece",
-            subject=part.name,
-            hint="The point was damaged or belongs to another store",
-        )
+        raise not_staged(part.name, "does not name a short piece")
     return Part(name=part.name, length=int(length), crc32c=int(checksum))

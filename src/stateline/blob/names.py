@@ -21,6 +21,7 @@ __all__ = [
     "check_prefix",
     "check_staged_name",
     "is_staged_name",
+    "not_staged",
 ]
 
 STAGING_PREFIX: Final = ".inprogress/"
@@ -60,13 +61,14 @@ def check_prefix(prefix: str) -> str:
 def check_staged_name(name: str) -> str:
     """Returns ``name`` if staging can have made it: only such objects are joined and discarded."""
     if not name.startswith(STAGING_PREFIX):
-        raise InvalidInputError(
-            "is not the name of a staged piece",
-            operation="staged piece",
-            subject=name,
-            hint=f"Pieces are named {STAGING_PREFIX}...; the point was damaged or belongs to another store",
-        )
+        raise not_staged(name, "is not the name of a staged piece")
     return check_name(name)
+
+
+def not_staged(name: str, message: str) -> InvalidInputError:
+    """The error of a part that staging cannot have made here."""
+    hint = "The point was damaged or belongs to another store"
+    return InvalidInputError(message, operation="staged piece", subject=name, hint=hint)
 
 
 def is_staged_name(name: str) -> bool:

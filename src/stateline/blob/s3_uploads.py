@@ -35,7 +35,7 @@ from stateline.blob.answers import Answer, Refusal
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.arguments import checked_parts, own_bytes
 from stateline.blob.checksum import crc32c
-from stateline.blob.names import STAGING_PREFIX, check_name
+from stateline.blob.names import STAGING_PREFIX, check_name, not_staged
 from stateline.blob.outcome import Fingerprint, PieceError, damaged_part
 from stateline.blob.s3_parts import PARTS_MAX, Segment, plan_parts
 from stateline.blob.s3_requests import S3Requests, encoded_checksum, metadata_of
@@ -74,12 +74,7 @@ class _Upload(NamedTuple):
         """The upload that a part names."""
         upload_id, checksum_type, target = (*part.version.split(" ", 2), "", "")[:3]
         if not upload_id or not target:
-            raise InvalidInputError(
-                "does not name an upload",
-                operation="staged piece",
-                subject=part.name,
-                hint="The point was damaged or belongs to another store",
-            )
+            raise not_staged(part.name, "does not name an upload")
         return cls(target, upload_id, checksum_type)
 
 
