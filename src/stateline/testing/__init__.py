@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from stateline.testing.faulty_store import FaultyStore, ResolvingStore
     from stateline.testing.ids import SeededIds
     from stateline.testing.invariants import INVARIANTS, InvariantViolation, require
+    from stateline.testing.keyed_stream_harness import KeyedStreamHarness, WindowedStreamHarness
+    from stateline.testing.operator_harness import OperatorHarness
     from stateline.testing.scheduler import ActorKilled, Scheduler
 
 _HOMES: Final = {
@@ -35,6 +37,8 @@ _HOMES: Final = {
     "faulty_store": ("FaultyStore", "ResolvingStore"),
     "ids": ("SeededIds",),
     "invariants": ("INVARIANTS", "InvariantViolation", "require"),
+    "keyed_stream_harness": ("KeyedStreamHarness", "WindowedStreamHarness"),
+    "operator_harness": ("OperatorHarness",),
     "scheduler": ("ActorKilled", "Scheduler"),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
@@ -48,9 +52,11 @@ __all__ = [
     "FaultKind",
     "FaultyStore",
     "InvariantViolation",
+    "KeyedStreamHarness",
     "LocalBackend",
     "ManualClock",
     "MemoryBackend",
+    "OperatorHarness",
     "RandomFaults",
     "ResolvingStore",
     "Scheduler",
@@ -58,6 +64,7 @@ __all__ = [
     "ScriptedFaults",
     "SeededIds",
     "SimulatedEnvironment",
+    "WindowedStreamHarness",
     "require",
 ]
 
