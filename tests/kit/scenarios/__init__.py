@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from stateline.errors import InvalidInputError
-from stateline.testing.backends import Backend, ScratchBackend
 from stateline.testing.faults import FaultKind
+from tests.kit.backends import Backend, ScratchBackend
 from tests.kit.cloud_backends import AzureBackend, GcsBackend, S3Backend
 from tests.kit.scenario import REQUEST_FAULTS, SYSTEM_CALL_FAULTS, Scenario
 from tests.kit.scenarios.changelog import Changelog

@@ -36,7 +36,7 @@ from stateline.state.rows import StateRows
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
-from stateline.testing.invariants import require
+from tests.kit.invariants import require
 from tests.kit.scenarios.micro_batch import MicroBatch, MicroBatchAdapter, MicroBatchSystem, Row
 from tests.kit.world import Process, World
 

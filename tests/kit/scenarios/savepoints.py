@@ -22,8 +22,8 @@ from stateline.checkpoint import (
 from stateline.errors import ConflictError
 from stateline.files import RollingPolicy
 from stateline.pipeline.plan import SavepointStart
-from stateline.testing.invariants import require
 from tests.kit.effects import Effect
+from tests.kit.invariants import require
 from tests.kit.scenarios.beside import BesideQuery
 from tests.kit.scenarios.micro_batch import Row
 from tests.kit.scenarios.pipeline import FIRST_QUERY, PipelineAdapter, Places

@@ -26,9 +26,9 @@ from stateline.pipeline.plan import SavepointStart
 from stateline.pipeline.subtask import TaskContext
 from stateline.state import merge as merge_module
 from stateline.state.merge import MergeSettings
-from stateline.testing.backends import scratch_folder
-from stateline.testing.invariants import require
+from stateline.testing.crashable import scratch_folder
 from tests.kit.effects import Effect
+from tests.kit.invariants import require
 from tests.kit.planted.planting import replaced
 from tests.kit.scenarios.pipeline import (
     FIRST_QUERY,
