@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 from stateline.errors import NotInstalledError
+from stateline.state.aggregate import Aggregator, functions
+from stateline.state.aggregate.functions import *  # noqa: F403 - the list of them is there
 
 if TYPE_CHECKING:
     from stateline.pipeline.delivery import BatchKey
@@ -20,26 +22,6 @@ if TYPE_CHECKING:
     from stateline.spark.session import get_or_create_session
     from stateline.spark.sinks.finish_files import finish_files
     from stateline.spark.stream import KeyedStream, PipelineStage, WindowedStream
-    from stateline.state.aggregate import (
-        Aggregator,
-        approx_count_distinct,
-        collect_list,
-        collect_set,
-        count,
-        count_distinct,
-        first,
-        last,
-        max,
-        max_by,
-        mean,
-        min,
-        min_by,
-        stddev,
-        stddev_pop,
-        sum,
-        var_pop,
-        variance,
-    )
 
 __all__ = [
     "Aggregator",
@@ -49,30 +31,14 @@ __all__ = [
     "Pipeline",
     "PipelineStage",
     "WindowedStream",
-    "approx_count_distinct",
-    "collect_list",
-    "collect_set",
-    "count",
-    "count_distinct",
     "describe_java",
     "finish_files",
-    "first",
     "get_or_create_session",
-    "last",
-    "max",
-    "max_by",
-    "mean",
-    "min",
-    "min_by",
     "register",
-    "stddev",
-    "stddev_pop",
-    "sum",
-    "var_pop",
-    "variance",
 ]
+__all__ += functions.__all__
 
-_MODULES: Final = dict.fromkeys(__all__, "stateline.state.aggregate") | {
+_MODULES: Final = {
     "BatchContext": "stateline.pipeline.operators.api",
     "BatchKey": "stateline.pipeline.delivery",
     "KeyedStream": "stateline.spark.stream",
@@ -84,7 +50,7 @@ _MODULES: Final = dict.fromkeys(__all__, "stateline.state.aggregate") | {
     "get_or_create_session": "stateline.spark.session",
     "register": "stateline.spark.data_sources",
 }
-"""Where each public name lives: the aggregations are together."""
+"""Where each public name lives."""
 
 
 def __getattr__(name: str) -> Any:
