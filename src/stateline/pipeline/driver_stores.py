@@ -1,7 +1,4 @@
-"""The stores that a driver has open: those of the checkpoint root and of every output.
-
-Owns that whoever opened them for a query, or for its end, closes all of them. Does not own what is done with them.
-"""
+"""The stores that a driver has open: those of the checkpoint root and of every output."""
 
 from __future__ import annotations
 

@@ -55,7 +55,9 @@ class Pipeline:
             )
         if replace(self._plan, graph=Graph()) != replace(other._plan, graph=Graph()):
             raise InvalidInputError(
-                "both must have the same root, options and parallelism", operation="alongside", hint="Use the same for both"
+                "both must have the same root, options and parallelism",
+                operation="alongside",
+                hint="Make them the same",
             )
         plan = replace(self._plan, graph=self._plan.graph.alongside(other._plan.graph))
         check_shared_folders(plan.graph.operators)
@@ -135,7 +137,7 @@ def _writer(
         return writer if query_name is None else writer.queryName(query_name)
     except (PySparkException, TypeError, ValueError) as error:
         raise InvalidInputError(
-            f"Spark does not accept it ({str(error).partition(chr(10))[0]})",
+            f"Spark rejects it ({str(error).partition(chr(10))[0]})",
             operation="start",
             subject=f"trigger {trigger}" + ("" if query_name is None else f", query_name {query_name!r}"),
             hint='Give such as {"processingTime": "10 seconds"} or {"availableNow": True}, and a name that is text',

@@ -1,7 +1,6 @@
 """A Spark session that works as it comes, on a laptop and on a cluster.
 
-Owns the choice of Java, of the Python of the workers and of a few settings. Does not own any setting that the user, the
-command line or ``spark-defaults.conf`` has made: those always win.
+What the user, the command line or ``spark-defaults.conf`` has set always wins.
 
 What is set, and only where nobody else has set it:
 

@@ -1,7 +1,5 @@
 """Subtasks stay on their hosts: where the disk has the state of one, its next micro-batch runs.
 
-Owns which host a subtask belongs to, and how Spark is told. Does not own what a subtask does, nor what its host keeps.
-
 Facts (``docs/decisions/0037-affinity.md``):
 
 - Spark sends a task to where the cached blocks are that it reads. The *anchor* is a DataFrame without rows, partitioned

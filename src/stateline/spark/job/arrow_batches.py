@@ -1,7 +1,5 @@
 """How many rows Spark hands to Python at a time.
 
-Owns two settings of Spark. Does not own the sizes of batches inside Stateline.
-
 Facts (Spark 4.3, ``BatchedPythonArrowInput``; the limit of bytes came with SPARK-51316):
 
 - A batch for Python ends at ``maxRecordsPerBatch`` rows or at ``maxBytesPerBatch`` bytes: 10,000 and 64 MiB by default.

@@ -1,7 +1,5 @@
 """One micro-batch as one Spark job: shuffle by key group, then one Python task per subtask.
 
-Owns the way from a DataFrame to tasks and back. Does not own what a task does (``task``) or when (``coordinator``).
-
 Facts:
 - The subtask is computed in the JVM from ``xxhash64`` of the key, which equals
   :func:`stateline.key_groups.stable_hash`, and the row is sent to exactly that partition: partition ``i`` is subtask

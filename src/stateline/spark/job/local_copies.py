@@ -1,7 +1,5 @@
 """Where a host keeps copies of a query's sections: what the option ``local_copies`` means.
 
-Owns the choice of the folder. Does not own the copies (``stateline.changelog.host_cache``).
-
 ``auto`` is a folder of Spark's own: all Python workers of an executor share it, and it goes with the executor. Spark
 tells its Python workers in ``SPARK_LOCAL_DIRS`` where it is. The driver has a folder for the files that programs add,
 which executors only have where they are one process with it: then it is the folder of both.
