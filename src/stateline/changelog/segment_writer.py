@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
 from stateline.changelog.host_cache import Extent, HostCache
-from stateline.changelog.racing import Race, RacingStore
+from stateline.changelog.racing import Answer, RacingStore
 from stateline.changelog.segment import SECTION_ALIGNMENT, EncodedSegment, Section, encode_segment
 from stateline.environment import Environment, Ids
 from stateline.errors import InternalError
@@ -188,7 +188,7 @@ class _Upload:
         self._won = name
         self._copies = copies
         self._copy = None if copies is None else copies.start(store, name, encoded.pieces)
-        self._race: Race[str] | None = None
+        self._race: Answer[str] | None = None
         try:
             if isinstance(store, RacingStore):
                 self._race = store.begin(self._attempt, self._discard, size=encoded.size)
@@ -208,7 +208,7 @@ class _Upload:
         if self._race is not None:
             race, self._race = self._race, None
             try:
-                self._won = race.answer()
+                self._won = race()
             except BaseException:
                 self._abandon_copy()
                 raise
