@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
@@ -211,7 +212,9 @@ class DuplicatingUploader:
         if not tasks:
             return UploadTasksResult()
         made = self._remote.build(tasks)
-        copy = self._copier.start(self._place, made.name, made.pieces)
+        copy = self._copier.start(
+            partial(self._place.put_all_if_absent, made.name, made.pieces), partial(self._place.delete, [made.name])
+        )
         try:
             self._remote.write(made)
         except BaseException:

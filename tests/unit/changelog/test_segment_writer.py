@@ -163,6 +163,41 @@ def test_an_upload_that_fails_raises_what_the_store_says_after_its_own_retries()
         writer.finish()
 
 
+def test_a_failure_is_told_when_no_other_segment_is_under_way():
+    class FirstRefused(Elsewhere):
+        refused, go_on, landed = threading.Event(), threading.Event(), []
+
+        def put_all_if_absent(self, name, pieces):
+            if not self.refused.is_set():
+                self.refused.set()
+                raise AccessDeniedError("no", operation="put", subject=name)
+            self.go_on.wait(60)
+            self.landed.append(name)
+            return super().put_all_if_absent(name, pieces)
+
+    store = FirstRefused("segment-writer-first-refused")
+    environment = system_environment()
+    segments = Segments(raced(store, RetryPolicy.fixed(2, 60, 0), environment), environment, segment_bytes=1)
+    writer = segments.writer()
+    add(writer, "a", 1)
+    add(writer, "b", 2)
+    assert store.refused.wait(60)
+    threading.Timer(0.2, store.go_on.set).start()
+    with pytest.raises(AccessDeniedError):
+        writer.finish()
+    assert len(store.landed) == 1
+    with pytest.raises(AccessDeniedError):
+        writer.finish()
+    MemoryStore.forget("segment-writer-first-refused")
+
+
+def test_an_inline_section_remembers_its_first_place_only_where_a_host_may_have_it(store, tmp_path):
+    for copies in (None, HostCache(tmp_path, 10**6)):
+        writer = Segments(store, system_environment(), copies).writer(inline_bytes=10**6)
+        handle = add(writer, "a", 1)
+        assert bool(writer.finish().of(handle).made_as) == (copies is not None)
+
+
 def test_without_racing_an_error_of_the_store_comes_as_it_is(store):
     class Refusing(MemoryStore):
         def put_all_if_absent(self, name, pieces):
