@@ -1,8 +1,5 @@
 """The format of a section of kind ``changes``, version 1: one change set of one writer.
 
-This module owns the bytes of such a section: one Arrow IPC stream, and behind its end a table of its blocks. ``block``
-owns the bytes of one block, ``segment`` the object around the section. This page is generated into the documentation.
-
 **Changes are one Arrow IPC stream and a table**::
 
     changes  := schema-message block* end-of-stream table

@@ -1,8 +1,5 @@
 """Changes as columns: how they wait in memory between ``append`` and the section.
 
-Owns the representation of waiting changes, the conversion of what users give, and the stable sort by key group. Does
-not own any stored byte (``block``, ``changes``).
-
 Invariants:
 - ``offsets`` has one number more than there are changes, ascending; change ``i`` is ``data[offsets[i]:offsets[i +
   1]]``.

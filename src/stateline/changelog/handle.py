@@ -1,7 +1,5 @@
 """What a checkpoint remembers of a changelog: frozen values and their bytes. No I/O.
 
-Owns :class:`SegmentHandle`, :class:`ChangelogHandle` and their encoding. Does not own the objects that they name.
-
 Rules:
 - A handle is made only after what it names is durable.
 - It names an object by its exact, relative name in the store of the changelog, and carries the checksum of the

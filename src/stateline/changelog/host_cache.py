@@ -1,8 +1,5 @@
 """Bytes of objects elsewhere, on this host's disk: copies of uploads, downloads, fetched sections and slices of them.
 
-Owns the folder: its files, its bound, who goes first. Does not own what the bytes mean. **Nothing is proved here**:
-whoever reads checks what came before use, and calls :meth:`HostCache.drop` on damage; then it is fetched again.
-
 Rules:
 - Files are in a folder of their own, :data:`OWN_FOLDER`, below the one that the user names, for this user only. Only
   what has a name that is made here counts for the bound, and only that is deleted.

@@ -1,7 +1,4 @@
-"""What objects of a changelog are called: ``<job id>/changelog/<uuid>``.
-
-Owns the names, and so how the folder of local copies knows its own. Does not own what is in the objects.
-"""
+"""What objects of a changelog are called: ``<job id>/changelog/<uuid>``."""
 
 from __future__ import annotations
 

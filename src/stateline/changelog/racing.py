@@ -196,11 +196,9 @@ class RacingStore(StoreDecorator):
         self,
         request: Callable[[], T],
         discard: Callable[[T], None] | None = None,
-        *,
-        size: int = 0,
-        objects: int = 1,
+        **amount: int,
     ) -> T:
-        return self.begin(request, discard, size=size, objects=objects)()
+        return self.begin(request, discard, **amount)()
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,13 @@ class RetryingExecutor:
         else:
             race.due()
 
+    def run(self, race: Race) -> None:
+        """As :meth:`due`, for a thread of the executor, which goes on with the attempt."""
+        if self._closed:
+            race.close()
+        else:
+            race.run()
+
     def close(self) -> None:
         """Fails every action that has no winner yet. Attempts that run go on, and are discarded if they succeed."""
         with self.monitor:
@@ -157,6 +164,10 @@ class Race:
         """Starts the next attempt, if the table says so."""
         self._step("due")
 
+    def run(self) -> None:
+        """As :meth:`due`, for a thread of the executor, which goes on with the attempt."""
+        self._step("due", start=self._attempt)
+
     def close(self) -> None:
         """Fails the action, unless it has ended. Attempts that run go on."""
         self._step("closed", self._track.closed())
@@ -167,8 +178,17 @@ class Race:
             self._monitor.wait_for(self.future.done)
         return self.future.result()
 
-    def _step(self, event: Event, value: Any = None, attempt: int = 0) -> None:
-        """Tells the table what happened, and does what it says. ``value``: the attempt's result, or the error."""
+    def _step(
+        self, event: Event, value: Any = None, attempt: int = 0, start: Callable[[int], None] | None = None
+    ) -> None:
+        """Tells the table what happened, and does what it says.
+
+        Args:
+            event: What happened.
+            value: The attempt's result, or the error.
+            attempt: Its number.
+            start: How the next attempt is started; by default on a thread of the executor.
+        """
         with self._monitor:
             instruction = self.attempts.on(event, attempt, None if event == "succeeded" else value)
             number, delay, error = self.attempts.started, self.attempts.delay, self.attempts.error
@@ -178,7 +198,7 @@ class Race:
         if timer is not None:
             timer.cancel()
         if instruction == "start":
-            self._start(number)
+            (start or self._start)(number)
         elif instruction == "repeat":
             self._repeat(delay)
         elif instruction == "discard":

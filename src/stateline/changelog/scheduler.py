@@ -1,8 +1,5 @@
 """The shell of the queue: when uploads run, and together with which others, as the table says.
 
-Owns the waiting of writers, the timer of a batch, and that every task ends. Does not own room, order and batches
-(``upload_table``), attempts (``retry``) or objects (``uploader``).
-
 Invariants:
 - Every task that was given to :meth:`upload` is completed or failed exactly once, whatever happens.
 - The delay counts from the first task of a batch; later tasks do not extend it.
@@ -18,7 +15,7 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import Executor as PlainPool
 from concurrent.futures import Future
-from typing import Final
+from typing import Any, Final
 
 from stateline.changelog.api import (
     AvailabilityProvider,
@@ -76,13 +73,14 @@ def batching_scheduler(
 def scheduler_from_options(
     uploader: StateChangeUploader,
     options: ChangelogSettings | Mapping[str, str] | None = None,
-    *,
-    executor: Executor | PlainPool | None = None,
-    clock: Clock | None = None,
-    metrics: ChangelogMetrics | None = None,
-    environment: Environment | None = None,
+    **parts: Any,
 ) -> StateChangeUploadScheduler:
     """The scheduler that the option ``scheduler`` names: ``batching`` (the default) or ``direct``.
+
+    Args:
+        uploader: Closed together with the scheduler.
+        options: Settings, or strings that are parsed.
+        parts: What :func:`batching_scheduler` takes besides.
 
     Raises:
         InvalidInputError: An unknown option or a bad value.
@@ -91,9 +89,7 @@ def scheduler_from_options(
         options = ChangelogSettings.from_options({} if options is None else options)
     if options.scheduler == "direct":
         return direct_scheduler(uploader)
-    return batching_scheduler(
-        uploader, options, executor=executor, clock=clock, metrics=metrics, environment=environment
-    )
+    return batching_scheduler(uploader, options, **parts)
 
 
 class _DirectScheduler:
@@ -225,7 +221,7 @@ class _BatchingScheduler:
 
     def _start_soon(self, batch: _Batch) -> None:
         try:
-            self.retrying.executor.submit(self.retrying.due, batch.race)
+            self.retrying.executor.submit(self.retrying.run, batch.race)
         except Exception as error:  # noqa: BLE001 - from an executor of whatever kind
             _LOG.debug("batches are started by whoever fills them: %s", error)
             self.retrying.due(batch.race)

@@ -1,9 +1,5 @@
 """The format of a segment, version 1: sections of many writers and states in one object, and a directory of them.
 
-This module owns the layout of the object. ``changes`` owns the bytes of changes, ``stateline.state.run`` those of runs,
-``stateline.files.pending`` those of rows. None owns names, stores or retries. This page is generated into the
-documentation; with the pages of the sections it is all that another implementation needs.
-
 **A segment is a sequence of sections and a directory.** It is written whole, by one create-if-absent, and never
 changed::
 

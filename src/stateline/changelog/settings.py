@@ -1,7 +1,5 @@
 """The settings of a changelog: values only, parsed once, checked together.
 
-Owns names, defaults and relations. Does not own the doers that read them.
-
 One budget for retries: an attempt gets ``upload_timeout`` **including** the retries that the client of the store
 makes on its own; when it is over, the next attempt races it. So a change set is durable or has failed after at most
 :attr:`ChangelogSettings.upload_budget_seconds`. Keep that below the timeout of a checkpoint.

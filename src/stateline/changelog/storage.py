@@ -1,15 +1,10 @@
-"""The changelog of one job on one host: makes writers and readers, and owns what they share.
-
-Owns the wiring: store, uploader, scheduler, registries, local copies, cache, metrics. Does not own any of their
-behaviour.
-"""
+"""The changelog of one job on one host: makes writers and readers, and owns what they share."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Final, Self
 
 from stateline.blob.api import BlobStore
@@ -220,12 +215,7 @@ class ChangelogStorage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _make_scheduler(self, uploader: StateChangeUploader | None) -> StateChangeUploadScheduler:

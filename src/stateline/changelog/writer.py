@@ -1,8 +1,5 @@
 """The writer of one operator's subtask: collects changes, numbers them in sets, has them uploaded.
 
-Owns the set that grows and the numbers, and does what the table of its sets says (``set_table``). Does not own when
-uploads run (``scheduler``), retries, objects (``uploader``) or deletes (``registry``).
-
 Invariants:
 - A set is in exactly one place: active (still growing), or one of the table. Nothing is uploaded twice, over any number
   of checkpoints and aborts; a set that failed waits again, with its bytes.

@@ -33,7 +33,10 @@ from msgspec.structs import replace
 
 from stateline.blob import BlobStore
 from stateline.changelog.host_cache import HostCache
+from stateline.changelog.racing import raced
 from stateline.changelog.segment_writer import Segments, SegmentWriter
+from stateline.changelog.settings import ChangelogSettings
+from stateline.changelog.upload_table import RetryPolicy
 from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, SubtaskState, checkpoint_time
 from stateline.environment import Environment, system_environment
 from stateline.errors import ClosedError, ErrorKind, InvalidInputError
@@ -299,9 +302,8 @@ class KeyedStateBackend:
                 subject="key_groups",
                 hint="Give a part of it",
             )
-        return cls(
-            checkpoints.store, restored, visible, count, checkpoints=checkpoints, environment=environment, **settings
-        )
+        store = raced(checkpoints.store, RetryPolicy.of(ChangelogSettings()), environment)
+        return cls(store, restored, visible, count, checkpoints=checkpoints, environment=environment, **settings)
 
     def __enter__(self) -> Self:
         return self

@@ -17,20 +17,13 @@ __all__: list[str] = []
 # A replacement has the arguments of what it replaces, wanted or not, and reaches what is private.
 
 _CREATIONS: Final = ("create_race_late",)
+_CREATIONS_ALONE: Final = ("create_only_late",)
 _FILES: Final = ("store_publish_late",)
 
 _request_step = Attempts._request_step
 
 
-def _bug(
-    name: str,
-    description: str,
-    owner: Any,
-    attribute: str,
-    wrong: Any,
-    scenarios: tuple[str, ...],
-    suite: str = "sim",
-) -> None:
+def _bug(name: str, description: str, owner: Any, attribute: str, wrong: Any, scenarios: tuple[str, ...]) -> None:
     register_bug(
         PlantedBug(
             name=name,
@@ -38,7 +31,7 @@ def _bug(
             site=f"{owner.__module__}.{owner.__name__}.{attribute}",
             plant=lambda: replaced(owner, attribute, wrong),
             scenarios=scenarios,
-            suites=(suite,),
+            suites=("sim",),
         )
     )
 
@@ -100,7 +93,7 @@ _bug(
     Attempts,
     "_request_step",
     _last_error_is_told,
-    _CREATIONS,
+    _CREATIONS_ALONE,
 )
 _bug(
     "racing_late_is_not_done",
@@ -116,8 +109,7 @@ _bug(
     RacingStore,
     "put_if_absent",
     _unknown_is_not_done,
-    _CREATIONS,
-    "single",
+    _CREATIONS_ALONE,
 )
 _bug(
     "racing_deletion_is_not_waited_for",
