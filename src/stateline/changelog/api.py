@@ -64,7 +64,9 @@ class SequenceNumber(msgspec.Struct, frozen=True, order=True):
             or not 0 <= self.value <= _MAX_SEQUENCE_NUMBER
         ):
             raise InvalidInputError(
-                f"{self.value!r} is no sequence number", subject="SequenceNumber", hint="Give 0 to 2**63 - 1"
+                f"must be an integer from 0 to 2**63 - 1, got {self.value!r}",
+                subject="SequenceNumber",
+                hint="Take numbers from next_sequence_number",
             )
 
     @classmethod

@@ -273,12 +273,12 @@ def decode_table(data: bytes, subject: str) -> ChangesTable:
         UnsupportedVersionError: A newer version wrote it.
     """
     if len(data) < _HEADER.size:
-        _refuse(f"{len(data)} bytes are no table, which has at least {_HEADER.size}", subject)
+        _refuse(f"{len(data)} bytes are too few for a table of changes: expected at least {_HEADER.size}", subject)
     magic, version, compression, zero, log_id, number, payload, size, changes, count, low, high, zero_too, checksum = (
         _HEADER.unpack_from(data)
     )
     if magic != _MAGIC:
-        _refuse("there is no table of changes", subject)
+        _refuse("expected the magic number of a table of changes", subject)
     if version > FORMAT_VERSION:
         raise UnsupportedVersionError(
             f"version {version} is newer than {FORMAT_VERSION}",
@@ -287,7 +287,7 @@ def decode_table(data: bytes, subject: str) -> ChangesTable:
             hint="Upgrade Stateline",
         )
     if version != FORMAT_VERSION or count > _MAX_BLOCKS or len(data) != _HEADER.size + count * _ENTRY.size:
-        _refuse(f"{len(data)} bytes are no table of {count} blocks of version {version}", subject)
+        _refuse(f"{len(data)} bytes do not fit a table of {count} blocks of version {version}", subject)
     if crc32c(data[_HEADER.size :], crc32c(data[: _HEADER.size - _CRC.size])) != checksum:
         _refuse("the checksum of the table does not match", subject)
     if zero or zero_too or number < 0 or compression not in tuple(Compression):

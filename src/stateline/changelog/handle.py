@@ -124,7 +124,7 @@ class ChangelogHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             )
         data = bytes(b)
         if len(data) < _PREFIX.size:
-            raise _damaged(f"{len(data)} bytes are no changelog handle", 0)
+            raise _damaged(f"{len(data)} bytes are too few for a changelog handle", 0)
         magic, version, zero, length, checksum = _PREFIX.unpack_from(data)
         if magic != _MAGIC:
             raise _damaged("the magic number is missing", 0)

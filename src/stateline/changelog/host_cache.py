@@ -150,14 +150,14 @@ class HostCache:
         except OSError as error:
             kind = AccessDeniedError if isinstance(error, PermissionError) else InvalidInputError
             raise kind(
-                f"it cannot be made ({error.strerror})",
+                f"cannot be created ({error.strerror})",
                 operation="open cache",
                 subject=str(self.folder),
                 hint="Give a folder that this user can write to",
             ) from error
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise AccessDeniedError(
-                "it is a link, belongs to another user, or others may write to it",
+                "must be a folder of this user, not a link, that nobody else can write to",
                 operation="open cache",
                 subject=str(self.folder),
                 hint="Give a folder that only this user can write to",

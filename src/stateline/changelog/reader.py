@@ -158,13 +158,15 @@ class ChangelogReader:
     def _read(self, handle: ChangelogHandle, key_groups: KeyGroupRange | None) -> Iterator[Columns]:
         if not isinstance(handle, ChangelogHandle):
             raise InvalidInputError(
-                f"{type(handle).__name__} is no handle",
+                f"expected a ChangelogHandle, got {type(handle).__name__}",
                 operation="read",
                 hint="Give the .remote of a SnapshotResult, or ChangelogHandle.from_bytes(...)",
             )
         if not isinstance(key_groups, KeyGroupRange | None):
             raise InvalidInputError(
-                f"{key_groups!r} is no range of key groups", operation="read", hint="Give a KeyGroupRange, or None"
+                f"key_groups must be a KeyGroupRange or None, got {key_groups!r}",
+                operation="read",
+                hint="Leave key_groups out to read them all",
             )
         wanted = handle.key_group_range if key_groups is None else handle.key_group_range.intersection(key_groups)
         if len(wanted) == 0:
@@ -258,7 +260,7 @@ def _ranges_of(buffer: pa.Buffer, segment: SegmentHandle) -> Fetch:
         start, end = start - segment.offset, end - segment.offset
         if end > buffer.size:
             raise CorruptDataError(
-                f"it ends at {buffer.size}, before byte {end}",
+                f"ends at byte {buffer.size}, expected at least {end}",
                 operation="read",
                 subject=segment.name,
                 hint="The object is damaged: restore it, or go back to an older checkpoint",

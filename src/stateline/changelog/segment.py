@@ -300,7 +300,7 @@ def _decode_directory(directory: memoryview, subject: str) -> tuple[DirectoryEnt
     try:
         with pa.ipc.open_stream(pa.py_buffer(directory)) as reader:
             if not reader.schema.equals(_SCHEMA, check_metadata=True):
-                raise pa.ArrowInvalid("it has other columns")
+                raise pa.ArrowInvalid("expected other columns")
             batch = reader.read_next_batch()
         check_values(batch)
         if batch.num_rows > MAX_SECTIONS or any(column.null_count for column in batch.columns):

@@ -250,7 +250,9 @@ class UploadThrottle:
     def __init__(self, max_in_flight: int | str) -> None:
         self.max_in_flight = parse_size(max_in_flight, "max_in_flight")
         if self.max_in_flight < 1:
-            raise InvalidInputError(f"{max_in_flight} is no limit", subject="max_in_flight", hint="Give 1 byte or more")
+            raise InvalidInputError(
+                f"must be at least 1 byte, got {max_in_flight}", subject="max_in_flight", hint="Raise it"
+            )
         self._in_flight = 0
 
     @property

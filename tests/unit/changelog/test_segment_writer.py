@@ -20,6 +20,7 @@ from stateline.changelog.segment_writer import Segments
 from stateline.environment import system_environment
 from stateline.errors import AccessDeniedError, UnavailableError
 from stateline.handles import RowsHandle
+from stateline.state import KeyedStateBackend, StateSchema
 
 
 @pytest.fixture
@@ -139,6 +140,18 @@ def test_a_late_upload_is_raced_under_a_fresh_name_and_its_result_is_thrown_away
     assert store.deleted.wait(60)
     assert [info.name for info in store.list("shared/")] == [placed.name]
     MemoryStore.forget("segment-writer-stalls")
+
+
+def test_a_backend_of_keyed_state_races_what_it_writes():
+    store = Stalling("segment-writer-backend")
+    with KeyedStateBackend.open(store) as backend:
+        state = backend.state("counts", StateSchema.of(pa.schema({"key": pa.int64(), "count": pa.int64()}), ["key"]))
+        state.put(pa.table({"key": [1], "count": [2]}))
+        backend.checkpoint()
+        assert len(store.names) == 2
+    store.go_on.set()
+    assert store.deleted.wait(60)
+    MemoryStore.forget("segment-writer-backend")
 
 
 def test_a_slow_upload_is_never_given_up_for_being_late():
