@@ -19,7 +19,7 @@ from stateline.changelog.scheduler import scheduler_from_options
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.uploader import BlobUploader, DuplicatingUploader, without_encoding_room
 from stateline.changelog.writer import ChangelogWriter
-from stateline.environment import Environment, system_environment
+from stateline.environment import Closable, Environment, system_environment
 from stateline.errors import ClosedError, InvalidInputError
 from stateline.key_groups import KeyGroupRange
 from stateline.options import check_kind, check_known, parse_choice, plain_options
@@ -29,7 +29,7 @@ __all__ = ["ChangelogStorage"]
 _STORAGES: Final = ("blob", "memory")
 
 
-class ChangelogStorage:
+class ChangelogStorage(Closable):
     """Open one per job and process, and close it; it is a context manager. Safe from any thread.
 
     Objects are called ``<job id>/changelog/<uuid>`` below the root of the store.
@@ -211,12 +211,6 @@ class ChangelogStorage:
                 cache.close()
         if self._closes_store:
             self.store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def _make_scheduler(self, uploader: StateChangeUploader | None) -> StateChangeUploadScheduler:
         settings = self.settings
