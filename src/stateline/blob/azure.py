@@ -276,12 +276,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         return isinstance(error, sdk.HttpResponseError) and error.status_code == 416
 
     def _delete_one(self, key: str) -> None:
-        try:
-            with self._asking():
-                self._client.get_blob_client(key).delete_blob(delete_snapshots="include")
-        except Refusal as refusal:
-            if refusal.answer is not Answer.ABSENT:
-                raise
+        self._if_there(lambda: self._client.get_blob_client(key).delete_blob(delete_snapshots="include"), Answer.ABSENT)
 
     # -- the SDK --------------------------------------------------------------------------------------------------
 

@@ -302,6 +302,15 @@ class CloudStore(BlobStore, Generic[C, S]):
 
         return Asking(refused)
 
+    def _if_there(self, remove: Callable[[], object], *gone: Answer) -> None:
+        """Runs a deletion of what may be gone already, as the answers ``gone`` say."""
+        try:
+            with self._asking():
+                remove()
+        except Refusal as refusal:
+            if refusal.answer not in gone:
+                raise
+
     def _telling(self, operation: str, name: str, url: str = "") -> Translated:
         """Around one public call: a :class:`Refusal` leaves as a typed error.
 

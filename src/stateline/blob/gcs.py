@@ -19,11 +19,11 @@ empty file has no source, so a publication of it that comes very late creates it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import requests
 import urllib3
@@ -268,13 +268,8 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         return {_ROOT: f"/{self._prefix}"}
 
     def _entropy_folders(self, container: str) -> Sequence[str]:
-        folders: set[str] = set()
-        listing = self._client.list_blobs(container, prefix=STAGING_PREFIX, delimiter="/", **self._patience())
-        pages = iter(listing.pages)
-        place = url_of(container, STAGING_PREFIX)
-        while (page := self._reading("list", "", lambda: next(pages, None), place)) is not None:
-            folders.update(page.prefixes)
-        return sorted(folder for folder in folders if is_entropy_folder(folder))
+        pages = self._pages(container, STAGING_PREFIX, delimiter="/")
+        return sorted(folder for page in pages for folder in page.folders if is_entropy_folder(folder))
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -327,29 +322,46 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
 
     def _list_keys(self, container: str, prefix: str, *, marked: bool = False) -> Iterator[ObjectInfo]:
         """Objects of a bucket by key; with ``marked`` only pieces that this root staged."""
+        for page in self._pages(container, prefix):
+            for info, root in page.objects:
+                if not marked or root == f"/{self._prefix}":
+                    yield info
+
+    def _pages(self, container: str, prefix: str, **extent: str) -> Iterator[_Page]:
+        token: str | None = None
+        while True:
+            page = self._reading(
+                "list", "", partial(self._page, container, prefix, token, extent), url_of(container, prefix)
+            )
+            yield page
+            token = page.following
+            if token is None:
+                return
+
+    def _page(self, container: str, prefix: str, token: str | None, extent: Mapping[str, str]) -> _Page:
+        """One page, of a listing of its own: after an error, the iterator of the SDK ends as if it were complete."""
         listing = self._client.list_blobs(
-            container, prefix=prefix, page_size=self._settings.page_size, **self._patience()
+            container,
+            prefix=prefix,
+            page_size=self._settings.page_size,
+            page_token=token,
+            **extent,
+            **self._patience(),
         )
-        pages = iter(listing.pages)
-        place = url_of(container, prefix)
-        while (page := self._reading("list", "", lambda: next(pages, None), place)) is not None:
-            for blob in page:
-                if not marked or (blob.metadata or {}).get(_ROOT) == f"/{self._prefix}":
-                    yield object_info(blob)
+        page = next(listing.pages)
+        objects = [(object_info(blob), (blob.metadata or {}).get(_ROOT)) for blob in page]
+        return _Page(objects, page.prefixes, listing.next_page_token)
 
     def _delete(self, objects: Sequence[tuple[str, str, str]]) -> None:
         with self._telling("delete", ""):
             self._each(lambda place: self._delete_one(*place), objects)
 
     def _delete_one(self, container: str, key: str, version: str) -> None:
-        try:
-            with self._asking():
-                pin = {"if_generation_match": int(version)} if version else {}
-                self._blob(container, key).delete(**pin, **self._patience())
-        except Refusal as refusal:
-            # Gone, or replaced by something that is not ours to delete.
-            if refusal.answer not in (Answer.ABSENT, Answer.TAKEN):
-                raise
+        pin = {"if_generation_match": int(version)} if version else {}
+        # It may be gone, or replaced by something that is not ours to delete.
+        self._if_there(
+            lambda: self._blob(container, key).delete(**pin, **self._patience()), Answer.ABSENT, Answer.TAKEN
+        )
 
     def _blob(self, container: str, key: str, version: str = "") -> Any:
         bucket = self._client.bucket(container)
@@ -418,6 +430,14 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         if isinstance(error, requests.RequestException | ConnectionError | TimeoutError):
             return Answer.SILENT
         return None
+
+
+class _Page(NamedTuple):
+    """A page of a listing: its objects with the roots that staged them, its folders, and where the next one begins."""
+
+    objects: Sequence[tuple[ObjectInfo, str | None]]
+    folders: Collection[str]
+    following: str | None
 
 
 def _metadata(ours: Fingerprint) -> dict[str, str]:
