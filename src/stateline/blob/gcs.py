@@ -19,11 +19,11 @@ empty file has no source, so a publication of it that comes very late creates it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import requests
 import urllib3
@@ -45,7 +45,7 @@ from stateline.blob.cloud_settings import CloudSettings, parse_endpoint
 from stateline.blob.gcs_compose import Step, compose_steps
 from stateline.blob.gcs_names import check_staged, is_entropy_folder, staging_key
 from stateline.blob.gcs_replies import NONCE, encoded_checksum, object_info, part_of, text_of, url_of
-from stateline.blob.names import STAGING_PREFIX, check_prefix
+from stateline.blob.names import STAGING_PREFIX
 from stateline.blob.outcome import Fingerprint, PieceError, parts_missing
 from stateline.errors import CorruptDataError, InternalError, InvalidInputError, StatelineError
 from stateline.handles import Part
@@ -92,13 +92,6 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
     def head(self, name: str) -> ObjectInfo:
         return replace(self._head_key(self._container, self._key(name)), name=name, container="")
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        check_prefix(prefix)
-        for found in self._list_keys(self._container, self._folder + prefix):
-            name = self._name_of(found.name)
-            if name is not None:
-                yield replace(found, name=name, container="")
-
     def delete(self, names: Iterable[str]) -> None:
         self._delete([(self._container, self._key(name), "") for name in checked_names(names)])
 
@@ -121,8 +114,13 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
     def list_staged(self) -> Iterator[ObjectInfo]:
         """Pieces that this root staged. Names are those in :attr:`ObjectInfo.container`, not below the root."""
         for container in sorted({self._container, self._settings.temporary_bucket} - {""}):
-            for folder in (STAGING_PREFIX, *self._entropy_folders(container)):
-                yield from self._list_keys(container, folder + self._own, marked=True)
+            folders = self._pages(partial(self._page_of_folders, container), "", url_of(container, STAGING_PREFIX))
+            for folder in (STAGING_PREFIX, *sorted({folder for page in folders for folder in page})):
+                prefix = folder + self._own
+                for page in self._pages(
+                    partial(self._page_of_pieces, container, prefix), "", url_of(container, prefix)
+                ):
+                    yield from page
 
     def staged_part(self, container: str, name: str) -> Part:
         """The part for a staged object that another program made, with its length, checksum and generation.
@@ -267,10 +265,6 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         """Metadata that tells our pieces from those of a store with another root."""
         return {_ROOT: f"/{self._prefix}"}
 
-    def _entropy_folders(self, container: str) -> Sequence[str]:
-        pages = self._pages(container, STAGING_PREFIX, delimiter="/")
-        return sorted(folder for page in pages for folder in page.folders if is_entropy_folder(folder))
-
     # -- requests -------------------------------------------------------------------------------------------------
 
     def _send(
@@ -320,26 +314,23 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
             "head", "", lambda: (blob.reload(**self._patience()), object_info(blob))[1], url_of(container, key)
         )
 
-    def _list_keys(self, container: str, prefix: str, *, marked: bool = False) -> Iterator[ObjectInfo]:
-        """Objects of a bucket by key; with ``marked`` only pieces that this root staged."""
-        for page in self._pages(container, prefix):
-            for info, root in page.objects:
-                if not marked or root == f"/{self._prefix}":
-                    yield info
+    def _page(self, prefix: str, token: str | None) -> tuple[Sequence[ObjectInfo], str | None]:
+        page, following = self._blobs(self._container, prefix, token)
+        return [object_info(blob) for blob in page], following
 
-    def _pages(self, container: str, prefix: str, **extent: str) -> Iterator[_Page]:
-        token: str | None = None
-        while True:
-            page = self._reading(
-                "list", "", partial(self._page, container, prefix, token, extent), url_of(container, prefix)
-            )
-            yield page
-            token = page.following
-            if token is None:
-                return
+    def _page_of_pieces(
+        self, container: str, prefix: str, token: str | None
+    ) -> tuple[Sequence[ObjectInfo], str | None]:
+        """Pieces that this root staged."""
+        page, following = self._blobs(container, prefix, token)
+        ours = f"/{self._prefix}"
+        return [object_info(blob) for blob in page if (blob.metadata or {}).get(_ROOT) == ours], following
 
-    def _page(self, container: str, prefix: str, token: str | None, extent: Mapping[str, str]) -> _Page:
-        """One page, of a listing of its own: after an error, the iterator of the SDK ends as if it were complete."""
+    def _page_of_folders(self, container: str, token: str | None) -> tuple[Sequence[str], str | None]:
+        page, following = self._blobs(container, STAGING_PREFIX, token, delimiter="/")
+        return [folder for folder in page.prefixes if is_entropy_folder(folder)], following
+
+    def _blobs(self, container: str, prefix: str, token: str | None, **extent: str) -> tuple[Any, str | None]:
         listing = self._client.list_blobs(
             container,
             prefix=prefix,
@@ -348,9 +339,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
             **extent,
             **self._patience(),
         )
-        page = next(listing.pages)
-        objects = [(object_info(blob), (blob.metadata or {}).get(_ROOT)) for blob in page]
-        return _Page(objects, page.prefixes, listing.next_page_token)
+        return next(listing.pages), listing.next_page_token
 
     def _delete(self, objects: Sequence[tuple[str, str, str]]) -> None:
         with self._telling("delete", ""):
@@ -430,14 +419,6 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         if isinstance(error, requests.RequestException | ConnectionError | TimeoutError):
             return Answer.SILENT
         return None
-
-
-class _Page(NamedTuple):
-    """A page of a listing: its objects with the roots that staged them, its folders, and where the next one begins."""
-
-    objects: Sequence[tuple[ObjectInfo, str | None]]
-    folders: Collection[str]
-    following: str | None
 
 
 def _metadata(ours: Fingerprint) -> dict[str, str]:
