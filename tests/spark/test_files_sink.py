@@ -329,7 +329,7 @@ def test_records_that_readers_would_find_are_refused(spark, place, options):
 
 
 def test_an_option_in_two_spellings_is_refused(spark, place):
-    with pytest.raises(AnalysisException, match="partition_by: it is given twice, in two spellings"):
+    with pytest.raises(AnalysisException, match="partition_by: must be given once, got it in two spellings"):
         spark.range(3).write.format("stateline_files").mode("append").options(partitionBy="a", partition_by="b").save(
             str(place / "out")
         )

@@ -31,14 +31,14 @@ Life of a large object, written by one process and published by another::
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from stateline.blob.names import STAGING_PREFIX, is_staged_name
+from stateline.environment import Closable
 from stateline.errors import ClosedError
 from stateline.handles import Part
 
@@ -71,7 +71,7 @@ class ObjectInfo:
     container: str = ""
 
 
-class BlobStore(ABC):
+class BlobStore(Closable):
     """A store, with the promises of :mod:`stateline.blob.api`.
 
     Every method may raise, besides what it lists: :class:`InvalidInputError` (a name that is not one),
@@ -262,14 +262,6 @@ class BlobStore(ABC):
         Whoever opens a store closes it: what is only given a store leaves it open. A store that is forgotten gives
         everything back, too, when it is collected.
         """
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def closed_store(url: str) -> ClosedError:

@@ -28,8 +28,7 @@ from stateline.errors import (
     UnavailableError,
 )
 from stateline.handles import Part
-from stateline.testing.faults import Fault, FaultKind, FaultPlan
-from stateline.testing.scheduler import ActorKilled
+from stateline.testing.faults import ActorKilled, Fault, FaultKind, FaultPlan
 from stateline.testing.seeds import Dice
 
 __all__ = ["FaultyStore", "ResolvingStore", "StoreHistory"]
