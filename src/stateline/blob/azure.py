@@ -119,7 +119,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         return Part(name=self._stage_object(data).name, length=len(data), crc32c=crc32c(data))
 
     def read_staged(self, part: Part) -> bytes | None:
-        """See :meth:`BlobStore.read_staged`. Blocks cannot be read before they are published."""
+        """The bytes of a piece that is a blob. A block cannot be read before it is published."""
         if is_block(part):
             self._check_open()
             return None

@@ -8,7 +8,8 @@ Facts:
   is there (:meth:`CloudStore._created`), and length, CRC32C and nonce decide.
 - A request without an answer may still be under way and land later. If nothing is there yet, the outcome stays unknown.
 - What the SDK says at the end is the answer to its last try. Where an earlier try had none, a refusal proves nothing:
-  each backend tells of such tries (``tries``), and the outcome of a change is then unknown.
+  each store tells of such tries (:func:`~stateline.blob.answers.try_unanswered`), and the outcome of a change is then
+  unknown.
 - SDK clients hold sockets and locks that do not survive ``fork`` or pickling: each process builds its own.
 """
 

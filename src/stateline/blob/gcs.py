@@ -291,7 +291,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
     def _put(self, name: str, data: bytes, ours: Fingerprint) -> ObjectInfo:
         return replace(self._send(self._container, self._key(name), data, ours, {}), name=name, container="")
 
-    def _read(self, key: str, bounds: tuple[int, int] | None = None, **pin: str) -> bytes:  # noqa: ARG002 - has none
+    def _read(self, key: str, bounds: tuple[int, int] | None = None, **pin: str) -> bytes:  # noqa: ARG002 - nothing pins
         if bounds is None:
             return self._download(self._container, key)
         data: bytes = self._blob(self._container, key).download_as_bytes(
