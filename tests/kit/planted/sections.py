@@ -305,10 +305,6 @@ def _believed(buffer: Any, handle: RunHandle) -> None:
     """Proves nothing."""
 
 
-def _slice_believed(buffer: Any, handle: RunHandle, index: Any, batches: range) -> None:
-    """Proves nothing."""
-
-
 def _first_copy_alone(self: SectionReader, section: Any, read: Any, *, part: Any = None, read_part: Any = None) -> Any:
     if section.is_inline or self._cache is None:
         return _near(self, section, read, part=part, read_part=read_part)
@@ -333,15 +329,6 @@ _bug(
     run_store_module,
     "check_whole",
     _believed,
-    "single",
-    "sim",
-)
-_bug(
-    "copied_slice_is_believed",
-    "a slice of a run on a host is taken without a look at the checksums of its record batches",
-    run_store_module,
-    "check_slice",
-    _slice_believed,
     "single",
     "sim",
 )
