@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from state_kit import ALL, MAX_PARALLELISM, StoredRuns, collide, run_of
 
@@ -141,8 +141,9 @@ def test_sums_of_exact_numbers_are_exact(column: str, data: st.DataObject) -> No
 @settings(max_examples=20, deadline=None)
 def test_sums_and_means_of_doubles(column: str, data: st.DataObject) -> None:
     batches = data.draw(batches_of(column))
-    values = [value for batch in batches for row in batch if (value := row[column]) is not None]
-    assume(not any(1e15 < abs(value) < math.inf for value in values))  # Else the order of addition shows, as in Spark.
+    for row in (row for batch in batches for row in batch):
+        if row[column] is not None and 1e15 < abs(row[column]) < math.inf:
+            row[column] = None  # Cancellation makes the order of addition visible, here as in Spark.
     assert_equals_model(column, batches, agg.sum(column), lambda values: float(sum(values)) if values else None)
     assert_equals_model(column, batches, agg.mean(column), lambda values: sum(values) / len(values) if values else None)
 
