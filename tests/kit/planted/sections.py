@@ -336,12 +336,3 @@ _bug(
     "single",
     "sim",
 )
-_bug(
-    "copied_slice_is_believed",
-    "a slice of a run on a host is taken without a look at the checksums of its record batches",
-    run_store_module,
-    "check_slice",
-    _slice_believed,
-    "single",
-    "sim",
-)
