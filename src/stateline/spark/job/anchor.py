@@ -20,12 +20,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, functions
 
 __all__ = ["Anchor", "hosts_of_subtasks", "values_of_partitions"]
 
@@ -62,8 +60,6 @@ class Anchor:
             rows: Of the same columns in all batches, but for those that come with initial state.
             subtask: Text of the expression.
         """
-        from pyspark.sql import functions  # noqa: PLC0415 - this module must load without pyspark
-
         if self._zips and self._settled(rows.sparkSession):
             hashed = functions.expr(f"{self._values}[{subtask}]")
             anchor = self._anchor_of(rows, hashed)

@@ -14,10 +14,9 @@ ones need the limit of bytes back, or memory: see decision 0013.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession
 
 __all__ = ["ARROW_BATCH_SETTINGS", "set_arrow_batches"]
 
