@@ -105,9 +105,10 @@ class BlobStore(ABC):
             OutcomeUnknownError: The answer was lost and reading back failed.
         """
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
         """As :meth:`put_if_absent` of the concatenation of ``pieces``, which some backends write without joining them.
 
+        ``read_soon`` says that this host will read the object within seconds, so that its page cache should have it.
         The returned info need not have a checksum: whoever makes large objects has checksums of its own inside.
         """
         return self.put_if_absent(name, b"".join(pieces))

@@ -110,10 +110,10 @@ class InstrumentedStore(StoreDecorator):
         self._count("put_if_absent", written=len(data))
         return self.inner.put_if_absent(name, data)
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
         """See :meth:`BlobStore.put_all_if_absent`; counted as ``put_if_absent``."""
         self._count("put_if_absent", written=sum(map(len, pieces)))
-        return self.inner.put_all_if_absent(name, pieces)
+        return self.inner.put_all_if_absent(name, pieces, read_soon=read_soon)
 
     def get(self, name: str) -> bytes:
         self._count("get")
