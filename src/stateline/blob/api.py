@@ -105,7 +105,7 @@ class BlobStore(ABC):
             OutcomeUnknownError: The answer was lost and reading back failed.
         """
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:  # noqa: ARG002
         """As :meth:`put_if_absent` of the concatenation of ``pieces``, which some backends write without joining them.
 
         ``read_soon`` says that this host will read the object within seconds, so that its page cache should have it.

@@ -324,7 +324,7 @@ def test_rows_out_of_order_are_refused() -> None:
     rows = changes(LONGS, {1: [1], 2: [2], 3: [3]})
     shuffled = rows.take(np.array([1, 0, 2]))
     run = Run([], ALL, MAX_PARALLELISM)
-    run.batches = (shuffled,)
+    run.batches, run._span = (shuffled,), (0, 3)
     encoded = encode_run(run, LONGS, MAX_PARALLELISM)
     with pytest.raises(CorruptDataError, match=r"not sorted|not the one"):
         opened(encoded.data, handle_of(encoded))
