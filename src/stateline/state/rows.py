@@ -1,12 +1,9 @@
 """State in memory: rows sorted by the hash of their key, and runs of them.
 
-Owns the shape that search, merge and the writer share. Does not own bytes (``run``) nor stores (``run_store``).
-
 Invariants:
 - Rows ascend by unsigned hash; each key occurs once in a run.
 - The batches of a run are not empty, ascend, and never split rows of one hash.
-- A run in memory holds only rows within its key groups, whatever else its object holds: what a subtask does not own was
-  sliced off, without a copy, when the run was opened.
+- A run shows only rows within its key groups, whatever else its object holds.
 """
 
 from __future__ import annotations

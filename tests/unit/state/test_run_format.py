@@ -335,7 +335,7 @@ def test_an_arrow_file_of_another_kind_is_refused() -> None:
     with pa.ipc.new_file(sink, pa.schema([("k", pa.int64())])) as writer:
         writer.write_table(pa.table({"k": [1]}))
     data = sink.getvalue().to_pybytes()
-    with pytest.raises(CorruptDataError, match="no run"):
+    with pytest.raises(CorruptDataError, match="not a run"):
         opened(data, forged(data, handle_of(encode_run(many(1), LONGS, MAX_PARALLELISM))))
 
 
