@@ -160,7 +160,7 @@ class _Instead(StoreDecorator):
         super().__init__(inner)
         self._instead = instead
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
         made: ObjectInfo = self._instead(name, b"".join(pieces))
         return made
 
