@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from stateline.environment import Environment
-from stateline.files.formats import Sink
+from stateline.files.formats.format import Sink
 
 __all__ = ["BackgroundSink"]
 

@@ -1,7 +1,4 @@
-"""Rows that wait, for their file to roll or for their delivery: sections of a segment, each an Arrow IPC stream.
-
-Owns the bytes of such sections. Does not own segments (``stateline.changelog.segment``), nor who waits for what.
-"""
+"""Rows that wait for their file to roll, or for their delivery: sections of a segment, each an Arrow IPC stream."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from stateline.changelog.section_reader import SectionReader
 from stateline.changelog.segment import Section, SectionKind
 from stateline.changelog.segment_writer import SegmentWriter
 from stateline.errors import CorruptDataError, DataLossError, NotFoundError
-from stateline.files.formats import SinkFile
+from stateline.files.formats.format import SinkFile
 from stateline.handles import RowsHandle, SectionHandle
 
 __all__ = ["add_rows", "decode_rows", "encoded_rows", "load_rows", "load_short_rows"]

@@ -69,10 +69,11 @@ def check_columns(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[s
                 raise _refused(operator, f"column {path!r} is called {spellings[path.lower()]!r} there")
             if not _reads(text, stored.get(path, text)):
                 raise _refused(operator, f"column {path!r} has the type {stored[path]} there, and {text} now")
-        if operator.output is not None and operator.output.format == "csv":
+        if operator.output is not None and operator.output.form.by_position:
             (old, new) = ([path for path in columns if "." not in path] for columns in (stored, wanted))
             if any(left != right for left, right in zip(old, new, strict=False)):
-                raise _refused(operator, f"the columns are {old} there, and {new} now: CSV tells them by position")
+                reason = f"the columns are {old} there, and {new} now: readers find them by position"
+                raise _refused(operator, reason)
 
 
 def check_folders(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str, str]) -> None:
@@ -159,7 +160,9 @@ def _meet(one: FileOutput, other: FileOutput) -> bool:
 def _same_columns(one: OperatorPlan, other: OperatorPlan) -> bool:
     if one.output_columns != other.output_columns:
         return False
-    return one.output is None or one.output.format != "csv" or list(one.output_columns) == list(other.output_columns)
+    return (
+        one.output is None or not one.output.form.by_position or list(one.output_columns) == list(other.output_columns)
+    )
 
 
 def _described(operator: OperatorPlan) -> list[str]:

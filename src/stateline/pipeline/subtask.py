@@ -25,7 +25,7 @@ from stateline.changelog.segment_writer import Placement, Segments, SegmentWrite
 from stateline.checkpoint import SubtaskState
 from stateline.environment import Environment
 from stateline.errors import ErrorKind, InternalError, InvalidInputError
-from stateline.files import FileOutput, FilesResult, FileWriter
+from stateline.files import FileOutput, FilesContext, FilesResult, FileWriter
 from stateline.files.nulls import broken_promise
 from stateline.files.pending import add_rows
 from stateline.handles import RowsHandle
@@ -313,20 +313,18 @@ def _write_output(
         return FilesResult()
     if context.output is None:
         raise InternalError("the operator writes files, but no store is open", subject=task.operator)
-    writer = FileWriter(
-        output,
-        context.segments,
-        segment,
-        context.output,
-        schema,
-        open_files=task.open_files,
-        subtask=task.subtask,
+    files = FilesContext(
+        output=output,
+        schema=schema,
+        store=context.output,
+        segments=context.segments,
         now=task.now,
-        environment=context.environment,
+        subtask=task.subtask,
     )
+    writer = FileWriter(files, task.open_files)
     if rows is not None:
         writer.write(rows)
-    return writer.finish()
+    return writer.finish(segment)
 
 
 def _delivered(segment: SegmentWriter, task: SubtaskTask, rows: pa.Table | None) -> RowsHandle | None:

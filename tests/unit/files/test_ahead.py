@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from stateline.blob import BlobStore, open_store
+from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import Environment, SystemExecutors, system_environment
 from stateline.errors import DataLossError
-from stateline.files import EncodingAhead, FileOutput, RollingPolicy
-from stateline.files.ahead import BegunFile
-from stateline.files.row_groups import first_full_group, row_groups
+from stateline.files import EncodingAhead, FileOutput, FilesResult, RollingPolicy
+from stateline.files.encoding import PartialFile, first_full_group, row_groups
 from stateline.handles import OpenFile, RowsHandle
-from stateline.pipeline.files_decision import FilesDecision, TaskFiles, files_plan
+from stateline.pipeline.files_decision import FilesDecision, files_plan
 
 SCHEMA = pa.schema([("x", pa.int64())])
 ROWS = 40_000
@@ -74,7 +74,7 @@ class Stream:
     def run(self, ahead: EncodingAhead | None, *, tasks: Sequence[int] = (ROWS,)) -> Sequence[OpenFile]:
         """One batch, of tasks with so many rows; returns the files that are open then."""
         decision, start = self.decision(ahead), self.batch * 1_000_000
-        made: list[TaskFiles] = []
+        made: list[FilesResult] = []
         for rows in tasks:
             made.append(decision.stage([pa.record_batch({"x": range(start, start + rows)})]))
             start += rows
@@ -93,7 +93,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     real = EncodingAhead.take
 
-    def take(self: EncodingAhead, target: str, output: FileOutput, pending: Sequence[RowsHandle]) -> BegunFile | None:
+    def take(self: EncodingAhead, target: str, output: FileOutput, pending: Sequence[RowsHandle]) -> PartialFile | None:
         begun = real(self, target, output, pending)
         counts.append(len(begun.handles) if begun else 0)
         return begun
@@ -216,7 +216,7 @@ def test_files_that_are_no_longer_open_are_forgotten(tmp_path: Path) -> None:
     stream.run(ahead)
     (file,) = stream.run(ahead)
     store: BlobStore = stream.root
-    ahead.go_on(stream.output, store, [])
+    ahead.go_on(stream.output, Segments(store, system_environment()), [])
     assert ahead.take(file.target, stream.output, file.pending) is None
 
 

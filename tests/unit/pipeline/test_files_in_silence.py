@@ -9,6 +9,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from stateline.blob import open_store
+from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import Environment
 from stateline.errors import FencedError, UnavailableError
@@ -52,7 +53,7 @@ class Stream:
         return self.decision.roll(query_id=query_id, run_id=run_id, quiet_seconds=quiet_seconds)
 
     def finish(self):
-        finish_files = file_finisher(self.root, {"files": (self.output, self.out)}, self.environment)
+        finish_files = file_finisher(Segments(self.root, self.environment), {"files": (self.output, self.out)})
         return self.decision.coordinator().finish(finish_files)
 
     @property
@@ -108,7 +109,7 @@ def test_a_pipeline_in_which_only_files_are_due_runs_no_operator_for_them(tmp_pa
     stream.batch(1)
     coordinator = stream.decision.coordinator()
     coordinator.start()
-    finish_files = file_finisher(stream.root, {"files": (stream.output, stream.out)}, stream.environment)
+    finish_files = file_finisher(Segments(stream.root, stream.environment), {"files": (stream.output, stream.out)})
     assert coordinator.due_at() == 1_060.0
     assert coordinator.act_on_time(pytest.fail, finish_files) is None
     stream.clock.advance(60.0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import DataStreamWriter
 
+from stateline.changelog.segment_writer import Segments
 from stateline.environment import Environment
 from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator
 from stateline.pipeline.driver_stores import DriverStores
@@ -24,6 +25,7 @@ from stateline.pipeline.reporting import BatchReporter
 from stateline.pipeline.upkeep import Upkeep
 from stateline.spark.job.arrow_batches import set_arrow_batches
 from stateline.spark.job.end_listener import listener_of
+from stateline.spark.job.local_copies import host_copies
 from stateline.spark.job.query import BatchFailure, PipelineQuery
 from stateline.spark.job.upstream_state import drain
 
@@ -118,7 +120,7 @@ class PipelineRun:
         """Makes one round without rows; whether the query goes on."""
         if not self._query.isActive:
             return False
-        finish_files = plan_finisher(self._plan, self._stores, self._environment)
+        finish_files = plan_finisher(self._plan, self._stores, self._segments())
         acted = self.coordinator.act_on_time(self._no_rows, finish_files)
         if acted is not None:
             self._reporter(acted)
@@ -134,7 +136,7 @@ class PipelineRun:
         settled = self.coordinator.settle(self._no_rows)
         if settled is not None:
             self._reporter(settled)
-        finish_open_files(self._plan, self._stores, self._environment, self.coordinator, self._make_coordinator)
+        finish_open_files(self._plan, self._stores, self._segments(), self.coordinator, self._make_coordinator)
         self._upkeep.settle()
 
     def _close(self) -> None:
@@ -142,6 +144,10 @@ class PipelineRun:
         self._upkeep.close()
         self._stores.close()
         self._close_job()
+
+    def _segments(self) -> Segments:
+        """Where the rows of open files are."""
+        return Segments(self._stores.root, self._environment, host_copies(self._plan, self._stores.root))
 
     def _no_rows(self) -> DataFrame:
         """Rows of a job that has none. A local relation would be optimised away, and the subtasks would run here.

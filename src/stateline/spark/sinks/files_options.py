@@ -144,9 +144,14 @@ class FilesSinkOptions:
         return cls(**given)
 
     @property
+    def records_url(self) -> str:
+        """Where the roots of all records of this output are."""
+        return self.checkpoint or f"{self.path.rstrip('/')}/.stateline"
+
+    @property
     def root_url(self) -> str:
         """Root of the records of streams into this output."""
-        return f"{self.checkpoint or self.path.rstrip('/') + '/.stateline'}/stream"
+        return f"{self.records_url}/stream"
 
     @property
     def retry_policy(self) -> RetryPolicy:
