@@ -86,7 +86,7 @@ def inspect_segment(store: BlobStore, name: str) -> Inspection:
     problems: list[Problem] = []
     sections: list[FoundSection] = []
     try:
-        for entry in read_directory(store, name):
+        for entry in read_directory(store, name).entries:
             end = entry.offset + entry.length
             data = store.get_range(name, end - entry.head_length, end + entry.padding)
             if any(data[entry.head_length :]):

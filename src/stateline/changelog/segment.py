@@ -64,6 +64,7 @@ __all__ = [
     "MAX_SECTIONS",
     "SECTION_ALIGNMENT",
     "SEGMENT_VERSION",
+    "Directory",
     "DirectoryEntry",
     "EncodedSegment",
     "Section",
@@ -230,7 +231,22 @@ def _numbers(layout: str, values: Sequence[int]) -> tuple[bytes]:
     return (struct.pack(f"<{len(values)}{layout}", *values),)
 
 
-def read_directory(store: BlobStore, name: str) -> tuple[DirectoryEntry, ...]:
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """The directory of a segment, and which bytes of the object it is.
+
+    Attributes:
+        entries: One for each section, in the order of the object.
+        offset: Its first byte; it ends with the object, and so does the trailer.
+        crc32c: CRC32C of all bytes from there on.
+    """
+
+    entries: tuple[DirectoryEntry, ...]
+    offset: int
+    crc32c: int
+
+
+def read_directory(store: BlobStore, name: str) -> Directory:
     """The directory of a segment: one small read of its end, and another one where the directory is long.
 
     Raises:
@@ -260,7 +276,7 @@ def read_directory(store: BlobStore, name: str) -> tuple[DirectoryEntry, ...]:
         position = entry.offset + entry.length + entry.padding
     if position != offset:
         _refuse("the sections of the directory do not fill the segment", name, offset)
-    return entries
+    return Directory(entries, offset, crc32c(end[offset - start :]))
 
 
 def _directory_offset(trailer: bytes, size: int, name: str) -> int:

@@ -138,14 +138,18 @@ def copy_object(source: BlobStore, name: str, extents: Iterable[Extent], target:
 
 
 def _all_extents(store: BlobStore, name: str, size: int, extents: Iterable[Extent]) -> list[Extent]:
-    """What can be checked of an object: of a segment, all its sections, and the zeros between them."""
+    """What can be checked of an object: of a segment every byte, so also the zeros between sections, and the directory.
+
+    The directory is read here and once more with the other bytes: a copy must hold what was checked.
+    """
     expected = sorted(extents)
     for extent in expected:
         _check_within(store, name, extent, size)
     if not name.endswith(SEGMENT_SUFFIX):
         return expected
-    found: list[Extent] = []
-    for entry in read_directory(store, name):
+    directory = read_directory(store, name)
+    found = [Extent(directory.offset, size - directory.offset, directory.crc32c, is_whole=False)]
+    for entry in directory.entries:
         section = Extent(entry.offset, entry.length, entry.crc32c, is_whole=False)
         zeros = bytes(-section.end % SECTION_ALIGNMENT)
         found += [section, Extent(section.end, len(zeros), crc32c(zeros), is_whole=False)]

@@ -7,7 +7,7 @@ Order for each retired checkpoint, oldest first:
 
 1. **Tombstone**: its record is overwritten, atomically, by a tombstone that lists what is to be deleted. From here on
    nobody can restore it, and its slot stays taken. This is the one overwrite in the house;
-   ``docs/decisions/checkpoint-floor.md`` says why it is safe.
+   ``docs/decisions/0026-checkpoint-floor.md`` says why it is safe.
 2. **Delete**, by exact name, what the tombstone lists: what the checkpoint reached and no younger one does.
 3. When every id of a block of slots is retired: the **floor marker** is created, and only then are the tombstones of
    the block deleted.

@@ -62,7 +62,7 @@ def joined(made: EncodedSegment) -> bytes:
 def read(data: bytes) -> tuple[DirectoryEntry, ...]:
     store = memory_store()
     store.put("object", data)
-    return read_directory(store, "object")
+    return read_directory(store, "object").entries
 
 
 def test_each_section_opens_with_pyarrow_alone_at_its_offset() -> None:
@@ -122,7 +122,7 @@ def test_a_directory_is_one_read_and_a_long_one_is_two() -> None:
     for count, reads in ((3, 1), (3000, 2)):
         store = memory_store()
         store.put("object", joined(encode_segment([SECTIONS[2]] * count)))
-        assert len(read_directory(store, "object")) == count
+        assert len(read_directory(store, "object").entries) == count
         assert store.count("get_range") == reads
 
 

@@ -59,7 +59,7 @@ def test_all_sections_of_a_writer_are_one_object(store):
     placed = [placement.of(handle) for handle in handles]
     assert {handle.name for handle in placed} == {info.name for info in store.list("shared/")}
     assert [rows_at(store, handle) for handle in placed] == [list(range(number + 1)) for number in range(5)]
-    found = read_directory(store, placed[0].name)
+    found = read_directory(store, placed[0].name).entries
     assert [(entry.owner, entry.number, entry.offset, entry.length) for entry in found] == [
         (f"owner-{number}", 7, handle.offset, handle.length) for number, handle in enumerate(placed)
     ]
@@ -90,7 +90,11 @@ def test_more_than_a_segment_holds_goes_while_the_next_one_is_filled(store):
     assert len(list(store.list("shared/"))) == 2, "full ones are there already"
     placement = writer.finish()
     placed = [placement.of(handle) for handle in handles]
-    assert [len(read_directory(store, name)) for name in dict.fromkeys(handle.name for handle in placed)] == [2, 2, 1]
+    assert [len(read_directory(store, name).entries) for name in dict.fromkeys(handle.name for handle in placed)] == [
+        2,
+        2,
+        1,
+    ]
     assert [rows_at(store, handle) for handle in placed] == [[number] for number in range(5)]
 
 

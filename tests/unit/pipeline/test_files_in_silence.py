@@ -133,14 +133,14 @@ class Overtaken(FilesDecision):
 
     def __init__(self, stream, *faster):
         inner = stream.decision
-        super().__init__(inner._plan, inner._root, inner._out, ROWS, stream.environment)
+        super().__init__(inner._plan, inner._segments.store, inner._out, ROWS, stream.environment)
         self.faster = list(faster)
 
-    def _writer(self, *arguments):
-        writer = super()._writer(*arguments)
+    def _context(self, now):
+        context = super()._context(now)
         if self.faster:
             self.faster.pop(0)()
-        return writer
+        return context
 
 
 def test_a_commit_that_loses_its_slot_to_a_round_of_its_own_run_goes_on_from_it(tmp_path):

@@ -95,7 +95,7 @@ def test_packed_sections_are_named_by_their_owners(root):
     engine = Engine(program(), SCHEMA, root=root, parallelism=4, inline_bytes=INLINE)
     record = engine.run(rows(0))
     (name,) = set(record.object_names())
-    entries = read_directory(root, name)
+    entries = read_directory(root, name).entries
     assert {(entry.kind, entry.owner) for entry in entries} == {(SectionKind.RUN, "op"), (SectionKind.ROWS, "op")}
     assert {entry.number for entry in entries} == {0}
     assert sorted((entry.offset, entry.length, entry.crc32c) for entry in entries) == sorted(

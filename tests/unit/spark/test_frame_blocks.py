@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from stateline.spark.processor import frame_blocks
 from stateline.spark.processor.frame_blocks import FrameColumns, blocks_are_known, frame_parts
-from stateline.spark.processor.operator import frame_blocks
 
 
 @pytest.fixture(params=["blocks", "public"])

@@ -112,7 +112,7 @@ def test_wrong_arguments_end_with_the_usage(arguments):
 
 
 def test_the_same_seed_gives_the_same_trace_under_any_hash_seed():
-    command = [sys.executable, "-m", "stateline.testing", "sim", "--scenario", "micro_batch_reference"]
+    command = [sys.executable, "-m", "tests.kit", "sim", "--scenario", "micro_batch_reference"]
     digests = set()
     for hash_seed in ("0", "1", "random"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
