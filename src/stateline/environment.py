@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor as PlainPool
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
@@ -259,7 +260,8 @@ def side_by_side(
 ) -> list[R]:
     """``function`` of every item, several at a time on threads called ``name``; the results in order.
 
-    Every call has ended when this returns or raises; of several errors the first in order is raised.
+    Every call has ended when this returns or raises; of several errors the first in order is raised. Where no thread
+    can be started, the caller's own does the work.
     """
     work = list(items)
     if len(work) < 2:
@@ -271,13 +273,15 @@ def side_by_side(
         with monitor:
             monitor.notify_all()
 
+    futures: list[Future[R]] = []
     try:
-        futures = [executor.submit(function, item) for item in work]
+        with suppress(RuntimeError):
+            futures.extend(executor.submit(function, item) for item in work)
         for future in futures:
             future.add_done_callback(wake)
         with monitor:
             monitor.wait_for(lambda: all(future.done() for future in futures))
-        return [future.result() for future in futures]
+        return [future.result() for future in futures] + [function(item) for item in work[len(futures) :]]
     finally:
         executor.close()
 

@@ -1,7 +1,4 @@
-"""Rows that are handed to a function after their checkpoint exists. No Spark in here.
-
-Owns the key under which rows are delivered. Does not own the rows (``files.pending``), when they are delivered
-(``coordinator``), nor the call (``for_each_batch``).
+"""Rows that are handed to a function after their checkpoint exists.
 
 The output rows of a subtask are a section, durable before the record that names it. So whoever comes after a crash
 delivers the same rows under the same key. Retention keeps them as long as the checkpoint.

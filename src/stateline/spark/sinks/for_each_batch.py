@@ -1,8 +1,5 @@
 """``PipelineStage.for_each_batch``: the output of each checkpoint, handed to a function of the user's own.
 
-Owns the call and the DataFrame it gets. Does not own when it happens (``coordinator``), nor what is delivered
-(``delivery``).
-
 Guarantees:
 
 - **At least once, after the checkpoint is durable.** The function is never called for rows that do not count.
