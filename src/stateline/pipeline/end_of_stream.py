@@ -15,12 +15,12 @@ from stateline.changelog.host_cache import HostCache
 from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.environment import Environment, side_by_side
-from stateline.errors import FencedError, InternalError, InvalidInputError
+from stateline.errors import FencedError, InternalError
 from stateline.files import FileOutput, encode_file
 from stateline.files.pending import load_rows
 from stateline.handles import FinishedFile, OpenFile
 from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator, SubtaskResult, SubtaskTask
-from stateline.pipeline.delivery import Delivery
+from stateline.pipeline.delivery import Delivery, rows_without_function
 from stateline.pipeline.driver_stores import DriverStores
 from stateline.pipeline.open_files import FinishFiles
 from stateline.pipeline.plan import OperatorPlan, PipelinePlan
@@ -149,12 +149,7 @@ def _no_subtasks(batch: Batch[None], tasks: Sequence[SubtaskTask]) -> list[Subta
 
 
 def _refuse(delivery: Delivery) -> None:
-    raise InvalidInputError(
-        "the newest checkpoint has rows that wait for their function",
-        operation="finish_files",
-        subject=f"operator {delivery.key.operator}",
-        hint="Start the program with .for_each_batch(fn) once more, so that they are delivered",
-    )
+    raise rows_without_function(delivery, "finish_files")
 
 
 def plan_finisher(plan: PipelinePlan, stores: DriverStores, segments: Segments) -> FinishFiles:

@@ -9,7 +9,7 @@ Rules:
 - Columns of CSV may only be added or left out at the end, because readers find them by position.
 - The columns that become folders stay, in their order, whatever the format. Spark takes folders for the table: where
   some tell a column, it reads no file above them, without a word; where they tell different ones, it reads nothing.
-- The zone whose clock names folders of timestamps stays: the name tells no zone, so readers could not tell the two apart.
+- The zone whose clock names folders of timestamps stays: the name tells no zone, so readers could not tell them apart.
 - Operators of one pipeline that write into one folder, or one below that of the other, write the same columns: whoever
   reads the folder reads the rows of both.
 
