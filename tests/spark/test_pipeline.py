@@ -413,7 +413,7 @@ def test_a_changed_program_is_refused_with_both_definitions(place):
     place.add(0, 20)
     place.run()
     other = place.keyed().aggregate(n=count(), total=sum("id")).state_only()
-    with pytest.raises(InvalidInputError, match=r"'total' changed its meaning.*sum\(value\).*sum\(id\)"):
+    with pytest.raises(InvalidInputError, match=r"'total' cannot change its meaning.*sum\(value\).*sum\(id\)"):
         place.run(other)
     with pytest.raises(InvalidInputError, match="max_parallelism"):
         place.run(max_parallelism=64)

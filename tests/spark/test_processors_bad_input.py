@@ -360,10 +360,10 @@ def test_state_of_other_variables_or_types_than_those_stored_is_refused_at_the_s
             self.value = handle.getValueState("value", "n string, t timestamp")
 
     for processor, message in (
-        (Other(), r"stored: .*value\(n:bigint,t:timestamp\); wanted: .*value\(n:string,t:timestamp\)"),
+        (Other(), r"stored: .*value\(n:bigint,t:timestamp\); got: .*value\(n:string,t:timestamp\)"),
         (
             Does(declare=lambda handle: handle.getListState("more", "n long")),
-            r"has \['op'\], the program asks for \['op/state.more', 'op/state.value'\]",
+            r"expected \['op'\] as in the checkpoint, got \['op/state.more', 'op/state.value'\]",
         ),
     ):
         program = bench(processor).program

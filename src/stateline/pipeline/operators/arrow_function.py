@@ -4,7 +4,7 @@ Owns the contract of that function and the check of everything it returns. Does 
 
 The contract::
 
-    def fn(events, state):                      # or fn(events, state, moment)
+    def fn(events, state):                      # or fn(events, state, context)
         ...
         return output, new_state                # or output, new_state, deleted
 
@@ -12,7 +12,7 @@ The contract::
   ``state`` is that of the event's key.
 - ``state``: one row for each key of the events: the key columns, then the columns of the state schema. All of these are
   null for a key without state.
-- ``moment``: a :class:`stateline.pipeline.subtask.BatchMoment`.
+- ``context``: a :class:`stateline.pipeline.operators.api.BatchContext`.
 - ``output``: rows of the output schema, any number; ``None`` for none.
 - ``new_state``: rows as in ``state``, of keys that are in ``state``, each at most once. They replace what was stored;
   keys that are left out stay as they are. ``None`` to change nothing.
@@ -37,8 +37,9 @@ import pyarrow as pa
 from stateline.errors import ErrorKind, InvalidInputError, StatelineError, UserCodeError
 from stateline.options import check_known, parse_choice
 from stateline.pipeline.event_time import WatermarkPlan
-from stateline.pipeline.subtask import HASH_COLUMN, BatchMoment, Processed
-from stateline.state.columns import Rows, contiguous, fixed_words
+from stateline.pipeline.late_rows import rows_in_time
+from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, OperatorProgram, Processed
+from stateline.state.columns import Rows, contiguous
 from stateline.state.keys import Groups, KeyRows, group_rows, key_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema, is_kept_alike
@@ -59,11 +60,11 @@ ArrowFunction: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class ArrowFunctionProgram:
-    """One function over one keyed stream; see :class:`stateline.pipeline.subtask.OperatorProgram`."""
+class ArrowFunctionProgram(OperatorProgram):
+    """A user's function over one keyed stream."""
 
     _function: ArrowFunction
-    _takes_moment: bool
+    _takes_context: bool
     _state: StateSchema
     _output: pa.Schema
     _columns: tuple[str, ...]
@@ -103,7 +104,7 @@ class ArrowFunctionProgram:
         state = StateSchema(pa.schema([schema.field(key) for key in keys]), state_schema.remove_metadata())
         return cls(
             function,
-            _takes_moment(function),
+            _takes_context(function),
             state.with_defaults(state_defaults or {}),
             output_schema.remove_metadata(),
             tuple(dict.fromkeys([*keys, *read])),
@@ -142,14 +143,14 @@ class ArrowFunctionProgram:
         return self._output
 
     def process(
-        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], moment: BatchMoment
+        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], context: BatchContext
     ) -> Processed:
         """Calls the function with the events and the state of their keys, and checks what comes back."""
         received = list(batches)
         rows = pa.Table.from_batches(received) if received else None
         if rows is None or rows.num_rows == 0:
             return Processed(changes={})
-        events = self._in_time(rows, moment)
+        events = self._in_time(rows, context)
         metrics = {"rows": rows.num_rows, "rows_late": rows.num_rows - events.num_rows, "keys": 0}
         if events.num_rows == 0:
             return Processed(changes={}, metrics=metrics)
@@ -159,32 +160,26 @@ class ArrowFunctionProgram:
         metrics["keys"] = len(groups)
         found = table.probe(groups.keys)
         state = pa.table([*groups.keys.columns, *found.values], schema=self._state.row)
-        output, new_state, deleted = self._call(self._indexed(events, groups), state, moment)
+        output, new_state, deleted = self._call(self._indexed(events, groups), state, context)
         changes = self._changes(groups.keys, new_state, deleted)
         return Processed(
             changes={} if changes is None else {_TABLE: changes}, output=self._checked_output(output), metrics=metrics
         )
 
-    def _in_time(self, rows: pa.Table, moment: BatchMoment) -> pa.Table:
-        """The rows whose time is after the watermark of the batch before. Rows without a time are never late."""
-        if self._watermark is None or moment.late_watermark_us is None:
+    def _in_time(self, rows: pa.Table, context: BatchContext) -> pa.Table:
+        """The rows that are not late."""
+        if self._watermark is None:
             return rows
-        times = contiguous(rows.column(self._watermark.column))
-        words = fixed_words(times)
-        if words is None:
-            return rows
-        in_time = words.view(np.int64) > moment.late_watermark_us
-        if times.null_count:
-            in_time |= times.is_null().to_numpy(zero_copy_only=False)
-        return rows if in_time.all() else rows.filter(pa.array(in_time))
+        kept = rows_in_time(rows, self._watermark.column, context.late_watermark_us)
+        return rows if kept is None else rows.filter(pa.array(kept))
 
     def _indexed(self, events: pa.Table, groups: Groups) -> pa.Table:
         index = np.empty(events.num_rows, dtype=np.int64)
         index[groups.order] = groups.index()
         return events.select(list(self._columns)).append_column(KEY_INDEX, pa.array(index))
 
-    def _call(self, events: pa.Table, state: pa.Table, moment: BatchMoment) -> tuple[Any, Any, Any]:
-        arguments = (events, state, moment) if self._takes_moment else (events, state)
+    def _call(self, events: pa.Table, state: pa.Table, context: BatchContext) -> tuple[Any, Any, Any]:
+        arguments = (events, state, context) if self._takes_context else (events, state)
         try:
             returned = self._function(*arguments)
         except StatelineError:
@@ -280,8 +275,8 @@ class ArrowFunctionProgram:
         )
 
 
-def _takes_moment(function: ArrowFunction) -> bool:
-    """Whether a function takes the moment of the batch too.
+def _takes_context(function: ArrowFunction) -> bool:
+    """Whether a function also takes the context of the batch.
 
     Raises:
         InvalidInputError: It takes neither two nor three arguments.
@@ -299,7 +294,7 @@ def _takes_moment(function: ArrowFunction) -> bool:
             continue
         return count == 3
     raise InvalidInputError(
-        f"fn(events, state) or fn(events, state, moment) was expected, {_name(function)}{signature} came",
+        f"fn(events, state) or fn(events, state, context) was expected, {_name(function)}{signature} came",
         operation=_OPERATION,
         subject="fn",
         hint="Give it two or three parameters",

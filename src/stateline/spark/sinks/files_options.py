@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from stateline.blob.urls import absolute_url
 from stateline.changelog.upload_table import RetryPolicy
@@ -63,7 +64,7 @@ class FilesSinkOptions(DataSourceOptions):
     )
     idle_seconds: str | None = setting(None, _text, help="time without rows after which a file is finished")
     every_checkpoint: bool = setting(False, parse_bool, help="finish every file with its micro-batch")
-    finish: Finish = setting(
+    finish: Literal["available_now", "stop", "never"] = setting(
         "available_now", _finish, help="when open files are finished: available_now, stop or never"
     )
     checkpoint: str = setting("", _text, help="root URL of the sink's records; `.stateline` below the output if empty")
