@@ -15,8 +15,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from stateline.errors import InvalidInputError
-from stateline.files.formats import folder_values
-from stateline.files.partitions import partition_folder
+from stateline.files.partitions import folder_values, partition_folder
 from stateline.spark import Aggregator, KeyedStream, count, first, sum
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot find this module.

@@ -43,7 +43,7 @@ class DriverStores(Closable):
             root=opened(plan.root_url, plan.root_options),
             outputs={
                 operator.name: opened(operator.output.url, operator.output.store_options)
-                for operator in plan.operators
+                for operator in plan.graph.operators
                 if operator.output is not None
             },
         )

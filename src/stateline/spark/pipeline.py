@@ -57,7 +57,7 @@ class Pipeline:
             raise InvalidInputError(
                 "both must have the same root, options and parallelism",
                 operation="alongside",
-                hint="Make them the same",
+                hint="Use the same for both",
             )
         plan = replace(self._plan, graph=self._plan.graph.alongside(other._plan.graph))
         check_shared_folders(plan.graph.operators)

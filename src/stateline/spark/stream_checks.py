@@ -41,7 +41,7 @@ def key_names(key: Any) -> list[str]:
             raise InvalidInputError(
                 f"{name!r:.100} is not a column name",
                 subject="key",
-                hint='Give names, such as "id" or ["id", "day"]',
+                hint='Give names of columns, such as "id" or ["id", "day"]',
             )
     return names
 

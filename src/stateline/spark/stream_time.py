@@ -52,7 +52,7 @@ def stream_watermark(
             raise InvalidInputError(
                 f"expected a column and a delay, got {watermark!r}",
                 subject="watermark",
-                hint='Such as ("at", "1 minute")',
+                hint='Give a pair, such as ("at", "10 minutes")',
             )
         plans.append(WatermarkPlan.of(schema, columns.own(watermark[0]), watermark[1], late_data))
     distinct = sorted(set(plans), key=lambda plan: plan.column)

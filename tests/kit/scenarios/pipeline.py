@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateline.blob.api import BlobStore, Buffer
+from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState
 from stateline.errors import NotFoundError
 from stateline.files import FileOutput, RollingPolicy
@@ -173,8 +174,8 @@ class PipelineSystem(MicroBatchSystem):
 
     def deliver(self, hand_over: Callable[[Delivery], None]) -> None:
         """Has the output handed to a function from here on, in place of files. Called before :meth:`start`."""
-        operators = tuple(replace(operator, output=None, delivers=True) for operator in self._plan.operators)
-        self._plan = replace(self._plan, operators=operators)
+        operators = [replace(operator, output=None, delivers=True) for operator in self._plan.graph.operators]
+        self._plan = replace(self._plan, graph=Graph.of_one_input(operators))
         self.coordinator = self._new_coordinator(hand_over)
 
     def _new_coordinator(self, hand_over: Callable[[Delivery], None] | None = None) -> MicroBatchCoordinator[list[Row]]:
@@ -203,7 +204,8 @@ class PipelineSystem(MicroBatchSystem):
     def finish(self) -> None:
         """Finishes the files that are still open, as the end of a stream does."""
         root, out = self._process.store(self._places.root), self._process.store(self._places.out)
-        self.coordinator.finish(file_finisher(root, {"counts": (self._output, out)}, self._process.environment))
+        segments = Segments(root, self._process.environment)
+        self.coordinator.finish(file_finisher(segments, {"counts": (self._output, out)}))
 
     def run_subtasks(self, batch: Batch[list[Row]], tasks: Sequence[SubtaskInput]) -> list[SubtaskResult]:
         """Runs every subtask in a process of its own, on the rows whose keys it owns, in the order of this attempt."""

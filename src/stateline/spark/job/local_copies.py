@@ -40,7 +40,7 @@ def host_copies(plan: PipelinePlan, root: BlobStore) -> HostCache | None:
     if folder is None:
         return None
     copies = _of_process(folder, plan.local_copies_bytes)
-    outputs = [operator.output.url for operator in plan.operators if operator.output is not None]
+    outputs = [operator.output.url for operator in plan.graph.operators if operator.output is not None]
     local = [LocalStore(split_local_url(url)) for url in outputs if urlsplit(url).scheme in ("", "file")]
     try:
         copies.check_apart(local, "local_copies")
