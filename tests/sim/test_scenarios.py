@@ -2,7 +2,7 @@
 
 import pytest
 
-from stateline.files import FileWriter, folding
+from stateline.files import FileJoiner, folding
 from tests.kit.explore import Setting, fault_pairs, single_faults, zombie_sweep
 from tests.kit.power_failure import power_loss, power_losses
 from tests.kit.scenarios import SCENARIOS
@@ -11,7 +11,7 @@ from tests.kit.simulation import replay, run_seed, simulate
 MEMORY = ["create_race", "store_publish", "micro_batch_reference", "recoverable"]
 LOCAL = ["create_race_local", "store_publish_local", "recoverable_local"]
 WHOLE = ["pipeline", "pipeline_spanning", "sections", "changelog"]
-BESIDE = ["files_sink", "savepoint_claim", "savepoint_copy", "restore", "sweep"]
+BESIDE = ["delivery", "files_sink", "savepoint_claim", "savepoint_copy", "restore", "sweep"]
 LATE = ["create_race_late", "store_publish_late", "pipeline_spanning_late"]
 
 
@@ -107,14 +107,14 @@ def test_the_real_components_hold(name):
 @pytest.mark.parametrize("name", ["pipeline_spanning", "files_sink"])
 def test_rows_that_wait_may_be_joined_at_every_checkpoint(name, monkeypatch):
     """Where files stay open for long, sixteen objects are joined now and then; no scenario is as long as that."""
-    joins, store_again = [], FileWriter._store_again
+    joins, store_again = [], FileJoiner._store_again
 
-    def counted(writer, files, names):
+    def counted(joiner, files, names, segment):
         joins.append(names)
-        store_again(writer, files, names)
+        store_again(joiner, files, names, segment)
 
     monkeypatch.setattr(folding, "_OBJECTS_IN_TIER", 2)
-    monkeypatch.setattr(FileWriter, "_store_again", counted)
+    monkeypatch.setattr(FileJoiner, "_store_again", counted)
     entry = SCENARIOS[name]
     assert holds(single_faults(entry.small(), setting(entry), sample=40)).points > 20
     assert holds(zombie_sweep(entry.small(), setting(entry), sample=30)).points > 10

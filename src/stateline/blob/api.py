@@ -1,14 +1,13 @@
-"""A store of immutable bytes under names: the protocol that every backend keeps.
+"""A store of immutable bytes under names: what every store promises.
 
-Owns the promises. Backends own how. Everything above this layer names an object once, writes it once and never
-changes it.
+Everything above this layer names an object once, writes it once and never changes it.
 
-Promises, for every backend (the suite ``stateline.testing.blob_conformance`` checks them):
+Promises (the suite ``stateline.testing.blob_conformance`` checks them):
 
 - **Whole or not at all.** No reader ever sees part of an object. An object that was acknowledged survives power loss.
 - **Three outcomes.** A call that returns has happened. A call that raises :class:`UnavailableError`,
   :class:`AccessDeniedError`, :class:`StorageFullError` or :class:`TooManyOpenFilesError` has not. A call that raises
-  :class:`OutcomeUnknownError` may have: backends resolve lost answers by reading back (length, CRC32C, nonce) and raise
+  :class:`OutcomeUnknownError` may have: stores resolve lost answers by reading back (length, CRC32C, nonce) and raise
   it only when that failed too.
 - **Create-if-absent has one winner** per name, for as long as the name is not deleted. Never free a name that fences.
 - **Strong consistency.** What was acknowledged is seen by every later ``get``, ``head`` and ``list``, from any
@@ -32,14 +31,14 @@ Life of a large object, written by one process and published by another::
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from stateline.blob.names import STAGING_PREFIX, is_staged_name
+from stateline.environment import Closable
 from stateline.errors import ClosedError
 from stateline.handles import Part
 
@@ -72,12 +71,13 @@ class ObjectInfo:
     container: str = ""
 
 
-class BlobStore(ABC):
-    """See the module docstring for the promises that every method shares.
+class BlobStore(Closable):
+    """A store, with the promises of :mod:`stateline.blob.api`.
 
     Every method may raise, besides what it lists: :class:`InvalidInputError` (a name that is not one),
     :class:`AccessDeniedError`, :class:`UnavailableError`, :class:`StorageFullError`,
-    :class:`TooManyOpenFilesError`, and after :meth:`close` :class:`ClosedError`.
+    :class:`TooManyOpenFilesError`, and after :meth:`close` :class:`ClosedError`. Every method that changes something
+    may raise :class:`OutcomeUnknownError`: the answer was lost, and reading back failed.
     """
 
     @property
@@ -87,11 +87,7 @@ class BlobStore(ABC):
 
     @abstractmethod
     def put(self, name: str, data: Buffer) -> ObjectInfo:
-        """Writes a whole object, replacing any of that name. For names that are unique anyway; idempotent.
-
-        Raises:
-            OutcomeUnknownError: The answer was lost and reading back failed.
-        """
+        """Writes a whole object, replacing any of that name. For names that are unique anyway; idempotent."""
 
     @abstractmethod
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
@@ -102,11 +98,10 @@ class BlobStore(ABC):
 
         Raises:
             AlreadyExistsError: The name holds other bytes.
-            OutcomeUnknownError: The answer was lost and reading back failed.
         """
 
     def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:  # noqa: ARG002
-        """As :meth:`put_if_absent` of the concatenation of ``pieces``, which some backends write without joining them.
+        """As :meth:`put_if_absent` of the concatenation of ``pieces``, which some stores write without joining them.
 
         ``read_soon`` says that this host will read the object within seconds, so that its page cache should have it.
         The returned info need not have a checksum: whoever makes large objects has checksums of its own inside.
@@ -118,7 +113,7 @@ class BlobStore(ABC):
         """All bytes of an object.
 
         Raises:
-            NotFoundError: There is none.
+            NotFoundError: There is no such object.
         """
 
     @abstractmethod
@@ -132,7 +127,7 @@ class BlobStore(ABC):
         """
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Several half-open ranges of one object, in the order asked. Backends may fetch them in parallel."""
+        """Several half-open ranges of one object, in the order asked. They may be fetched in parallel."""
         return [self.get_range(name, start, end) for start, end in ranges]
 
     @abstractmethod
@@ -170,7 +165,6 @@ class BlobStore(ABC):
         Raises:
             NotFoundError: There is no ``source``.
             AlreadyExistsError: ``target`` holds other bytes.
-            OutcomeUnknownError: The answer was lost and reading back failed.
         """
         return self.put_if_absent(target, self.get(source))
 
@@ -224,7 +218,6 @@ class BlobStore(ABC):
             ConflictError: ``target`` holds something else: another length, CRC32C or nonce. It was not touched.
             DataLossError: Neither ``target`` nor all of ``parts`` exist.
             CorruptDataError: A piece or the result is not what the parts say. Nothing was published.
-            OutcomeUnknownError: The answer was lost and reading back failed.
         """
 
     @abstractmethod
@@ -264,17 +257,6 @@ class BlobStore(ABC):
         Whoever opens a store closes it: what is only given a store leaves it open. A store that is forgotten gives
         everything back, too, when it is collected.
         """
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def closed_store(url: str) -> ClosedError:

@@ -1,15 +1,10 @@
-"""The changelog of one job on one host: makes writers and readers, and owns what they share.
-
-Owns the wiring: store, uploader, scheduler, registries, local copies, cache, metrics. Does not own any of their
-behaviour.
-"""
+"""The changelog of one job on one host: makes writers and readers, and owns what they share."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Final, Self
 
 from stateline.blob.api import BlobStore
@@ -24,7 +19,7 @@ from stateline.changelog.scheduler import scheduler_from_options
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.uploader import BlobUploader, DuplicatingUploader, without_encoding_room
 from stateline.changelog.writer import ChangelogWriter
-from stateline.environment import Environment, system_environment
+from stateline.environment import Closable, Environment, system_environment
 from stateline.errors import ClosedError, InvalidInputError
 from stateline.key_groups import KeyGroupRange
 from stateline.options import check_kind, check_known, parse_choice, plain_options
@@ -34,7 +29,7 @@ __all__ = ["ChangelogStorage"]
 _STORAGES: Final = ("blob", "memory")
 
 
-class ChangelogStorage:
+class ChangelogStorage(Closable):
     """Open one per job and process, and close it; it is a context manager. Safe from any thread.
 
     Objects are called ``<job id>/changelog/<uuid>`` below the root of the store.
@@ -141,7 +136,7 @@ class ChangelogStorage:
         if name == "memory":
             url = url or f"memory://changelog-{(environment or system_environment()).ids.new_id()}"
         if not url:
-            raise InvalidInputError("it is required", subject="base_path", hint="Give the URL of the root folder")
+            raise InvalidInputError("is required", subject="base_path", hint="Give the URL of the root folder")
         return cls.open(url, ChangelogSettings.from_options(rest), job_id=job_id, environment=environment)
 
     @property
@@ -170,7 +165,7 @@ class ChangelogStorage:
             )
         if not isinstance(key_group_range, KeyGroupRange):
             raise InvalidInputError(
-                f"{key_group_range!r} is no range of key groups",
+                f"key_group_range must be a KeyGroupRange, got {key_group_range!r}",
                 operation="create_writer",
                 subject=str(operator_id),
                 hint="Take it from range_for_subtask",
@@ -216,17 +211,6 @@ class ChangelogStorage:
                 cache.close()
         if self._closes_store:
             self.store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _make_scheduler(self, uploader: StateChangeUploader | None) -> StateChangeUploadScheduler:
         settings = self.settings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -11,14 +12,14 @@ from msgspec.structs import replace
 
 from stateline.blob import BlobStore, Buffer, ObjectInfo, StoreDecorator
 from stateline.changelog.section_reader import SectionReader
-from stateline.changelog.segment_writer import Placement, Segments
+from stateline.changelog.segment_writer import Placement, Segments, SegmentWriter, segment_name
 from stateline.checkpoint import retention as retention_module
 from stateline.checkpoint.api import Checkpoint, FileState
 from stateline.checkpoint.objects import with_sections
 from stateline.checkpoint.packing import packed
 from stateline.checkpoint.retention import Reach, reach_of
 from stateline.checkpoint.store import CheckpointStore
-from stateline.files.writer import FileWriter
+from stateline.files import FileJoiner
 from stateline.handles import OpenFile, RunHandle, SectionHandle
 from stateline.pipeline import coordinator as coordinator_module
 from stateline.pipeline import subtask as task_module
@@ -80,12 +81,31 @@ def _state_alone(self: Checkpoint) -> Iterator[str]:
     yield from (state.object_name(self.folder) for state in self.states.values() if isinstance(state, FileState))
 
 
+_flush = SegmentWriter._flush
+
+
+def _full_is_dropped(self: SegmentWriter) -> None:
+    if inspect.stack()[1].function != "add":
+        _flush(self)
+        return
+    self._name = segment_name(self.environment.ids)
+    self._sections, self._handles, self._end = [], [], 0
+
+
 _bug(
     "section_at_the_beginning",
     "every handle says that its section begins the segment",
     Placement,
     "of",
     _at_the_beginning,
+    "single",
+)
+_bug(
+    "segment_full_is_dropped",
+    "a segment that is full is dropped in favour of the next one",
+    SegmentWriter,
+    "_flush",
+    _full_is_dropped,
     "single",
 )
 _bug(
@@ -167,10 +187,10 @@ def _publish_first(self: CheckpointStore, checkpoint: Checkpoint) -> Checkpoint:
     return record
 
 
-_adopt = FileWriter._adopt
+_adopt = FileJoiner._adopt
 
 
-def _named_rows_alone(self: FileWriter, file: OpenFile) -> None:
+def _named_rows_alone(self: FileJoiner, file: OpenFile) -> None:
     _adopt(self, replace(file, pending=tuple(rows for rows in file.pending if not rows.is_inline)))
 
 
@@ -214,7 +234,7 @@ _bug(
 _bug(
     "inline_rows_forgotten",
     "who goes on with a file leaves out its rows that are in the record",
-    FileWriter,
+    FileJoiner,
     "_adopt",
     _named_rows_alone,
     "single",
@@ -285,9 +305,13 @@ def _believed(buffer: Any, handle: RunHandle) -> None:
     """Proves nothing."""
 
 
-def _first_copy_alone(self: SectionReader, section: Any, read: Any, *, part: Any = None, read_part: Any = None) -> Any:
+def _slice_believed(buffer: Any, handle: RunHandle, index: Any, batches: range) -> None:
+    """Proves nothing."""
+
+
+def _first_copy_alone(self: SectionReader, section: Any, read: Any, part: Any = None) -> Any:
     if section.is_inline or self._cache is None:
-        return _near(self, section, read, part=part, read_part=read_part)
+        return _near(self, section, read, part)
     for found in self._copies(self._cache, section, None):
         return read(found.buffer)
     return None

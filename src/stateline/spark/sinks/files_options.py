@@ -1,20 +1,17 @@
-"""Options of ``format("stateline_files")``.
-
-Spark hands options over as strings, its own among them, and forgets the case of their names. So a name may be written
-in Spark's way or in Python's: ``partitionBy`` and ``partition_by`` are one option.
-"""
+"""Options of ``format("stateline_files")``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, Self
+from dataclasses import dataclass, field
+from typing import Literal
 
 from stateline.blob.urls import absolute_url
 from stateline.changelog.upload_table import RetryPolicy
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
-from stateline.options import check_known, normalise_settings, parse_bool, parse_int, parse_size, setting
+from stateline.files.formats import FORMATS
+from stateline.options import normalise_settings, parse_bool, parse_choice, parse_int, parse_size, setting
 from stateline.pipeline.plan import (
     attempts_setting,
     copies_bytes_setting,
@@ -22,21 +19,16 @@ from stateline.pipeline.plan import (
     parse_record_size,
     timeout_setting,
 )
+from stateline.spark.data_source_options import DataSourceOptions
+from stateline.spark.data_source_options import parse_names as _names
+from stateline.spark.data_source_options import parse_text as _text
 from stateline.spark.stream_checks import check_hidden, check_shared
 
 __all__ = ["FilesSinkOptions"]
 
-_ROOT_PREFIX: Final = "root."
-_STORE_PREFIX: Final = "store."
 
-
-def _text(value: Any, _: str) -> Any:
-    return value
-
-
-def _names(value: str | tuple[str, ...], _: str) -> tuple[str, ...]:
-    names = value.split(",") if isinstance(value, str) else value
-    return tuple(name.strip() for name in names if name.strip())
+def _finish(value: str, name: str) -> str:
+    return parse_choice(value, ("available_now", "stop", "never"), name)
 
 
 def _retained(value: int | str, name: str) -> int:
@@ -44,51 +36,37 @@ def _retained(value: int | str, name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilesSinkOptions:
-    """What a user can say about the sink.
+class FilesSinkOptions(DataSourceOptions):
+    """What a user can say about the sink; ``docs/files.md`` lists all options with what they mean.
 
     Attributes:
-        path: Root URL of the output; ``start(path)`` and ``save(path)`` set it.
-        format: ``parquet``, ``arrow``, ``csv``, ``jsonl`` or ``text``. (Spark's ``format()`` is taken by the sink
-            itself.)
-        partition_by: Columns that become folders, separated by commas.
-        partition_zone: Time zone whose clock names the folders of timestamps.
-        compression: A codec of the format.
-        roll_bytes: Size at which a file is finished.
-        roll_seconds: Age at which a file is finished, also while no rows come; ``never`` for no limit. ``auto`` is five
-            minutes, and no limit in a stream that ends by itself and in a batch, which finish their files at the end.
-        idle_seconds: Time without rows after which a file is finished, also while none come at all.
-        every_checkpoint: Finish every file with its micro-batch.
-        finish: When files that are still open are finished: ``available_now`` (when a stream that ends by itself has
-            ended), ``stop`` (also when the query is stopped) or ``never``.
-        checkpoint: Root URL of the sink's records; by default ``<path>/.stateline``, which readers skip.
-        retained_checkpoints: How many of the newest records are kept.
-        inline_bytes: Rows of a task that wait for their file come to the driver with its result, up to so many bytes,
-            in place of an object of their own.
-        record_bytes: What came so goes into the sink's record, up to so many bytes in all; else into one object.
-        upload_timeout: When a request to a store elsewhere is sent once more; see :class:`PipelineSettings`.
-        max_attempts: How often it is sent at most.
-        local_copies: Where hosts keep copies of rows that wait for their file; see :class:`PipelineSettings`.
-        local_copies_bytes: Room for them, on each host.
+        roll_seconds: ``auto`` is five minutes, and no limit in a stream that ends by itself and in a batch, which
+            finish their files at the end; ``never`` for no limit.
+        finish: ``available_now`` (when a stream that ends by itself has ended), ``stop`` (also when the query is
+            stopped) or ``never``.
         checkpoint_location: Spark's ``checkpointLocation``, as Spark passes it on.
-        query_name: Spark's ``queryName``, in the same way; the sink has no use for it.
+        query_name: Spark's ``queryName``, in the same way.
         root_options: Options of the records' store, given as ``root.<option>``; where the records lie below the output,
             those of the output's store hold, too.
         store_options: Options of the output's store, given as ``store.<option>``.
     """
 
     path: str = setting("", _text, help="root URL of the output; start(path) and save(path) say it")
-    format: str = setting("parquet", _text, help="parquet, arrow, csv, jsonl or text")
+    format: str = setting("parquet", _text, help=f"one of {', '.join(FORMATS)}")
     partition_by: tuple[str, ...] = setting("", _names, help="columns that become folders, separated by commas")
     partition_zone: str = setting("UTC", _text, help="time zone whose clock names the folders of timestamps")
     compression: str | None = setting(None, _text, help="a codec of the format")
     roll_bytes: str = setting("128MB", _text, help="size at which a file is finished")
     roll_seconds: str | None = setting(
-        "auto", _text, help="age at which a file is finished; auto: 5 minutes where a stream does not end by itself"
+        "auto",
+        _text,
+        help="age at which a file is finished; auto: 5 minutes where a stream does not end by itself",
     )
     idle_seconds: str | None = setting(None, _text, help="time without rows after which a file is finished")
     every_checkpoint: bool = setting(False, parse_bool, help="finish every file with its micro-batch")
-    finish: str = setting("available_now", _text, help="when open files are finished: available_now, stop or never")
+    finish: Literal["available_now", "stop", "never"] = setting(
+        "available_now", _finish, help="when open files are finished: available_now, stop or never"
+    )
     checkpoint: str = setting("", _text, help="root URL of the sink's records; `.stateline` below the output if empty")
     retained_checkpoints: int = setting(3, _retained, help="newest records that are kept")
     inline_bytes: int = setting("64KiB", parse_size, help="of a task that come with its result, without an object")
@@ -106,7 +84,7 @@ class FilesSinkOptions:
         normalise_settings(self)
         if not self.path:
             raise InvalidInputError(
-                "it is missing", operation="stateline_files", subject="path", hint='Call start("file:///folder")'
+                "must be given", operation="stateline_files", subject="path", hint='Call start("file:///folder")'
             )
         # Executors work in folders of their own, so a relative place must become one place for all.
         object.__setattr__(self, "path", absolute_url(self.path))
@@ -116,37 +94,16 @@ class FilesSinkOptions:
         check_shared(self.checkpoint, "checkpoint")
         check_hidden(self.checkpoint, self.path, "checkpoint")
         check_hidden(self.checkpoint_location, self.path, "checkpointLocation")
-        check_known([self.finish], ("available_now", "stop", "never"), "value of finish")
 
-    @classmethod
-    def from_spark(cls, options: Mapping[str, str]) -> Self:
-        """Options as Spark hands them over.
-
-        Raises:
-            InvalidInputError: An unknown option, an option given twice, or a bad value.
-        """
-        known = {_plain(spec.name): spec.name for spec in fields(cls) if spec.metadata}
-        given: dict[str, Any] = {"root_options": {}, "store_options": {}}
-        for key, value in options.items():
-            if key.lower().startswith(_ROOT_PREFIX):
-                given["root_options"][key[len(_ROOT_PREFIX) :]] = value
-            elif key.lower().startswith(_STORE_PREFIX):
-                given["store_options"][key[len(_STORE_PREFIX) :]] = value
-            else:
-                if _plain(key) not in known:
-                    check_known([key], known.values())
-                name = known[_plain(key)]
-                if name in given:
-                    raise InvalidInputError(
-                        "it is given twice, in two spellings", subject=name, hint="Give each option once"
-                    )
-                given[name] = value
-        return cls(**given)
+    @property
+    def records_url(self) -> str:
+        """Where the roots of all records of this output are."""
+        return self.checkpoint or f"{self.path.rstrip('/')}/.stateline"
 
     @property
     def root_url(self) -> str:
         """Root of the records of streams into this output."""
-        return f"{self.checkpoint or self.path.rstrip('/') + '/.stateline'}/stream"
+        return f"{self.records_url}/stream"
 
     @property
     def retry_policy(self) -> RetryPolicy:
@@ -178,7 +135,3 @@ class FilesSinkOptions:
             ),
             store_options=dict(self.store_options),
         )
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").lower()
