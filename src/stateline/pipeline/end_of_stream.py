@@ -158,7 +158,7 @@ def plan_finisher(plan: PipelinePlan, stores: DriverStores, segments: Segments) 
     """What encodes and stages open files of a plan."""
     outputs = {
         operator.name: (operator.output, stores.outputs[operator.name])
-        for operator in plan.operators
+        for operator in plan.graph.operators
         if operator.output is not None
     }
     return file_finisher(segments, outputs)

@@ -214,7 +214,7 @@ class FilesDecision:
 
     @property
     def _output(self) -> FileOutput:
-        (operator,) = self._plan.operators
+        (operator,) = self._plan.graph.operators
         if operator.output is None:
             raise InternalError("the operator of a sink writes files", subject=operator.name)
         return operator.output

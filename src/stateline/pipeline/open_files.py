@@ -98,7 +98,8 @@ def _marked(record: Checkpoint, run_id: str) -> dict[str, str]:
 
 
 def _due(plan: PipelinePlan, record: Checkpoint | None) -> list[tuple[OpenFile, float | None]]:
-    policies = {operator.name: operator.output.rolling for operator in plan.operators if operator.output is not None}
+    outputs = {operator.name: operator.output for operator in plan.graph.operators}
+    policies = {name: output.rolling for name, output in outputs.items() if output is not None}
     return [
         (file, policies[output.operator].due_at(opened_at=file.opened_at, written_at=file.written_at))
         for output in (() if record is None else record.outputs)
