@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from stateline.blob.api import BlobStore
 from stateline.changelog.host_cache import Extent, HostCache
-from stateline.changelog.section_reader import SectionReader
+from stateline.changelog.section_reader import SectionPart, SectionReader
 from stateline.changelog.segment import Section, SectionKind
 from stateline.changelog.segment_writer import SegmentWriter
 from stateline.environment import Clock, Environment, system_environment
@@ -260,8 +260,7 @@ class RunReader:
             near = self._sections.near(
                 handle,
                 lambda buffer: self._decode_whole(buffer, handle),
-                part=part,
-                read_part=lambda buffer: self._decode_slice(buffer, handle),
+                SectionPart(part, lambda buffer: self._decode_slice(buffer, handle)),
             )
             if near is not None:
                 return near

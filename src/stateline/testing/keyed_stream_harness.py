@@ -28,9 +28,9 @@ from stateline.key_groups import check_key_type
 from stateline.options import check_kind, check_known, settings_from_options
 from stateline.pipeline.event_time import Duration, WatermarkPlan, WindowPlan
 from stateline.pipeline.operators.aggregation import AggregateProgram
+from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
 from stateline.pipeline.plan import PipelineSettings
-from stateline.pipeline.subtask import OperatorProgram
 from stateline.state.aggregate import Aggregation
 from stateline.testing.clock import ManualClock
 from stateline.testing.operator_harness import OperatorHarness

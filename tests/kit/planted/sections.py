@@ -305,9 +305,13 @@ def _believed(buffer: Any, handle: RunHandle) -> None:
     """Proves nothing."""
 
 
-def _first_copy_alone(self: SectionReader, section: Any, read: Any, *, part: Any = None, read_part: Any = None) -> Any:
+def _slice_believed(buffer: Any, handle: RunHandle, index: Any, batches: range) -> None:
+    """Proves nothing."""
+
+
+def _first_copy_alone(self: SectionReader, section: Any, read: Any, part: Any = None) -> Any:
     if section.is_inline or self._cache is None:
-        return _near(self, section, read, part=part, read_part=read_part)
+        return _near(self, section, read, part)
     for found in self._copies(self._cache, section, None):
         return read(found.buffer)
     return None

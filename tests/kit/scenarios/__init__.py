@@ -235,6 +235,7 @@ register(
 )
 _LATE: Final[dict[str, tuple[Callable[[], Scenario], Callable[[], Scenario]]]] = {
     "create_race": (CreateRace, lambda: CreateRace(12)),
+    "create_only": (lambda: CreateRace(scratch=False), lambda: CreateRace(24, scratch=False)),
     "store_publish": (StorePublish, lambda: StorePublish((1, 3, 0) * 4)),
     "pipeline_spanning": (lambda: Pipeline(spanning=True), lambda: Pipeline(spanning=True, batches=6, keys=9)),
 }
