@@ -230,7 +230,7 @@ class PipelineSystem(MicroBatchSystem):
             environment=process.environment,
             merging=self._merging,
             open_runs=OpenRuns(),
-            inline_bytes=self._inline_bytes if (task.checkpoint_id + task.subtask) % 2 else 0,
+            inline_bytes=self._inline_bytes if (task.context.checkpoint_id + task.subtask) % 2 else 0,
         )
 
     def _subtask_of(self, row: Row) -> int:
