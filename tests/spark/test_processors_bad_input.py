@@ -280,7 +280,7 @@ def test_a_processor_that_cannot_go_to_the_tasks_is_refused_where_it_is_given(sp
     for inside in (threading.Lock(), spark):
         holds = Does()
         holds.inside = inside
-        with pytest.raises(InvalidInputError, match=r"process Does: it must go to the tasks, and cannot be copied"):
+        with pytest.raises(InvalidInputError, match=r"process Does: cannot be copied to the tasks"):
             bench(holds)
     assert "Traceback" not in capfd.readouterr().err
 

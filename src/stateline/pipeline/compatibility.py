@@ -97,8 +97,8 @@ def check_same_offsets(decided: Checkpoint, batch: Batch[Any], root_url: str) ->
     """
     if decided.offsets_digest != batch.offsets_digest:
         raise InvalidInputError(
-            "it was decided with other source offsets "
-            f"({decided.offsets_digest[:16]} then, {batch.offsets_digest[:16]} now)",
+            f"expected the source offsets {decided.offsets_digest[:16]} with which it was decided, "
+            f"got {batch.offsets_digest[:16]}",
             operation="run_batch",
             subject=_subject(batch.batch_id, root_url),
             hint="Spark's checkpoint was rolled back, copied or edited. Restore the one that belongs to this root, or "

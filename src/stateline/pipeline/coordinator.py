@@ -433,7 +433,9 @@ class MicroBatchCoordinator(Generic[D]):
         side_by_side(self._environment, "stateline-publish", self._make_visible, commits, _FILES_AT_ONCE)
         for delivery in deliveries_of(record):
             if self._deliver is None:
-                raise InternalError("there is nobody to deliver to", operation="publish", subject=str(delivery.key))
+                raise InternalError(
+                    "the pipeline has no function for these rows", operation="publish", subject=str(delivery.key)
+                )
             self._deliver(delivery)
         if record.publishes:
             self._checkpoints.mark_published(record.checkpoint_id)

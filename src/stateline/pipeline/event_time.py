@@ -108,7 +108,7 @@ class WindowPlan:
         for name in (WINDOW_START, WINDOW_END):
             if name in map(str.lower, schema.names):
                 raise InvalidInputError(
-                    "the output of windows has a column of that name",
+                    "is the name of a column that the output of windows gets",
                     operation="window",
                     subject=f"column {name!r}",
                     hint="Rename the column of the stream",

@@ -49,13 +49,15 @@ class Pipeline:
         """
         if self._df is not other._df:
             raise InvalidInputError(
-                "they read different DataFrames",
+                "both must read the same DataFrame",
                 operation="alongside",
                 hint="Build both from the same variable: one checkpoint covers one stream",
             )
         if replace(self._plan, graph=Graph()) != replace(other._plan, graph=Graph()):
             raise InvalidInputError(
-                "their roots, options or parallelism differ", operation="alongside", hint="Use the same for both"
+                "both must have the same root, options and parallelism",
+                operation="alongside",
+                hint="Use the same for both",
             )
         plan = replace(self._plan, graph=self._plan.graph.alongside(other._plan.graph))
         check_shared_folders(plan.graph.operators)
@@ -127,7 +129,7 @@ def _writer(
         InvalidInputError: Spark refuses the folder, the trigger or the name.
     """
     if not spark_checkpoint.strip():
-        raise InvalidInputError("it is empty", subject="spark_checkpoint", hint="Give a folder of its own")
+        raise InvalidInputError("must not be empty", subject="spark_checkpoint", hint="Give a folder of its own")
     writer = rows.writeStream.option("checkpointLocation", spark_checkpoint)
     try:
         if trigger:
@@ -135,7 +137,7 @@ def _writer(
         return writer if query_name is None else writer.queryName(query_name)
     except (PySparkException, TypeError, ValueError) as error:
         raise InvalidInputError(
-            f"Spark refuses it ({str(error).partition(chr(10))[0]})",
+            f"Spark does not accept it ({str(error).partition(chr(10))[0]})",
             operation="start",
             subject=f"trigger {trigger}" + ("" if query_name is None else f", query_name {query_name!r}"),
             hint='Give such as {"processingTime": "10 seconds"} or {"availableNow": True}, and a name that is text',

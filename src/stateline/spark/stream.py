@@ -100,11 +100,11 @@ class KeyedStream:
     ) -> None:
         if not getattr(df, "isStreaming", False):
             raise InvalidInputError(
-                "it is not a stream", operation="KeyedStream", subject="df", hint="Read it with spark.readStream"
+                "must be a stream", operation="KeyedStream", subject="df", hint="Read it with spark.readStream"
             )
         if not hasattr(df, "_jdf"):
             raise InvalidInputError(
-                "Spark Connect cannot run it",
+                "cannot run on Spark Connect",
                 operation="KeyedStream",
                 subject="df",
                 hint="Use a classic session: the micro-batch protocol runs beside Spark's driver",
@@ -405,7 +405,7 @@ class PipelineStage:
             InvalidInputError: ``fn`` is no function, or elements of lists or maps in the output have no type.
         """
         if not callable(fn):
-            raise InvalidInputError(f"{fn!r} is no function", operation="for_each_batch", hint="Give fn(rows, key)")
+            raise InvalidInputError(f"{fn!r} is not a function", operation="for_each_batch", hint="Give fn(rows, key)")
         check_countable(self._program.output_schema, "for_each_batch")
         return replace(self._pipeline(replace(self._operator, delivers=True)), _functions={self._operator.name: fn})
 

@@ -16,7 +16,7 @@ from stateline.blob import BlobStore, open_store
 from stateline.changelog.host_cache import HostCache
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.environment import Environment
-from stateline.errors import InvalidInputError
+from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files import FileOutput
 from stateline.files.pending import load_rows
 from stateline.key_groups import hash_columns, key_group_of, subtask_for_key_group
@@ -291,7 +291,16 @@ class OperatorHarness:
 def _table_of(rows: Iterable[Row], schema: pa.Schema) -> pa.Table:
     made: list[Any] = [row.asDict(recursive=True) if hasattr(row, "asDict") else dict(row) for row in rows]
     check_known({name for row in made for name in row}, schema.names, "column of a row")
-    return pa.Table.from_pylist(made, schema)
+    try:
+        return pa.Table.from_pylist(made, schema)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(
+            f"a value does not fit its column ({error})",
+            operation="run_batch",
+            subject="rows",
+            hint=f"Give values of these types: {', '.join(f'{field.name} {field.type}' for field in schema)}",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        ) from error
 
 
 def _hashes(rows: pa.Table, keys: Sequence[str]) -> pa.Array:

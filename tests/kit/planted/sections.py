@@ -160,7 +160,7 @@ class _Instead(StoreDecorator):
         super().__init__(inner)
         self._instead = instead
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
         made: ObjectInfo = self._instead(name, b"".join(pieces))
         return made
 
@@ -309,9 +309,9 @@ def _slice_believed(buffer: Any, handle: RunHandle, index: Any, batches: range) 
     """Proves nothing."""
 
 
-def _first_copy_alone(self: SectionReader, section: Any, read: Any, *, part: Any = None, read_part: Any = None) -> Any:
+def _first_copy_alone(self: SectionReader, section: Any, read: Any, part: Any = None) -> Any:
     if section.is_inline or self._cache is None:
-        return _near(self, section, read, part=part, read_part=read_part)
+        return _near(self, section, read, part)
     for found in self._copies(self._cache, section, None):
         return read(found.buffer)
     return None
@@ -333,15 +333,6 @@ _bug(
     run_store_module,
     "check_whole",
     _believed,
-    "single",
-    "sim",
-)
-_bug(
-    "copied_slice_is_believed",
-    "a slice of a run on a host is taken without a look at the checksums of its record batches",
-    run_store_module,
-    "check_slice",
-    _slice_believed,
     "single",
     "sim",
 )

@@ -76,7 +76,7 @@ class AggregateProgram(OperatorProgram):
         closes = window is not None and watermark is not None and window.column == watermark.column
         if mode == "append" and not closes:
             raise InvalidInputError(
-                "in mode append a row is final, and nothing here says when one is",
+                "a row of mode append is final, and nothing here says when one is",
                 operation="aggregate",
                 subject="output mode 'append'",
                 hint="Give the stream windows, .window(column, size), and a watermark on the same column: "
@@ -209,7 +209,7 @@ class AggregateProgram(OperatorProgram):
 def _check_names(keys: Sequence[str], aggregations: Mapping[str, Any], window: WindowPlan | None) -> None:
     if isinstance(aggregations.get("output_mode"), str):
         raise InvalidInputError(
-            "the output mode has no name",
+            "must be given by position, without a name",
             operation="aggregate",
             subject="output_mode",
             hint=f'Names are aggregations. Give the mode first: aggregate("{aggregations["output_mode"]}", ...)',
@@ -218,7 +218,10 @@ def _check_names(keys: Sequence[str], aggregations: Mapping[str, Any], window: W
     for name in (*keys, *aggregations):
         if name in taken:
             raise InvalidInputError(
-                "the output has a column of that name", operation="aggregate", subject=f"{name!r}", hint="Rename it"
+                "is the name of a column that the output gets",
+                operation="aggregate",
+                subject=f"{name!r}",
+                hint="Rename it",
             )
 
 

@@ -95,11 +95,14 @@ class ArrowFunctionProgram(OperatorProgram):
         check_known(read, schema.names, "column")
         if KEY_INDEX in (*read, *state_schema.names):
             raise InvalidInputError(
-                "the events have a column of that name", operation=_OPERATION, subject=KEY_INDEX, hint="Rename yours"
+                "cannot be a column of yours: the events get one of that name",
+                operation=_OPERATION,
+                subject=KEY_INDEX,
+                hint="Rename yours",
             )
         if not state_schema.names:
             raise InvalidInputError(
-                "it is empty", operation=_OPERATION, subject="state_schema", hint="Name at least one column"
+                "must not be empty", operation=_OPERATION, subject="state_schema", hint="Name at least one column"
             )
         state = StateSchema(pa.schema([schema.field(key) for key in keys]), state_schema.remove_metadata())
         return cls(
@@ -186,14 +189,14 @@ class ArrowFunctionProgram(OperatorProgram):
             raise
         except UserCodeError.causes as error:
             raise UserCodeError(
-                f"it raised {UserCodeError.described(error)}",
+                f"raised {UserCodeError.described(error)}",
                 operation=_OPERATION,
                 subject=_name(self._function),
                 hint=f"Nothing was committed. {''.join(traceback.format_exception(error))}",
             ) from error
         if not isinstance(returned, tuple) or len(returned) not in (2, 3):
             what = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
-            raise self._wrong(f"(output, state) or (output, state, deleted) was expected, {what} came")
+            raise self._wrong(f"expected (output, state) or (output, state, deleted), got {what}")
         output, new_state, deleted = (*returned, None)[:3]
         return output, new_state, deleted
 
@@ -227,11 +230,11 @@ class ArrowFunctionProgram(OperatorProgram):
         place_of_group[group[: len(keys)]] = np.arange(len(keys))
         places = place_of_group[group[len(keys) :]]
         for row in np.flatnonzero(places < 0)[:1]:
-            raise self._wrong(f"{what}: the keys of the events were expected, {_key(table, row)} came")
+            raise self._wrong(f"{what}: expected keys of the events, got {_key(table, row)}")
         repeated = np.zeros(len(places), dtype=np.bool_)
         repeated[np.setdiff1d(np.arange(len(places)), np.unique(places, return_index=True)[1])] = True
         for row in np.flatnonzero(repeated | taken[places])[:1]:
-            raise self._wrong(f"{what}: each key at most once was expected, {_key(table, row)} came again")
+            raise self._wrong(f"{what}: expected each key at most once, got {_key(table, row)} again")
         taken[places] = True
         return places
 
@@ -245,9 +248,9 @@ class ArrowFunctionProgram(OperatorProgram):
         """A returned table with exactly the columns of a schema, in its order."""
         table = pa.Table.from_batches([returned]) if isinstance(returned, pa.RecordBatch) else returned
         if not isinstance(table, pa.Table):
-            raise self._wrong(f"{what}: a pyarrow.Table was expected, {type(returned).__name__} came")
+            raise self._wrong(f"{what}: expected a pyarrow.Table, got {type(returned).__name__}")
         if sorted(table.schema.names) != sorted(schema.names):
-            raise self._wrong(f"{what}: the columns {schema.names} were expected, {table.schema.names} came")
+            raise self._wrong(f"{what}: expected the columns {schema.names}, got {table.schema.names}")
         columns = []
         for field in schema:
             column = table.column(field.name)
@@ -257,7 +260,7 @@ class ArrowFunctionProgram(OperatorProgram):
     def _cast(self, column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.ChunkedArray:
         if column.type == field.type:
             return column
-        wrong = f"{what}: {field.name!r} was expected to be {field.type}, {column.type} came"
+        wrong = f"{what}: {field.name!r}: expected {field.type}, got {column.type}"
         if not is_kept_alike(column.type, field.type):
             raise self._wrong(wrong)
         try:
@@ -285,7 +288,7 @@ def _takes_context(function: ArrowFunction) -> bool:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(
-            f"{function!r} is no function that can be looked at", operation=_OPERATION, hint="Give a Python function"
+            f"{function!r} is not a function with a signature", operation=_OPERATION, hint="Give a Python function"
         ) from error
     for count in (2, 3):
         try:
@@ -294,7 +297,7 @@ def _takes_context(function: ArrowFunction) -> bool:
             continue
         return count == 3
     raise InvalidInputError(
-        f"fn(events, state) or fn(events, state, context) was expected, {_name(function)}{signature} came",
+        f"expected fn(events, state) or fn(events, state, context), got {_name(function)}{signature}",
         operation=_OPERATION,
         subject="fn",
         hint="Give it two or three parameters",
