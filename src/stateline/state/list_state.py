@@ -1,9 +1,9 @@
 """List state: rows of values per key, in order, for the keys of one batch.
 
-Owns what a batch reads and changes. An element is one row of the table, with a ``position`` as sub-key. Positions
-ascend, with gaps: those of the batch with number ``c`` begin at ``c * 2**32``. So an append needs to know nothing of
-the elements before it, reads nothing, and logs only what it appends. The numbers of batches ascend over the whole life
-of the state, also where it moves to another root and checkpoints count from 0 again.
+An element is one row of the table, with a ``position`` as sub-key. Positions ascend, with gaps: those of the batch with
+number ``c`` begin at ``c * 2**32``. So an append needs to know nothing of the elements before it, reads nothing, and
+logs only what it appends. The numbers of batches ascend over the whole life of the state, also where it moves to
+another root and checkpoints count from 0 again.
 """
 
 from __future__ import annotations
@@ -105,11 +105,7 @@ class ListState:
         self._edits[key] = _Edit(replaces=True, rows=list(rows))
 
     def changes(self) -> StateRows | None:
-        """New rows and tombstones, ascending by hash; ``None`` if nothing changed.
-
-        Raises:
-            InvalidInputError: An element does not fit the schema.
-        """
+        """As :meth:`stateline.state.value_state.ValueState.changes`."""
         owners: list[int] = []
         positions: list[int] = []
         rows: list[Values | None] = []

@@ -1,7 +1,7 @@
 """Map state: entries per key, for the keys of one batch.
 
-Owns what a batch reads and changes. An entry is one row of the table, the fields of its map key are the sub-key, so a
-put logs one row and a removal one tombstone.
+An entry is one row of the table, and the fields of its map key are the sub-key. So a put logs one row and a removal one
+tombstone.
 """
 
 from __future__ import annotations
@@ -73,11 +73,7 @@ class MapState:
         self._cleared.add(key)
 
     def changes(self) -> StateRows | None:
-        """New rows and tombstones, ascending by hash; ``None`` if nothing changed.
-
-        Raises:
-            InvalidInputError: An entry does not fit the schema.
-        """
+        """As :meth:`stateline.state.value_state.ValueState.changes`."""
         owners: list[int] = []
         entries: list[Values] = []
         values: list[Values | None] = []

@@ -1,8 +1,5 @@
 """Tables with several rows per grouping key: elements of a list, entries of a map, timers.
 
-Owns the hash of such rows, and the two ways to read them: all rows of many keys, and all rows that pass a test. Does
-not own what the rows mean (``list_state``, ``map_state``, ``timers``).
-
 The whole key of a row is the grouping key, then a sub-key. Its 64-bit hash is made of two halves:
 
 - the upper half is that of the **grouping key's** hash. It alone decides the key group, so a row lives in the subtask,
@@ -78,11 +75,7 @@ def rows_of_keys(table: StateTable, keys: KeyRows) -> OwnedRows:
 
     Args:
         table: A table with sub-keys.
-        keys: Distinct grouping keys, ascending by hash, with as many columns as the table's key has before its
-            sub-key.
-
-    Raises:
-        InvalidInputError: A key of another subtask.
+        keys: Distinct grouping keys of this subtask, ascending by hash: the table's key without its sub-key.
     """
     table.check_owned(keys)
     upper = keys.hashes & _UPPER

@@ -1,7 +1,6 @@
 """Timers: a set of times per key, and all those that have come.
 
-Owns registering, deleting, listing and expiry. Does not own what a timer calls. A timer is a row without values, its
-time is the sub-key. A timer that is registered twice is one timer.
+A timer is a row without values; its time is the sub-key. A timer that is registered twice is one timer.
 """
 
 from __future__ import annotations

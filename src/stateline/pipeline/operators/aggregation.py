@@ -28,8 +28,8 @@ from stateline.options import parse_choice
 from stateline.pipeline.event_time import WINDOW_END, WINDOW_START, WatermarkPlan, WindowPlan
 from stateline.pipeline.subtask import HASH_COLUMN, BatchMoment, Processed
 from stateline.state.aggregate import Aggregation, KeyedAggregation
-from stateline.state.closing import close_keys
 from stateline.state.columns import contiguous, fixed_words, from_words
+from stateline.state.expiry import expire_keys
 from stateline.state.keys import KeyRows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
@@ -179,7 +179,7 @@ class AggregateProgram:
     def _close(self, table: StateTable, changes: StateRows, moment: BatchMoment) -> Any:
         size_us = 0 if self._window is None else self._window.size_us
         late_us = moment.late_watermark_us
-        return close_keys(
+        return expire_keys(
             table,
             changes,
             len(self.key_columns) - 1,
