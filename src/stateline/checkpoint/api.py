@@ -1,7 +1,5 @@
 """What one checkpoint is: the value behind ``_metadata``, and who may decide it.
 
-Owns the record's fields. Does not own its bytes (``metadata``), its life (``store``) or its end (``retention``).
-
 Invariants of a root, which every module here keeps:
 
 - **The record is the commit.** ``chk-<id>/_metadata`` is created last, by create-if-absent, and names only objects that
@@ -156,8 +154,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         outputs: Files.
         deliveries: Rows to be handed over, of each operator that has any.
         watermark_us: Event-time watermark after the batch, microseconds since the epoch; ``None`` without one.
-        properties: Free text for people and tools, such as the program's name. What is told of an output has a key that
-            ends with a space and its URL.
+        properties: Free text for people and tools. What is told of an output has a key that ends with a space and its
+            URL.
         states: Whatever else a restart needs, by name, written through a ``CheckpointStreamFactory``.
     """
 

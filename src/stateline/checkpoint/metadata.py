@@ -1,8 +1,5 @@
 """The bytes of ``_metadata``: JSON documents that a person can read and a program can trust.
 
-Owns the encoding of a checkpoint, of the tombstone that replaces it when it is retired, and of the markers beside them.
-Does not own when they are written (``store``, ``retention``).
-
 Format: every document has the envelope that :mod:`stateline.checkpoint.envelope` specifies (``format`` and ``version``
 first, ``crc32c`` last). Between them:
 
@@ -114,9 +111,6 @@ _BROKEN: Final = (OperatorState, SubtaskState, OutputState, DeliveryState)
 """Values whose members get lines of their own; every other value is written on one line."""
 
 
-# -- encoding ---------------------------------------------------------------------------------------------------------
-
-
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
     """The bytes of a checkpoint's record, checked by reading them back.
 
@@ -127,20 +121,12 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 def encode_savepoint(checkpoint: Checkpoint) -> bytes:
-    """The bytes of a savepoint's ``_metadata``: a checkpoint whose names are relative to the savepoint's folder.
-
-    Raises:
-        InvalidInputError: As :func:`encode_checkpoint`.
-    """
+    """The bytes of a savepoint's ``_metadata``, whose names are relative to its folder; as for a checkpoint."""
     return _encode(_SAVEPOINT, checkpoint, f"savepoint of checkpoint {checkpoint.checkpoint_id}")
 
 
 def encode_retired(retired: Retired) -> bytes:
-    """The bytes of a tombstone; equal tombstones give equal bytes.
-
-    Raises:
-        InvalidInputError: As :func:`encode_checkpoint`.
-    """
+    """The bytes of a tombstone; as :func:`encode_checkpoint`."""
     return _encode(_RETIRED, retired, f"tombstone of checkpoint {retired.checkpoint_id}")
 
 
@@ -202,9 +188,6 @@ def _value(value: object, indent: int) -> bytes:
     return b"[\n%s\n%s]" % (lines, b" " * indent)
 
 
-# -- decoding ---------------------------------------------------------------------------------------------------------
-
-
 def decode_record(data: bytes, subject: str) -> Checkpoint | Retired:
     """What is in the slot of a checkpoint: the checkpoint, or the tombstone that replaced it.
 
@@ -240,11 +223,6 @@ def decode_claim(data: bytes, subject: str) -> str:
 
 def check_mark(data: bytes, written: bytes, subject: str) -> None:
     """Compares a floor marker, or the mark that files are visible, with what was written; only ``verify`` does.
-
-    Args:
-        data: All bytes of the object.
-        written: From :func:`encode_floor` or :func:`encode_published`.
-        subject: Its URL, for the error.
 
     Raises:
         CorruptDataError: They differ.
@@ -304,11 +282,7 @@ def _without_envelope(document: msgspec.Struct, cls: type[T]) -> T:
 
 
 def _check_retired(retired: Retired) -> str | None:
-    """The first rule that a tombstone breaks; ``None`` for none.
-
-    Raises:
-        InvalidInputError: A name is not one.
-    """
+    """The first rule that a tombstone breaks; ``None`` for none. A bad name is refused by an error."""
     for name in retired.delete:
         check_object_name(name)
     return check_position(retired.checkpoint_id, retired.created_at)

@@ -349,7 +349,7 @@ def test_starting_may_be_repeated_until_it_is_published(stores):
         again = start(savepoint, root, mode)
         assert extents(first) == extents(again)
         root.publish(again)
-        with pytest.raises(InvalidInputError, match="has checkpoints already"):
+        with pytest.raises(InvalidInputError, match="without checkpoints"):
             start(savepoint, root, mode)
 
 
@@ -414,7 +414,7 @@ def test_a_savepoint_that_was_dropped_before_it_was_claimed_starts_nothing(store
     savepoint = query.savepoint()
     query.store.delete(names(query.store, "chk-"))
     drop_savepoint(query.store, savepoint.folder)
-    with pytest.raises(NotFoundError, match="no savepoint"):
+    with pytest.raises(NotFoundError, match="is not a savepoint"):
         start(savepoint, CheckpointStore(query.store), "claim")
 
 
