@@ -1,11 +1,15 @@
 """Every planted bug is caught by each suite that must catch it: the proof that the suites see."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.kit.planted import beside as planted_beside
 from tests.kit.planted import bugs as planted
 from tests.kit.planted import cloud as planted_cloud
 from tests.kit.planted import components as planted_components
+from tests.kit.planted import delivery as planted_delivery
 from tests.kit.planted import late as planted_late
 from tests.kit.planted import pipeline as planted_pipeline
 from tests.kit.planted import protocol as planted_protocol
@@ -25,6 +29,7 @@ assert all(
         planted_sections,
         planted_cloud,
         planted_late,
+        planted_delivery,
     )
 )
 
@@ -37,6 +42,11 @@ def test_there_are_enough_bugs():
         assert bug.suites
         assert set(bug.scenarios) <= set(SCENARIOS)
         assert set(bug.suites) <= set(planted.SUITES)
+
+
+def test_each_bug_has_its_row_in_the_list():
+    rows = (Path(planted.__file__).parent / "README.md").read_text()
+    assert re.findall(r"^\| `(\w+)`", rows, re.MULTILINE) == sorted(planted.BUGS)
 
 
 @pytest.mark.parametrize("name", sorted(planted.BUGS))

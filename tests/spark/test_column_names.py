@@ -130,7 +130,7 @@ def test_a_name_that_could_mean_two_columns_is_refused(spark, tmp_path, stream):
     ):
         with pytest.raises(InvalidInputError, match=r"ambiguous: the stream has \['k', 'K'\]"):
             make()
-    with pytest.raises(InvalidInputError, match="named twice"):
+    with pytest.raises(InvalidInputError, match="cannot name .* twice"):
         KeyedStream(stream, ["key", "KEY"], place)
     KeyedStream(both, "AT", place).aggregate(n=count())
     spark.conf.set("spark.sql.caseSensitive", "true")

@@ -1,14 +1,13 @@
-"""A store of immutable bytes under names: the protocol that every backend keeps.
+"""A store of immutable bytes under names: what every store promises.
 
-Owns the promises. Backends own how. Everything above this layer names an object once, writes it once and never
-changes it.
+Everything above this layer names an object once, writes it once and never changes it.
 
-Promises, for every backend (the suite ``stateline.testing.blob_conformance`` checks them):
+Promises (the suite ``stateline.testing.blob_conformance`` checks them):
 
 - **Whole or not at all.** No reader ever sees part of an object. An object that was acknowledged survives power loss.
 - **Three outcomes.** A call that returns has happened. A call that raises :class:`UnavailableError`,
   :class:`AccessDeniedError`, :class:`StorageFullError` or :class:`TooManyOpenFilesError` has not. A call that raises
-  :class:`OutcomeUnknownError` may have: backends resolve lost answers by reading back (length, CRC32C, nonce) and raise
+  :class:`OutcomeUnknownError` may have: stores resolve lost answers by reading back (length, CRC32C, nonce) and raise
   it only when that failed too.
 - **Create-if-absent has one winner** per name, for as long as the name is not deleted. Never free a name that fences.
 - **Strong consistency.** What was acknowledged is seen by every later ``get``, ``head`` and ``list``, from any
@@ -73,11 +72,12 @@ class ObjectInfo:
 
 
 class BlobStore(Closable):
-    """See the module docstring for the promises that every method shares.
+    """A store, with the promises of :mod:`stateline.blob.api`.
 
     Every method may raise, besides what it lists: :class:`InvalidInputError` (a name that is not one),
     :class:`AccessDeniedError`, :class:`UnavailableError`, :class:`StorageFullError`,
-    :class:`TooManyOpenFilesError`, and after :meth:`close` :class:`ClosedError`.
+    :class:`TooManyOpenFilesError`, and after :meth:`close` :class:`ClosedError`. Every method that changes something
+    may raise :class:`OutcomeUnknownError`: the answer was lost, and reading back failed.
     """
 
     @property
@@ -87,11 +87,7 @@ class BlobStore(Closable):
 
     @abstractmethod
     def put(self, name: str, data: Buffer) -> ObjectInfo:
-        """Writes a whole object, replacing any of that name. For names that are unique anyway; idempotent.
-
-        Raises:
-            OutcomeUnknownError: The answer was lost and reading back failed.
-        """
+        """Writes a whole object, replacing any of that name. For names that are unique anyway; idempotent."""
 
     @abstractmethod
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
@@ -102,11 +98,10 @@ class BlobStore(Closable):
 
         Raises:
             AlreadyExistsError: The name holds other bytes.
-            OutcomeUnknownError: The answer was lost and reading back failed.
         """
 
     def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
-        """As :meth:`put_if_absent` of the concatenation of ``pieces``, which some backends write without joining them.
+        """As :meth:`put_if_absent` of the concatenation of ``pieces``, which some stores write without joining them.
 
         The returned info need not have a checksum: whoever makes large objects has checksums of its own inside.
         """
@@ -117,7 +112,7 @@ class BlobStore(Closable):
         """All bytes of an object.
 
         Raises:
-            NotFoundError: There is none.
+            NotFoundError: There is no such object.
         """
 
     @abstractmethod
@@ -131,7 +126,7 @@ class BlobStore(Closable):
         """
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Several half-open ranges of one object, in the order asked. Backends may fetch them in parallel."""
+        """Several half-open ranges of one object, in the order asked. They may be fetched in parallel."""
         return [self.get_range(name, start, end) for start, end in ranges]
 
     @abstractmethod
@@ -169,7 +164,6 @@ class BlobStore(Closable):
         Raises:
             NotFoundError: There is no ``source``.
             AlreadyExistsError: ``target`` holds other bytes.
-            OutcomeUnknownError: The answer was lost and reading back failed.
         """
         return self.put_if_absent(target, self.get(source))
 
@@ -223,7 +217,6 @@ class BlobStore(Closable):
             ConflictError: ``target`` holds something else: another length, CRC32C or nonce. It was not touched.
             DataLossError: Neither ``target`` nor all of ``parts`` exist.
             CorruptDataError: A piece or the result is not what the parts say. Nothing was published.
-            OutcomeUnknownError: The answer was lost and reading back failed.
         """
 
     @abstractmethod

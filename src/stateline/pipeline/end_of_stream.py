@@ -17,11 +17,13 @@ from stateline.errors import FencedError, InternalError, InvalidInputError
 from stateline.files import FileOutput, encode_file
 from stateline.files.pending import load_rows
 from stateline.handles import FinishedFile, OpenFile
-from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.delivery import Delivery
 from stateline.pipeline.driver_stores import DriverStores
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.messages import Batch, SubtaskInput, SubtaskResult
 from stateline.pipeline.open_files import FinishFiles
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan
+from stateline.pipeline.plan import PipelinePlan
 
 __all__ = ["file_finisher", "finish_open_files", "finish_root", "plan_finisher"]
 
@@ -131,13 +133,13 @@ def _plan_of(
         root_url=root_url,
         parallelism=record.parallelism,
         max_parallelism=record.max_parallelism,
-        operators=operators,
+        graph=Graph.of_one_input(operators),
         retained_checkpoints=retained_checkpoints,
         root_options=root_options,
     )
 
 
-def _no_subtasks(batch: Batch[None], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
+def _no_subtasks(batch: Batch[None], tasks: Sequence[SubtaskInput]) -> list[SubtaskResult]:
     raise InternalError("the end of a stream has no subtasks", operation="finish", subject=f"{batch}, {len(tasks)}")
 
 

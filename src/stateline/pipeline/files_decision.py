@@ -24,11 +24,13 @@ from stateline.environment import Environment
 from stateline.errors import DataLossError, FencedError, InternalError, NotFoundError
 from stateline.files import EncodingAhead, FileOutput, FileWriter
 from stateline.handles import FinishedFile, OpenFile
-from stateline.pipeline.coordinator import Batch, BatchReport, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.end_of_stream import file_finisher
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.messages import Batch, BatchReport, SubtaskInput, SubtaskResult
 from stateline.pipeline.open_files import files_due_at, is_round_of
 from stateline.pipeline.output_columns import columns_of
-from stateline.pipeline.plan import NO_COPIES, OperatorPlan, PipelinePlan
+from stateline.pipeline.plan import NO_COPIES, PipelinePlan
 
 __all__ = ["FilesDecision", "TaskFiles", "files_plan"]
 
@@ -197,13 +199,13 @@ class FilesDecision:
     def coordinator(self) -> MicroBatchCoordinator[Sequence[TaskFiles]]:
         """A coordinator whose one subtask joins what the tasks made to the files that are open."""
 
-        def join(batch: Batch[Sequence[TaskFiles]], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
+        def join(batch: Batch[Sequence[TaskFiles]], tasks: Sequence[SubtaskInput]) -> list[SubtaskResult]:
             (task,) = tasks
             # Whatever the clock of a task's host said: the ages of files are told by one clock.
-            times = {"opened_at": task.now, "written_at": task.now}
+            times = {"opened_at": task.context.now, "written_at": task.context.now}
             staged = [replace(file, **times) for made in batch.data for file in made.open]
             segment = self._segments.writer(self._plan.inline_bytes)
-            result = self._writer(segment, task.open_files, task.now, staged).finish().placed(segment.finish())
+            result = self._writer(segment, task.open_files, task.context.now, staged).finish().placed(segment.finish())
             finished = (*(file for made in batch.data for file in made.finished), *result.finished)
             return [SubtaskResult(operator=_OPERATOR, subtask=0, states={}, finished=finished, open=result.open)]
 
@@ -250,11 +252,12 @@ def files_plan(
 ) -> PipelinePlan:
     """The plan of a sink: one operator that has files and no state."""
     columns = {} if schema is None else columns_of(output.named(schema))
+    operator = OperatorPlan(name=_OPERATOR, tables={}, definition="", output=output, output_columns=columns)
     return PipelinePlan(
         root_url=root_url,
         parallelism=1,
         max_parallelism=1,
-        operators=(OperatorPlan(name=_OPERATOR, tables={}, definition="", output=output, output_columns=columns),),
+        graph=Graph.of_one_input([operator]),
         retained_checkpoints=retained_checkpoints,
         inline_bytes=inline_bytes,
         record_bytes=record_bytes,

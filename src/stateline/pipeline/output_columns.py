@@ -28,12 +28,13 @@ from typing import Final
 
 import pyarrow as pa
 
-from stateline.blob.urls import is_within
+from stateline.blob.places import is_within
 from stateline.checkpoint import Checkpoint
 from stateline.checkpoint.envelope import decode_value
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files import FileOutput
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan
+from stateline.pipeline.graph import OperatorPlan
+from stateline.pipeline.plan import PipelinePlan
 
 __all__ = ["check_columns", "check_folders", "check_shared_folders", "columns_of", "columns_properties"]
 

@@ -1,7 +1,7 @@
 """What can go wrong at a store call or a system call, and when: the vocabulary of faults and the plans.
 
-Owns the kinds, where each applies, and the counting of operations and activations. Does not own what a fault does:
-``faulty_store`` does it to a :class:`~stateline.blob.BlobStore`, ``system_calls`` to the ``os`` module of a backend.
+``faulty_store`` does to a :class:`~stateline.blob.BlobStore` what a fault says, ``system_calls`` does it to the ``os``
+module of a backend.
 
 The model of a store call is three moments: the request is sent, the store acts, the answer arrives. A fault hits one:
 
@@ -41,6 +41,7 @@ __all__ = [
     "REQUEST_OPERATIONS",
     "STORE_OPERATIONS",
     "SYSTEM_OPERATIONS",
+    "ActorKilled",
     "Fault",
     "FaultKind",
     "FaultPlan",
@@ -48,6 +49,10 @@ __all__ = [
     "RandomFaults",
     "ScriptedFaults",
 ]
+
+
+class ActorKilled(BaseException):
+    """Unwinds the code of a process that a fault has killed. Only the test kit raises and catches it."""
 
 
 class FaultKind(StrEnum):

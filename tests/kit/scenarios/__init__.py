@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from stateline.errors import InvalidInputError
-from stateline.testing.backends import Backend, ScratchBackend
 from stateline.testing.faults import FaultKind
+from tests.kit.backends import Backend, ScratchBackend
 from tests.kit.cloud_backends import AzureBackend, GcsBackend, S3Backend
 from tests.kit.scenario import REQUEST_FAULTS, SYSTEM_CALL_FAULTS, Scenario
 from tests.kit.scenarios.changelog import Changelog
 from tests.kit.scenarios.create_race import CreateRace
+from tests.kit.scenarios.delivery import DeliveringPipeline
 from tests.kit.scenarios.files_sink import FilesSink
 from tests.kit.scenarios.late_requests import LateRequests
 from tests.kit.scenarios.micro_batch import MicroBatch
@@ -70,7 +71,7 @@ def register(entry: ScenarioEntry) -> ScenarioEntry:
     """
     if entry.name in SCENARIOS:
         raise InvalidInputError(
-            "there is one already", operation="register", subject=f"scenario {entry.name}", hint="Take another name"
+            "the name is taken", operation="register", subject=f"scenario {entry.name}", hint="Take another name"
         )
     SCENARIOS[entry.name] = entry
     return entry
@@ -80,11 +81,11 @@ def scenario(name: str) -> ScenarioEntry:
     """The scenario of that name.
 
     Raises:
-        InvalidInputError: There is none.
+        InvalidInputError: The name is unknown.
     """
     if name not in SCENARIOS:
         known = ", ".join(sorted(SCENARIOS))
-        raise InvalidInputError("there is none", subject=f"scenario {name}", hint=f"Known: {known}")
+        raise InvalidInputError("unknown scenario", subject=repr(name), hint=f"Known: {known}")
     return SCENARIOS[name]
 
 
@@ -148,6 +149,14 @@ register(
         summary="the same, with files that span checkpoints and a stream that ends",
         small=lambda: Pipeline(spanning=True),
         large=lambda: Pipeline(spanning=True, batches=10, partitions=3, rows=6, keys=9),
+    )
+)
+register(
+    ScenarioEntry(
+        name="delivery",
+        summary="rows are handed to a function that keeps the keys they come under",
+        small=DeliveringPipeline,
+        large=lambda: DeliveringPipeline(batches=8, partitions=3, rows=6, keys=9),
     )
 )
 register(
@@ -226,6 +235,7 @@ register(
 )
 _LATE: Final[dict[str, tuple[Callable[[], Scenario], Callable[[], Scenario]]]] = {
     "create_race": (CreateRace, lambda: CreateRace(12)),
+    "create_only": (lambda: CreateRace(scratch=False), lambda: CreateRace(24, scratch=False)),
     "store_publish": (StorePublish, lambda: StorePublish((1, 3, 0) * 4)),
     "pipeline_spanning": (lambda: Pipeline(spanning=True), lambda: Pipeline(spanning=True, batches=6, keys=9)),
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -24,10 +24,14 @@ from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState
 from stateline.errors import NotFoundError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import key_group_of, subtask_for_key_group
-from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.pipeline.coordinator import MicroBatchCoordinator
+from stateline.pipeline.delivery import Delivery
 from stateline.pipeline.end_of_stream import file_finisher
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan, SavepointStart
-from stateline.pipeline.subtask import BatchMoment, Processed, TaskContext, run_subtask
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.messages import Batch, SubtaskInput, SubtaskResult
+from stateline.pipeline.operators.api import BatchContext, OperatorProgram, Processed
+from stateline.pipeline.plan import PipelinePlan, SavepointStart
+from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.pipeline.upkeep import Upkeep
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
@@ -36,7 +40,7 @@ from stateline.state.rows import StateRows
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
-from stateline.testing.invariants import require
+from tests.kit.invariants import require
 from tests.kit.scenarios.micro_batch import MicroBatch, MicroBatchAdapter, MicroBatchSystem, Row
 from tests.kit.world import Process, World
 
@@ -81,7 +85,7 @@ FIRST_QUERY: Final = Places("root", "out", "query")
 
 
 @dataclass(frozen=True, slots=True)
-class CountingProgram:
+class CountingProgram(OperatorProgram):
     """Adds one to the count of a row's key, in each of its tables, and hands the row on with the attempt at work."""
 
     attempt: str
@@ -95,16 +99,16 @@ class CountingProgram:
 
     @property
     def tables(self) -> Mapping[str, StateSchema]:
-        """See :attr:`stateline.pipeline.subtask.OperatorProgram.tables`."""
+        """See :attr:`stateline.pipeline.operators.api.OperatorProgram.tables`."""
         return dict.fromkeys(self.names, _SCHEMA)
 
     def process(
         self,
         batches: Iterable[pa.RecordBatch],
         tables: Mapping[str, StateTable],
-        moment: BatchMoment,
+        context: BatchContext,
     ) -> Processed:
-        """See :meth:`stateline.pipeline.subtask.OperatorProgram.process`."""
+        """See :meth:`stateline.pipeline.operators.api.OperatorProgram.process`."""
         rows = pa.Table.from_batches(batches, ROWS)
         if rows.num_rows == 0:
             return Processed(changes={})
@@ -131,6 +135,7 @@ class PipelineSystem(MicroBatchSystem):
         places: Where its records and its files are.
         start: The savepoint from which a new root starts.
         tables: The tables of its operator, all of which count.
+        inline_bytes: So many bytes of sections come with every other result.
         record_bytes: So many bytes of sections may be in a record.
     """
 
@@ -144,36 +149,44 @@ class PipelineSystem(MicroBatchSystem):
         places: Places = FIRST_QUERY,
         start: SavepointStart | None = None,
         tables: tuple[str, ...] = ("counts",),
+        inline_bytes: int = 0,
         record_bytes: int = 0,
     ) -> None:
         self._process = process
+        self._inline_bytes = inline_bytes
         self._places = places
         self._merging = merging
         self._tables = tables
         self._output = FileOutput(url="memory://out", format="arrow", compression="none", rolling=rolling)
-        operator = OperatorPlan(
-            name="counts",
-            tables=dict.fromkeys(tables, _SCHEMA.encode()),
-            definition=CountingProgram.definition,
-            output=self._output,
-        )
+        operator = replace(OperatorPlan.of("counts", CountingProgram("", tables)), output=self._output)
         self._plan = PipelinePlan(
             root_url="memory://root",
             parallelism=parallelism,
             max_parallelism=_MAX_PARALLELISM,
-            operators=(operator,),
+            graph=Graph.of_one_input([operator]),
             retained_checkpoints=retained,
             record_bytes=record_bytes,
             start=start,
         )
         self.upkeep = Upkeep(process.environment)
-        self.coordinator = MicroBatchCoordinator(
+        self.coordinator = self._new_coordinator()
+
+    def deliver(self, hand_over: Callable[[Delivery], None]) -> None:
+        """Has the output handed to a function from here on, in place of files. Called before :meth:`start`."""
+        operators = tuple(replace(operator, output=None, delivers=True) for operator in self._plan.operators)
+        self._plan = replace(self._plan, operators=operators)
+        self.coordinator = self._new_coordinator(hand_over)
+
+    def _new_coordinator(self, hand_over: Callable[[Delivery], None] | None = None) -> MicroBatchCoordinator[list[Row]]:
+        process = self._process
+        return MicroBatchCoordinator(
             self._plan,
-            CheckpointStore(process.store(places.root), environment=process.environment),
-            {"counts": process.store(places.out)},
+            CheckpointStore(process.store(self._places.root), environment=process.environment),
+            {} if hand_over is not None else {"counts": process.store(self._places.out)},
             self.run_subtasks,
             process.environment,
-            upkeep=self.upkeep,
+            hand_over,
+            self.upkeep,
         )
 
     def start(self) -> None:
@@ -192,31 +205,30 @@ class PipelineSystem(MicroBatchSystem):
         root, out = self._process.store(self._places.root), self._process.store(self._places.out)
         self.coordinator.finish(file_finisher(root, {"counts": (self._output, out)}, self._process.environment))
 
-    def run_subtasks(self, batch: Batch[list[Row]], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
+    def run_subtasks(self, batch: Batch[list[Row]], tasks: Sequence[SubtaskInput]) -> list[SubtaskResult]:
         """Runs every subtask in a process of its own, on the rows whose keys it owns, in the order of this attempt."""
         program = CountingProgram(self._process.environment.ids.new_id(), self._tables)
         return self._process.run_tasks([self._function(program, task, batch.data) for task in tasks])
 
     def _function(
-        self, program: CountingProgram, task: SubtaskTask, rows: Sequence[Row]
+        self, program: CountingProgram, task: SubtaskInput, rows: Sequence[Row]
     ) -> Callable[[Process], SubtaskResult]:
         mine = [row for row in rows if self._subtask_of(row) == task.subtask]
 
         def run(process: Process) -> SubtaskResult:
-            (operator,) = self._plan.operators
-            context = self.context(process, task)
-            return run_subtask(context, operator, program, task, batches_of(mine), _MAX_PARALLELISM)
+            return run_subtask(self.context(process, task), self._plan, program, task, batches_of(mine))
 
         return run
 
-    def context(self, process: Process, task: SubtaskTask) -> TaskContext:
+    def context(self, process: Process, task: SubtaskInput) -> TaskResources:
         """What a task finds in the process in which it runs."""
-        return TaskContext(
+        return TaskResources(
             root=process.store(self._places.root),
             output=process.store(self._places.out),
             environment=process.environment,
             merging=self._merging,
             open_runs=OpenRuns(),
+            inline_bytes=self._inline_bytes if (task.checkpoint_id + task.subtask) % 2 else 0,
         )
 
     def _subtask_of(self, row: Row) -> int:
@@ -231,9 +243,17 @@ class PipelineAdapter(MicroBatchAdapter):
         retained: Checkpoints kept.
         rolling: When files are finished.
         places: Where its records and its files are.
+        inline_bytes: So many bytes of sections come with every other result, and stay in the record.
     """
 
-    def __init__(self, retained: int = 2, rolling: RollingPolicy | None = None, places: Places = FIRST_QUERY) -> None:
+    def __init__(
+        self,
+        retained: int = 2,
+        rolling: RollingPolicy | None = None,
+        places: Places = FIRST_QUERY,
+        inline_bytes: int = 0,
+    ) -> None:
+        self._inline_bytes = inline_bytes
         self._retained = retained
         self._rolling = rolling or RollingPolicy(every_checkpoint=True)
         self.places = places
@@ -243,7 +263,17 @@ class PipelineAdapter(MicroBatchAdapter):
         parallelism = _PARALLELISMS[incarnation_of(process) % len(_PARALLELISMS)]
         second = incarnation_of(process) % 2
         merging = MergeSettings(runs_max=1 + second, piece_bytes=1 if second else 1 << 20)
-        return PipelineSystem(process, parallelism, self._retained, self._rolling, merging, self.places, start)
+        return PipelineSystem(
+            process,
+            parallelism,
+            self._retained,
+            self._rolling,
+            merging,
+            self.places,
+            start,
+            inline_bytes=self._inline_bytes,
+            record_bytes=self._inline_bytes,
+        )
 
     def newest(self, world: World) -> Checkpoint | None:
         """The newest record."""

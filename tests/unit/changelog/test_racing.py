@@ -23,7 +23,7 @@ from stateline.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from stateline.testing import SimulatedEnvironment
+from tests.kit.environment import SimulatedEnvironment
 from tests.kit.scenarios.late_requests import StallingStore
 
 TIMEOUT = 0.5
@@ -115,6 +115,16 @@ def test_the_first_answer_counts_also_that_of_the_late_one(remote):
     found, seconds = remote.seconds(lambda: remote.store.get("a"))
     assert found == b"bytes"
     assert seconds == pytest.approx(TIMEOUT + 0.1)
+
+
+def test_a_late_request_is_raced_while_nobody_waits_for_it(remote):
+    remote.beneath.put("a", b"bytes")
+    remote.script = [(HOUR, 0.0)]
+    answer = remote.store.begin(lambda: remote.stalling.get("a"))
+    remote.environment.clock.sleep(10 * TIMEOUT)
+    found, seconds = remote.seconds(answer)
+    assert found == b"bytes"
+    assert seconds == 0
 
 
 def test_a_slow_store_is_waited_for_and_never_asked_more_often_than_allowed(remote):

@@ -20,6 +20,7 @@ from stateline.changelog.segment_writer import Segments
 from stateline.environment import system_environment
 from stateline.errors import AccessDeniedError, UnavailableError
 from stateline.handles import RowsHandle
+from stateline.state import KeyedStateBackend, StateSchema
 
 
 @pytest.fixture
@@ -141,6 +142,18 @@ def test_a_late_upload_is_raced_under_a_fresh_name_and_its_result_is_thrown_away
     MemoryStore.forget("segment-writer-stalls")
 
 
+def test_a_backend_of_keyed_state_races_what_it_writes():
+    store = Stalling("segment-writer-backend")
+    with KeyedStateBackend.open(store) as backend:
+        state = backend.state("counts", StateSchema.of(pa.schema({"key": pa.int64(), "count": pa.int64()}), ["key"]))
+        state.put(pa.table({"key": [1], "count": [2]}))
+        backend.checkpoint()
+        assert len(store.names) == 2
+    store.go_on.set()
+    assert store.deleted.wait(60)
+    MemoryStore.forget("segment-writer-backend")
+
+
 def test_a_slow_upload_is_never_given_up_for_being_late():
     class Slow(Elsewhere):
         def put_all_if_absent(self, name, pieces):
@@ -165,6 +178,41 @@ def test_an_upload_that_fails_raises_what_the_store_says_after_its_own_retries()
     add(writer, "a", 1)
     with pytest.raises(UnavailableError):
         writer.finish()
+
+
+def test_a_failure_is_told_when_no_other_segment_is_under_way():
+    class FirstRefused(Elsewhere):
+        refused, go_on, landed = threading.Event(), threading.Event(), []
+
+        def put_all_if_absent(self, name, pieces):
+            if not self.refused.is_set():
+                self.refused.set()
+                raise AccessDeniedError("no", operation="put", subject=name)
+            self.go_on.wait(60)
+            self.landed.append(name)
+            return super().put_all_if_absent(name, pieces)
+
+    store = FirstRefused("segment-writer-first-refused")
+    environment = system_environment()
+    segments = Segments(raced(store, RetryPolicy.fixed(2, 60, 0), environment), environment, segment_bytes=1)
+    writer = segments.writer()
+    add(writer, "a", 1)
+    add(writer, "b", 2)
+    assert store.refused.wait(60)
+    threading.Timer(0.2, store.go_on.set).start()
+    with pytest.raises(AccessDeniedError):
+        writer.finish()
+    assert len(store.landed) == 1
+    with pytest.raises(AccessDeniedError):
+        writer.finish()
+    MemoryStore.forget("segment-writer-first-refused")
+
+
+def test_an_inline_section_remembers_its_first_place_only_where_a_host_may_have_it(store, tmp_path):
+    for copies in (None, HostCache(tmp_path, 10**6)):
+        writer = Segments(store, system_environment(), copies).writer(inline_bytes=10**6)
+        handle = add(writer, "a", 1)
+        assert bool(writer.finish().of(handle).made_as) == (copies is not None)
 
 
 def test_without_racing_an_error_of_the_store_comes_as_it_is(store):

@@ -31,8 +31,8 @@ from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
 from stateline.files.pending import load_rows
 from stateline.handles import RowsHandle
 from stateline.pipeline.delivery import BatchKey, Delivery
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan
-from stateline.spark.job.batch_job import task_context
+from stateline.pipeline.plan import PipelinePlan
+from stateline.spark.job.batch_job import task_resources
 
 __all__ = ["BatchDelivery", "BatchFunction"]
 
@@ -55,7 +55,6 @@ class BatchDelivery:
         self._session = session
         self._plan = plan
         self._functions = dict(functions)
-        self._operators = {operator.name: operator for operator in plan.operators}
 
     def __call__(self, delivery: Delivery) -> None:
         """Delivers one output.
@@ -74,7 +73,7 @@ class BatchDelivery:
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )
         function, schema = self._functions[operator]
-        rows = self._rows(self._operators[operator], delivery.rows, schema)
+        rows = self._rows(operator, delivery.rows, schema)
         try:
             _check_it_ran(function(rows, delivery.key))
         except BaseException as error:  # Of any other than an Exception Spark never hears: it would wait for ever.
@@ -86,7 +85,7 @@ class BatchDelivery:
                 + "".join(traceback.format_exception(error)),
             ) from error
 
-    def _rows(self, operator: OperatorPlan, handles: Sequence[RowsHandle], schema: pa.Schema) -> DataFrame:
+    def _rows(self, operator: str, handles: Sequence[RowsHandle], schema: pa.Schema) -> DataFrame:
         """The rows as a DataFrame whose partitions read one object each: nothing goes through the driver."""
         partitions = self._session.range(0, len(handles), 1, len(handles))
         return partitions.mapInArrow(_Reader(self._plan, operator, handles), _spark_schema(schema))
@@ -95,16 +94,16 @@ class BatchDelivery:
 class _Reader:
     """What runs in a Python worker."""
 
-    def __init__(self, plan: PipelinePlan, operator: OperatorPlan, handles: Sequence[RowsHandle]) -> None:
+    def __init__(self, plan: PipelinePlan, operator: str, handles: Sequence[RowsHandle]) -> None:
         self._plan = plan
         self._operator = operator
         self._handles = tuple(handles)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = task_context(self._plan, self._operator)
+        resources = task_resources(self._plan, self._operator)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                for table in load_rows(context.root, [self._handles[number]], context.cache):
+                for table in load_rows(resources.root, [self._handles[number]], resources.cache):
                     yield from table.to_batches()
 
 
