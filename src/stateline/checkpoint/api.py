@@ -124,11 +124,7 @@ class DeliveryState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class InlineState(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="inline", tag_field="kind"
 ):
-    """A small piece of state that travels inside the record.
-
-    Attributes:
-        data: The bytes, at most :data:`MAX_FILE_STATE_THRESHOLD`; base64 in the record.
-    """
+    """A small piece of state, at most :data:`MAX_FILE_STATE_THRESHOLD` bytes, that travels inside the record."""
 
     data: bytes
 
@@ -250,9 +246,5 @@ def checkpoint_time(now: float, newest: Checkpoint | None) -> float:
 
     Clocks are set back, and the next driver may be on a host whose clock is behind. What has passed must not come back:
     a time to live, a timer, the age of a file. So time stands still until the clock has caught up.
-
-    Args:
-        now: What the clock says, seconds since the epoch.
-        newest: The checkpoint before; ``None`` for the first one.
     """
     return now if newest is None else max(now, newest.created_at)

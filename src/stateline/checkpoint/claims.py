@@ -40,7 +40,7 @@ def owned(
 ) -> ConflictError:
     """The error of whoever comes too late."""
     return ConflictError(
-        "it was dropped" if owner == DROPPED else f"query {owner} owns it",
+        "was dropped" if owner == DROPPED else f"query {owner} owns it",
         operation=operation,
         subject=subject,
         hint=hint,
@@ -49,4 +49,7 @@ def owned(
 
 def hint_of_drop(owner: str) -> str:
     """What to do about a savepoint that belongs to a query and is to be dropped."""
-    return f"If this is a copy of its folder, or query {owner} is gone for good, add --owned-by {owner}"
+    return (
+        "That query needs its objects. If this is a copy of the folder, or the query is gone for good, add "
+        f"--owned-by {owner}"
+    )

@@ -98,10 +98,7 @@ class Slots:
         return sorted({checkpoint_id for checkpoint_id in found if checkpoint_id is not None})
 
     def newest(self, listed_ids: list[int]) -> Checkpoint | None:
-        """The newest checkpoint; ``None`` for a root that never had one.
-
-        Args:
-            listed_ids: From :meth:`listed_ids`; taken as a hint for where to start.
+        """The newest checkpoint, searched from ``listed_ids``; ``None`` for a root that never had one.
 
         Raises:
             CorruptDataError: The newest cannot be read. With ``allow_older``: none of the live ones can. One that a

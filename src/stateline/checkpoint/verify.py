@@ -135,7 +135,7 @@ def verify_root(
 
     Raises:
         NotFoundError: There is no checkpoint ``checkpoint_id``.
-        StatelineError: What the stores raise, other than missing and corrupt objects, which are findings.
+        StatelineError: What the stores raise, other than for missing and corrupt objects.
     """
     report = VerifyReport()
     listed = [info for prefix in (SHARED_PREFIX, TASKOWNED_PREFIX, RECORD_PREFIX) for info in root.store.list(prefix)]
@@ -166,12 +166,7 @@ def verify_savepoint(savepoint: Savepoint, *, progress: Progress | None = None) 
 
 
 def verify_outputs(checkpoint: Checkpoint, outputs: Mapping[str, BlobStore]) -> VerifyReport:
-    """Verifies what a checkpoint needs of its outputs alone, so that a driver can go on from it.
-
-    Args:
-        checkpoint: The checkpoint; the files that it finishes need not be visible yet.
-        outputs: Stores of outputs by ``OutputState.url``; others are left out.
-    """
+    """Verifies what a checkpoint needs of its outputs alone, by ``OutputState.url``, so that a driver can go on."""
     report = VerifyReport(checkpoint_ids=[checkpoint.checkpoint_id])
     _look_at_outputs(checkpoint, outputs, lambda _: True, report)
     return report

@@ -431,9 +431,7 @@ class MicroBatchCoordinator(Generic[D]):
                 writer.recover_for_commit(file.commit).commit_after_recovery()
         for delivery in deliveries_of(record):
             if self._deliver is None:
-                raise InternalError(
-                    "the pipeline has no function for these rows", operation="publish", subject=str(delivery.key)
-                )
+                raise InternalError("the pipeline has no function for these rows", operation="publish", subject=str(delivery.key))
             self._deliver(delivery)
         if record.publishes:
             self._checkpoints.mark_published(record.checkpoint_id)

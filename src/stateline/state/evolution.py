@@ -81,10 +81,10 @@ def _dropped(record: Checkpoint, name: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ColumnStep:
-    """How one wanted value column comes from a stored row.
+    """How one column of the newer schema comes from a stored row.
 
     Attributes:
-        name: The wanted column.
+        name: The column.
         type: Its type.
         source: Index of the stored value column; ``None`` where the column was added.
         default: What an added column has in stored rows; null where there is no default.

@@ -47,16 +47,13 @@ class OwnedRows:
 
 
 def subkey_rows(schema: StateSchema, keys: KeyRows, owners: Rows, subkeys: Sequence[pa.Array]) -> KeyRows:
-    """Whole keys out of grouping keys and sub-keys, with the hash that the module's docstring defines.
+    """Whole keys of a table, out of grouping keys and sub-keys, with the hash that the module defines.
 
     Args:
         schema: Of the table: its key is the grouping key, then the sub-key.
         keys: Grouping keys.
         owners: For each row the number of its grouping key.
         subkeys: One column per sub-key column.
-
-    Raises:
-        InvalidInputError: A sub-key of another type than the table's.
     """
     grouping = keys.take(owners)
     whole = key_rows(schema, [*grouping.columns, *subkeys])

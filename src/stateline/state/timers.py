@@ -35,12 +35,8 @@ def expired_timers(table: StateTable, until_ms: int) -> KeyRows:
 def next_timer(table: StateTable, after_ms: int, changes: StateRows | None) -> int | None:
     """A time before which no timer comes, once all up to ``after_ms`` have fired; ``None`` if there is none at all.
 
-    It may be that of a timer which was deleted: only keys are looked at, 8 bytes a row.
-
-    Args:
-        table: Stored timers.
-        after_ms: Stored timers up to and including this time have fired.
-        changes: Timers set and deleted meanwhile; one of them may be set for a time that has passed.
+    It may be that of a timer which was deleted: only keys are looked at, 8 bytes a row. ``changes`` are timers set and
+    deleted meanwhile; one of them may be set for a time that has passed.
     """
     first: list[int] = []
     for run in table.runs:

@@ -218,10 +218,7 @@ def _check_names(keys: Sequence[str], aggregations: Mapping[str, Any], window: W
     for name in (*keys, *aggregations):
         if name in taken:
             raise InvalidInputError(
-                "is the name of a column that the output gets",
-                operation="aggregate",
-                subject=f"{name!r}",
-                hint="Rename it",
+                "is the name of a column that the output gets", operation="aggregate", subject=f"{name!r}", hint="Rename it"
             )
 
 

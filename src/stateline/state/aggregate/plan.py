@@ -47,8 +47,7 @@ class KeyedAggregation:
     """Aggregations bound to the columns of a stream. Made by :meth:`bind`; picklable.
 
     Attributes:
-        state_schema: Keys and state columns: what a table holds. A state column is named as its aggregation, or
-            ``<name>.<part>`` where there are several.
+        state_schema: What is kept per key: a column per aggregation, or several, called ``name.suffix``.
         output_schema: Key columns, then one column per aggregation.
         input_columns: The columns of the stream that are read, keys first.
         definition: All that decides what the state means, as text. State of another definition must not be read.
