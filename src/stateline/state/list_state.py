@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stateline.state.keys import KeyRows
 from stateline.state.rows import StateRows
-from stateline.state.subkeys import rows_of_keys, sorted_changes, subkey_rows
+from stateline.state.subkeys import rows_of_keys, subkey_changes
 from stateline.state.table import StateTable
 from stateline.state.variables import Lifetime, RowCodec, Values, first_refused
 
@@ -117,11 +117,9 @@ class ListState:
         if not rows:
             return None
         deleted = np.fromiter((row is None for row in rows), np.bool_, len(rows))
-        whole = subkey_rows(
-            self._table.schema, self._keys, np.array(owners, dtype=np.int64), [pa.array(positions, pa.int64())]
-        )
         values = self._lifetime.stamped(self._codec.encode(rows), len(rows))
-        return sorted_changes(whole, values, deleted)
+        subkeys = [pa.array(positions, pa.int64())]
+        return subkey_changes(self._table, self._keys, owners, subkeys, values, deleted)
 
     def refused_key(self) -> int | None:
         """The key of the element that :meth:`changes` has refused."""

@@ -26,7 +26,7 @@ from stateline.state.rows import Run, StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
 
-__all__ = ["OwnedRows", "rows_of_keys", "rows_where", "sorted_changes", "subkey_rows"]
+__all__ = ["OwnedRows", "rows_of_keys", "rows_where", "subkey_changes"]
 
 _UPPER: Final = np.uint64(0xFFFF_FFFF_0000_0000)
 _LOWER: Final = np.uint64(0x0000_0000_FFFF_FFFF)
@@ -46,25 +46,29 @@ class OwnedRows:
     rows: StateRows
 
 
-def subkey_rows(schema: StateSchema, keys: KeyRows, owners: Rows, subkeys: Sequence[pa.Array]) -> KeyRows:
-    """Whole keys of a table, out of grouping keys and sub-keys, with the hash that the module defines.
+def subkey_changes(
+    table: StateTable,
+    keys: KeyRows,
+    owners: Sequence[int],
+    subkeys: Sequence[pa.Array],
+    values: Sequence[pa.Array],
+    deleted: Mask,
+) -> StateRows:
+    """Changes of a table with sub-keys, ascending by the hash that the module defines.
 
     Args:
-        schema: Of the table: its key is the grouping key, then the sub-key.
+        table: Its key is the grouping key, then the sub-key.
         keys: Grouping keys.
-        owners: For each row the number of its grouping key.
+        owners: For each row the number of its grouping key; no whole key comes twice.
         subkeys: One column per sub-key column.
+        values: One column per value column.
+        deleted: Which rows are tombstones.
     """
-    grouping = keys.take(owners)
-    whole = key_rows(schema, [*grouping.columns, *subkeys])
-    return KeyRows((grouping.hashes & _UPPER) | (whole.hashes >> _HALF), whole.columns)
-
-
-def sorted_changes(keys: KeyRows, values: Sequence[pa.Array], deleted: Mask | None = None) -> StateRows:
-    """Rows of distinct whole keys in any order, as changes of a table: ascending by hash."""
-    marks = deleted if deleted is not None and deleted.any() else None
-    order = np.argsort(keys.hashes, kind="stable")
-    return StateRows(keys, tuple(values), marks).take(order)
+    grouping = keys.take(np.array(owners, dtype=np.int64))
+    whole = key_rows(table.schema, [*grouping.columns, *subkeys])
+    hashes = (grouping.hashes & _UPPER) | (whole.hashes >> _HALF)
+    rows = StateRows(KeyRows(hashes, whole.columns), tuple(values), deleted if deleted.any() else None)
+    return rows.take(np.argsort(hashes, kind="stable"))
 
 
 def rows_of_keys(table: StateTable, keys: KeyRows) -> OwnedRows:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from stateline.state.columns import Mask
 from stateline.state.keys import KeyRows
 from stateline.state.rows import StateRows
-from stateline.state.subkeys import rows_of_keys, rows_where, sorted_changes, subkey_rows
+from stateline.state.subkeys import rows_of_keys, rows_where, subkey_changes
 from stateline.state.table import StateTable
 
 __all__ = ["EXPIRY", "Timers", "expired_timers", "next_timer"]
@@ -100,10 +100,8 @@ class Timers:
         if not changed:
             return None
         owners, times, are_set = zip(*changed, strict=True)
-        whole = subkey_rows(
-            self._table.schema, self._keys, np.array(owners, dtype=np.int64), [pa.array(times, pa.int64())]
-        )
-        return sorted_changes(whole, (), ~np.array(are_set))
+        subkeys = [pa.array(times, pa.int64())]
+        return subkey_changes(self._table, self._keys, owners, subkeys, (), ~np.array(are_set))
 
     def _read(self) -> list[set[int]]:
         times: list[set[int]] = [set() for _ in range(len(self._keys))]
