@@ -27,7 +27,7 @@ import msgspec
 from stateline.blob.checksum import crc32c
 from stateline.errors import CorruptDataError, UnsupportedVersionError
 
-__all__ = ["MAX_METADATA_BYTES", "corrupt", "decode_value", "members_of", "seal", "unseal"]
+__all__ = ["MAX_METADATA_BYTES", "corrupt", "decode_value", "seal", "unseal"]
 
 T = TypeVar("T")
 
@@ -46,8 +46,8 @@ def seal(kind: bytes, members: bytes) -> bytes:
     return body + _TRAILER % crc32c(body)
 
 
-def unseal(data: bytes, kinds: tuple[bytes, ...], subject: str) -> bytes:
-    """Checks what holds for all documents and versions; returns the kind, one of ``kinds``.
+def unseal(data: bytes, kinds: tuple[bytes, ...], subject: str) -> tuple[bytes, bytes]:
+    """Checks what holds for all documents and versions; returns the kind, one of ``kinds``, and the members.
 
     Raises:
         CorruptDataError: It is damaged, too large, or a document of another kind.
@@ -71,13 +71,7 @@ def unseal(data: bytes, kinds: tuple[bytes, ...], subject: str) -> bytes:
     if header[1] not in kinds:
         expected = " or ".join(kind.decode() for kind in kinds)
         raise corrupt(f"it is a {header[1].decode()} document, not a {expected}", subject)
-    return header[1]
-
-
-def members_of(data: bytes) -> bytes:
-    """What lies between header and trailer of a document that :func:`unseal` has taken."""
-    header = _HEADER.match(data)
-    return data[header.end() if header else 0 : len(data) - _TRAILER_BYTES]
+    return header[1], data[header.end() : end]
 
 
 def decode_value(data: bytes | str, kind: type[T], what: str, subject: str) -> T:

@@ -23,7 +23,7 @@ reader would take is never published.
 from __future__ import annotations
 
 import json
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -34,7 +34,7 @@ from stateline.checkpoint.api import (
     OutputState,
     SubtaskState,
 )
-from stateline.checkpoint.envelope import corrupt, members_of, seal, unseal
+from stateline.checkpoint.envelope import corrupt, seal, unseal
 from stateline.checkpoint.layout import check_object_name, first_id_of_block
 from stateline.checkpoint.rules import check_checkpoint, check_position
 from stateline.errors import CorruptDataError, InvalidInputError
@@ -52,8 +52,6 @@ __all__ = [
     "encode_retired",
     "encode_savepoint",
 ]
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 _CHECKPOINT: Final = b"stateline.checkpoint"
 _SAVEPOINT: Final = b"stateline.savepoint"
@@ -81,31 +79,16 @@ class Retired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     delete: tuple[str, ...] = ()
 
 
-class _CheckpointDocument(Checkpoint, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    format: str
-    version: int
-    crc32c: str
-
-
-class _RetiredDocument(Retired, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    format: str
-    version: int
-    crc32c: str
-
-
-class _ClaimedDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    format: str
-    version: int
+class _Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     owner: str
-    crc32c: str
 
 
 _JSON: Final = msgspec.json.Encoder()
 _DECODERS: Final[dict[bytes, msgspec.json.Decoder[Any]]] = {
-    _CHECKPOINT: msgspec.json.Decoder(_CheckpointDocument),
-    _SAVEPOINT: msgspec.json.Decoder(_CheckpointDocument),
-    _RETIRED: msgspec.json.Decoder(_RetiredDocument),
-    _CLAIMED: msgspec.json.Decoder(_ClaimedDocument),
+    _CHECKPOINT: msgspec.json.Decoder(Checkpoint),
+    _SAVEPOINT: msgspec.json.Decoder(Checkpoint),
+    _RETIRED: msgspec.json.Decoder(Retired),
+    _CLAIMED: msgspec.json.Decoder(_Claim),
 }
 _BROKEN: Final = (OperatorState, SubtaskState, OutputState, DeliveryState)
 """Values whose members get lines of their own; every other value is written on one line."""
@@ -155,7 +138,7 @@ def _encode(kind: bytes, value: Checkpoint | Retired, subject: str) -> bytes:
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(str(error), operation="encode", subject=subject, hint=_EXACT_TYPES) from error
     try:
-        decoded = _decode(data, (kind,), subject)
+        decoded, _ = _decode(data, (kind,), subject)
     except CorruptDataError as error:
         raise InvalidInputError(error.message, operation="encode", subject=subject, hint=_EXACT_TYPES) from error
     if decoded != value:
@@ -199,25 +182,25 @@ def decode_record(data: bytes, subject: str) -> Checkpoint | Retired:
         CorruptDataError: The bytes are not what was written, or break a rule of the format.
         UnsupportedVersionError: A newer version wrote them.
     """
-    decoded = _decode(data, (_CHECKPOINT, _RETIRED), subject)
-    _check_no_member_twice(data, decoded, subject)
+    decoded, body = _decode(data, (_CHECKPOINT, _RETIRED), subject)
+    _check_no_member_twice(body, decoded, subject)
     return decoded
 
 
 def decode_savepoint(data: bytes, subject: str) -> Checkpoint:
     """The checkpoint in a savepoint's ``_metadata``; arguments and errors as :func:`decode_record`."""
-    decoded = _decode(data, (_SAVEPOINT,), subject)
+    decoded, body = _decode(data, (_SAVEPOINT,), subject)
     if not isinstance(decoded, Checkpoint):
-        raise corrupt("it is no savepoint", subject)
-    _check_no_member_twice(data, decoded, subject)
+        raise corrupt("is not a savepoint", subject)
+    _check_no_member_twice(body, decoded, subject)
     return decoded
 
 
 def decode_claim(data: bytes, subject: str) -> str:
     """The owner in a claim; arguments and errors as :func:`decode_record`."""
-    document = _document(data, (_CLAIMED,), subject)[1]
-    _refuse_member_twice(data, subject)
-    owner: str = document.owner
+    _, claim, body = _document(data, (_CLAIMED,), subject)
+    _refuse_member_twice(body, subject)
+    owner: str = claim.owner
     return owner
 
 
@@ -233,52 +216,45 @@ def check_mark(data: bytes, written: bytes, subject: str) -> None:
         raise corrupt("its checksum is right but it is not the mark that its name says", subject)
 
 
-def _decode(data: bytes, kinds: tuple[bytes, ...], subject: str) -> Checkpoint | Retired:
-    kind, document = _document(data, kinds, subject)
-    decoded: Checkpoint | Retired
+def _decode(data: bytes, kinds: tuple[bytes, ...], subject: str) -> tuple[Checkpoint | Retired, bytes]:
+    """The value of a document, checked, and its members as a JSON object."""
+    kind, decoded, body = _document(data, kinds, subject)
     try:
-        if kind == _RETIRED:
-            decoded = _without_envelope(document, Retired)
-            complaint = _check_retired(decoded)
-        else:
-            decoded = _without_envelope(document, Checkpoint)
-            complaint = check_checkpoint(decoded)
+        complaint = _check_retired(decoded) if kind == _RETIRED else check_checkpoint(decoded)
     except InvalidInputError as error:
         raise corrupt(str(error), subject) from error
     if complaint is not None:
         raise corrupt(complaint, subject)
-    return decoded
+    return decoded, body
 
 
-def _document(data: bytes, kinds: tuple[bytes, ...], subject: str) -> tuple[bytes, Any]:
-    kind = unseal(data, kinds, subject)
+def _document(data: bytes, kinds: tuple[bytes, ...], subject: str) -> tuple[bytes, Any, bytes]:
+    """The kind of a document, what it says, and its members as a JSON object."""
+    kind, members = unseal(data, kinds, subject)
+    body = b"{%s}" % members
     try:
-        return kind, _DECODERS[kind].decode(data)
+        return kind, _DECODERS[kind].decode(body), body
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise corrupt(f"its checksum is right but it is not a {kind.decode()} document: {error}", subject) from error
 
 
-def _check_no_member_twice(data: bytes, decoded: Checkpoint | Retired, subject: str) -> None:
-    """Refuses a document in which an object has two members of one name.
+def _check_no_member_twice(body: bytes, decoded: Checkpoint | Retired, subject: str) -> None:
+    """Refuses an object with two members of one name.
 
     Nearly every document is, but for its white space, what this program writes, which takes a tenth of the time to see.
     """
-    if msgspec.json.format(b"{%s}" % members_of(data), indent=-1) != _JSON.encode(decoded):
-        _refuse_member_twice(data, subject)
+    if msgspec.json.format(body, indent=-1) != _JSON.encode(decoded):
+        _refuse_member_twice(body, subject)
 
 
-def _refuse_member_twice(data: bytes, subject: str) -> None:
+def _refuse_member_twice(body: bytes, subject: str) -> None:
     def check(pairs: list[tuple[str, object]]) -> None:
         names = [name for name, _ in pairs]
         if len(set(names)) < len(names):
             twice = next(name for at, name in enumerate(names) if name in names[:at])
             raise corrupt(f"its checksum is right but a member {twice!r} comes twice in one object", subject)
 
-    json.loads(data, object_pairs_hook=check)
-
-
-def _without_envelope(document: msgspec.Struct, cls: type[T]) -> T:
-    return cls(**{name: getattr(document, name) for name in cls.__struct_fields__})
+    json.loads(body, object_pairs_hook=check)
 
 
 def _check_retired(retired: Retired) -> str | None:
