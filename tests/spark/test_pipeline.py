@@ -452,7 +452,10 @@ def test_a_root_without_permission_is_a_typed_error(place):
         (lambda place: KeyedStream(place.spark.range(1), key="id", checkpoint="x"), "must be a stream"),
         (lambda place: KeyedStream(None, key="id", checkpoint="x"), "must be a stream"),
         (lambda place: KeyedStream(place.events(), key=5, checkpoint="x"), "key: 5 is not a column name"),
-        (lambda place: KeyedStream(place.events(), key=[F.col("key")], checkpoint="x"), "key: Column.* is not a column name"),
+        (
+            lambda place: KeyedStream(place.events(), key=[F.col("key")], checkpoint="x"),
+            "key: Column.* is not a column name",
+        ),
         (
             lambda place: place.keyed(place.events().withColumn("__HASH", F.col("id"))),
             "column '__HASH': is a reserved name.*Rename",
@@ -467,8 +470,14 @@ def test_a_root_without_permission_is_a_typed_error(place):
         (lambda place: place.keyed().aggregate(n=count()).write_files("x", partition_by="m"), "no column 'm'"),
         (lambda place: place.keyed().aggregate(n=count()).write_files("x", roll_bytes="-1"), "roll_bytes"),
         (lambda place: place.pipeline().start("x", trigger={"continuous": "1 second"}), "continuous"),
-        (lambda place: place.pipeline().start("x", trigger={"processingTime": "abc"}), "start trigger.*Spark does not accept"),
-        (lambda place: place.pipeline().start("x", trigger={"availableNow": False}), "start trigger.*Spark does not accept"),
+        (
+            lambda place: place.pipeline().start("x", trigger={"processingTime": "abc"}),
+            "start trigger.*Spark does not accept",
+        ),
+        (
+            lambda place: place.pipeline().start("x", trigger={"availableNow": False}),
+            "start trigger.*Spark does not accept",
+        ),
         (lambda place: place.pipeline().start("x", query_name=5), "query_name 5: Spark does not accept"),
         (lambda place: place.pipeline().start(""), "spark_checkpoint: must not be empty"),
         (lambda place: place.pipeline().start(5), "spark_checkpoint: it is of type int"),

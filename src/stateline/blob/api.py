@@ -100,9 +100,10 @@ class BlobStore(Closable):
             AlreadyExistsError: The name holds other bytes.
         """
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:  # noqa: ARG002
         """As :meth:`put_if_absent` of the concatenation of ``pieces``, which some stores write without joining them.
 
+        ``read_soon`` says that this host will read the object within seconds, so that its page cache should have it.
         The returned info need not have a checksum: whoever makes large objects has checksums of its own inside.
         """
         return self.put_if_absent(name, b"".join(pieces))

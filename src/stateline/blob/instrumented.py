@@ -96,10 +96,10 @@ class InstrumentedStore(StoreDecorator):
             self.calls.clear()
             self.bytes_written = self.bytes_read = 0
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
         """Forwards the pieces as they are, and counts them as ``put_if_absent``."""
         self._count("put_if_absent", pieces)
-        return self.inner.put_all_if_absent(name, pieces)
+        return self.inner.put_all_if_absent(name, pieces, read_soon=read_soon)
 
     def _forward(self, operation: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self._count(operation, (*args, *named.values()))

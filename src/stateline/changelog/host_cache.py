@@ -471,7 +471,7 @@ class HostCopies(StoreDecorator):
         super().__init__(store)
         self._cache = cache
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], **_: bool) -> ObjectInfo:
         return ObjectInfo(name=name, size=self._cache.put(self.url, name, pieces), modified_at=0)
 
     def delete(self, names: Iterable[str]) -> None:

@@ -99,9 +99,9 @@ class RacingStore(StoreDecorator):
         own = own_bytes(data, "put_if_absent", name)
         return self._race(lambda: self.inner.put_if_absent(name, own), size=len(own))
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
         """Not raced: who writes so much does it under fresh names."""
-        return self.inner.put_all_if_absent(name, pieces)
+        return self.inner.put_all_if_absent(name, pieces, read_soon=read_soon)
 
     def get(self, name: str) -> bytes:
         return self._race(lambda: self.inner.get(name))

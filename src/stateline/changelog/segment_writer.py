@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from stateline.blob.api import BlobStore
 from stateline.changelog.host_cache import Extent, HostCache
 from stateline.changelog.racing import Answer, RacingStore
-from stateline.changelog.segment import SECTION_ALIGNMENT, EncodedSegment, Section, encode_segment
+from stateline.changelog.segment import SECTION_ALIGNMENT, EncodedSegment, Section, SectionKind, encode_segment
 from stateline.environment import Environment, Ids
 from stateline.errors import InternalError
 from stateline.handles import SectionHandle
@@ -181,7 +181,10 @@ class SegmentWriter:
         encoded = encode_segment(self._sections)
         if encoded.offsets != tuple(handle.offset for handle in self._handles):
             raise InternalError("sections are not where their handles say", operation="write", subject=self._name)
-        self._uploads.append(_Upload(self._store, self._name, encoded, self.environment, self._copies))
+        runs = sum(section.length for section in self._sections if section.kind is SectionKind.RUN)
+        # The next checkpoint looks into runs; rows that wait are read much later, once.
+        read_soon = 2 * runs >= encoded.size
+        self._uploads.append(_Upload(self._store, self._name, encoded, self.environment, self._copies, read_soon))
         self._name = segment_name(self.environment.ids)
         self._sections, self._handles, self._end = [], [], 0
 
@@ -196,8 +199,10 @@ class _Upload:
         encoded: EncodedSegment,
         environment: Environment,
         copies: HostCache | None,
+        read_soon: bool,
     ) -> None:
         self.name = name
+        self._read_soon = read_soon
         self.size = encoded.size
         self._unused = [name]
         self._pieces = encoded.pieces
@@ -244,7 +249,7 @@ class _Upload:
             name = self._unused.pop()
         except IndexError:
             name = segment_name(self._ids)
-        self._store.put_all_if_absent(name, self._pieces)
+        self._store.put_all_if_absent(name, self._pieces, read_soon=self._read_soon)
         return name
 
     def _discard(self, name: str) -> None:

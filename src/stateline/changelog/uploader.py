@@ -245,7 +245,7 @@ class _BoundedCopies(StoreDecorator):
         super().__init__(store)
         self._max_bytes = max_bytes
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
         room = sum(map(len, pieces))
         found = sorted((info.modified_at, info.name, info.size) for info in self.list("") if is_object_name(info.name))
         excess = sum(size for _, _, size in found) + room - self._max_bytes
@@ -255,7 +255,7 @@ class _BoundedCopies(StoreDecorator):
             if excess > 0:
                 self.delete([oldest])
                 excess -= size
-        return self.inner.put_all_if_absent(name, pieces)
+        return self.inner.put_all_if_absent(name, pieces, read_soon=read_soon)
 
 
 def _encoding_threads(settings: ChangelogSettings) -> int:

@@ -45,8 +45,9 @@ from stateline.checkpoint import (
     checkpoint_time,
 )
 from stateline.checkpoint.packing import packed
-from stateline.environment import Environment
+from stateline.environment import Environment, side_by_side
 from stateline.errors import DataLossError, InternalError
+from stateline.handles import CommitPoint
 from stateline.key_groups import check_parallelism, range_for_subtask
 from stateline.pipeline.compatibility import Step, check_continuation, decided_earlier, next_properties, next_step
 from stateline.pipeline.delivery import Delivery, deliveries_of
@@ -67,6 +68,9 @@ D = TypeVar("D")
 
 _AT_ONCE: Final = 0
 """A time that has come."""
+
+_FILES_AT_ONCE: Final = 8
+"""How many files are published side by side."""
 
 
 class MicroBatchCoordinator(Generic[D]):
@@ -425,17 +429,21 @@ class MicroBatchCoordinator(Generic[D]):
         The pieces go before the mark and the mark before the acknowledgement: a zombie that publishes late finds either
         the file or nothing to make it from, and a driver that starts later does not miss files that were moved away.
         """
-        for output in record.outputs:
-            for file in output.finished:
-                writer = RecoverableWriter(self._outputs[output.operator])
-                writer.recover_for_commit(file.commit).commit_after_recovery()
+        commits = [(output.operator, file.commit) for output in record.outputs for file in output.finished]
+        side_by_side(self._environment, "stateline-publish", self._make_visible, commits, _FILES_AT_ONCE)
         for delivery in deliveries_of(record):
             if self._deliver is None:
-                raise InternalError("the pipeline has no function for these rows", operation="publish", subject=str(delivery.key))
+                raise InternalError(
+                    "the pipeline has no function for these rows", operation="publish", subject=str(delivery.key)
+                )
             self._deliver(delivery)
         if record.publishes:
             self._checkpoints.mark_published(record.checkpoint_id)
         self._is_published = True
+
+    def _make_visible(self, of_operator: tuple[str, CommitPoint]) -> None:
+        operator, commit = of_operator
+        RecoverableWriter(self._outputs[operator]).recover_for_commit(commit).commit_after_recovery()
 
 
 def _next_id(newest: Checkpoint | None) -> int:

@@ -21,7 +21,7 @@ from stateline.changelog.segment_writer import Placement, Segments, SegmentWrite
 from stateline.checkpoint import SubtaskState
 from stateline.environment import Environment
 from stateline.errors import ErrorKind, InternalError, InvalidInputError
-from stateline.files import FileOutput, FilesResult, FileWriter
+from stateline.files import FileOutput, FilesContext, FilesResult, FileWriter
 from stateline.files.nulls import broken_promise
 from stateline.files.pending import add_rows
 from stateline.handles import RowsHandle
@@ -207,20 +207,18 @@ def _write_output(
         return FilesResult()
     if resources.output is None:
         raise InternalError("the operator writes files, but no store is open", subject=given.operator)
-    writer = FileWriter(
-        output,
-        resources.segments,
-        segment,
-        resources.output,
-        schema,
-        open_files=given.open_files,
-        subtask=given.subtask,
+    files = FilesContext(
+        output=output,
+        schema=schema,
+        store=resources.output,
+        segments=resources.segments,
         now=given.context.now,
-        environment=resources.environment,
+        subtask=given.subtask,
     )
+    writer = FileWriter(files, given.open_files)
     if rows is not None:
         writer.write(rows)
-    return writer.finish()
+    return writer.finish(segment)
 
 
 def _delivered(segment: SegmentWriter, given: SubtaskInput, rows: pa.Table | None) -> RowsHandle | None:

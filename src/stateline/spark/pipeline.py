@@ -55,7 +55,9 @@ class Pipeline:
             )
         if replace(self._plan, graph=Graph()) != replace(other._plan, graph=Graph()):
             raise InvalidInputError(
-                "both must have the same root, options and parallelism", operation="alongside", hint="Use the same for both"
+                "both must have the same root, options and parallelism",
+                operation="alongside",
+                hint="Use the same for both",
             )
         plan = replace(self._plan, graph=self._plan.graph.alongside(other._plan.graph))
         check_shared_folders(plan.graph.operators)

@@ -39,7 +39,9 @@ def key_names(key: Any) -> list[str]:
     for name in names:
         if not isinstance(name, str):
             raise InvalidInputError(
-                f"{name!r:.100} is not a column name", subject="key", hint='Give names of columns, such as "id" or ["id", "day"]'
+                f"{name!r:.100} is not a column name",
+                subject="key",
+                hint='Give names of columns, such as "id" or ["id", "day"]',
             )
     return names
 

@@ -50,7 +50,9 @@ def stream_watermark(
     if watermark is not None:
         if not isinstance(watermark, tuple | list) or len(watermark) != 2:
             raise InvalidInputError(
-                f"expected a column and a delay, got {watermark!r}", subject="watermark", hint='Give a pair, such as ("at", "10 minutes")'
+                f"expected a column and a delay, got {watermark!r}",
+                subject="watermark",
+                hint='Give a pair, such as ("at", "10 minutes")',
             )
         plans.append(WatermarkPlan.of(schema, columns.own(watermark[0]), watermark[1], late_data))
     distinct = sorted(set(plans), key=lambda plan: plan.column)

@@ -385,8 +385,8 @@ class KeyedStateBackend(Closable):
                 },
             )
         )
-        for name, state in self._states.items():
-            state.table = self._load(operators[name], state.schema)
+        for name, kept in self._states.items():
+            kept.table = self._load(operators[name], kept.schema)
         self._checkpoints.retain(self._retained_checkpoints)
         return made
 

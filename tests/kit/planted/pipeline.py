@@ -19,7 +19,7 @@ from stateline.checkpoint.metadata import Retired, encode_checkpoint
 from stateline.checkpoint.retention import Reach, Retention
 from stateline.checkpoint.store import CheckpointStore
 from stateline.errors import DataLossError, FencedError, NotFoundError, StatelineError
-from stateline.files import writer as files_writer
+from stateline.files import FileJoiner
 from stateline.handles import OpenFile, RunHandle
 from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.messages import SubtaskInput, SubtaskResult
@@ -148,7 +148,7 @@ def _retire_all(retired: Reach, younger: Sequence[Reach]) -> Retired:
     )
 
 
-_adopt = files_writer.FileWriter._adopt
+_adopt = FileJoiner._adopt
 
 
 def _forget_last_rows(self: Any, file: OpenFile) -> None:
@@ -316,7 +316,7 @@ _bug(
 _bug(
     "pipeline_tail_dropped",
     "a file that is resumed forgets the rows of the last checkpoint",
-    files_writer.FileWriter,
+    FileJoiner,
     "_adopt",
     _forget_last_rows,
     "single",

@@ -19,7 +19,7 @@ from stateline.checkpoint.objects import with_sections
 from stateline.checkpoint.packing import packed
 from stateline.checkpoint.retention import Reach, reach_of
 from stateline.checkpoint.store import CheckpointStore
-from stateline.files.writer import FileWriter
+from stateline.files import FileJoiner
 from stateline.handles import OpenFile, RunHandle, SectionHandle
 from stateline.pipeline import coordinator as coordinator_module
 from stateline.pipeline import subtask as task_module
@@ -160,7 +160,7 @@ class _Instead(StoreDecorator):
         super().__init__(inner)
         self._instead = instead
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
         made: ObjectInfo = self._instead(name, b"".join(pieces))
         return made
 
@@ -187,10 +187,10 @@ def _publish_first(self: CheckpointStore, checkpoint: Checkpoint) -> Checkpoint:
     return record
 
 
-_adopt = FileWriter._adopt
+_adopt = FileJoiner._adopt
 
 
-def _named_rows_alone(self: FileWriter, file: OpenFile) -> None:
+def _named_rows_alone(self: FileJoiner, file: OpenFile) -> None:
     _adopt(self, replace(file, pending=tuple(rows for rows in file.pending if not rows.is_inline)))
 
 
@@ -234,7 +234,7 @@ _bug(
 _bug(
     "inline_rows_forgotten",
     "who goes on with a file leaves out its rows that are in the record",
-    FileWriter,
+    FileJoiner,
     "_adopt",
     _named_rows_alone,
     "single",

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateline.blob.api import BlobStore, Buffer
+from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState
 from stateline.errors import NotFoundError
 from stateline.files import FileOutput, RollingPolicy
@@ -203,7 +204,8 @@ class PipelineSystem(MicroBatchSystem):
     def finish(self) -> None:
         """Finishes the files that are still open, as the end of a stream does."""
         root, out = self._process.store(self._places.root), self._process.store(self._places.out)
-        self.coordinator.finish(file_finisher(root, {"counts": (self._output, out)}, self._process.environment))
+        segments = Segments(root, self._process.environment)
+        self.coordinator.finish(file_finisher(segments, {"counts": (self._output, out)}))
 
     def run_subtasks(self, batch: Batch[list[Row]], tasks: Sequence[SubtaskInput]) -> list[SubtaskResult]:
         """Runs every subtask in a process of its own, on the rows whose keys it owns, in the order of this attempt."""

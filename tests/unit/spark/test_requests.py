@@ -21,6 +21,7 @@ from stateline.pipeline.messages import Batch
 from stateline.pipeline.plan import PipelinePlan
 from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.spark.sinks import files as files_sink
+from stateline.spark.sinks import files_stores
 from stateline.spark.sinks.files import FilesSink
 from stateline.state.open_runs import OpenRuns
 from tests.kit.scenarios.pipeline import CountingProgram
@@ -115,7 +116,7 @@ def test_the_sink_of_any_stream_neither_lists_nor_asks_for_heads(tmp_path, monke
         stores.append(InstrumentedStore(open_store(url, options, environment)))
         return stores[-1]
 
-    monkeypatch.setattr(files_sink, "open_store", counted)
+    monkeypatch.setattr(files_stores, "open_store", counted)
     monkeypatch.setattr(files_sink, "_KNOWN", {})
     options = {"path": str(tmp_path / "out"), "every_checkpoint": every_checkpoint}
     schema = StructType([StructField("id", LongType())])
@@ -147,6 +148,7 @@ def test_records_below_the_output_use_the_options_of_its_store(tmp_path, monkeyp
         opened[url.removeprefix(str(tmp_path))] = dict(options)
         return open_store(url, options, environment)
 
+    monkeypatch.setattr(files_stores, "open_store", noted)
     monkeypatch.setattr(files_sink, "open_store", noted)
     monkeypatch.setattr(files_sink, "_KNOWN", {})
     given = {key: value.replace("CHECKPOINT", str(tmp_path / "records")) for key, value in given.items()}

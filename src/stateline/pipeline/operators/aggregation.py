@@ -26,6 +26,7 @@ import pyarrow as pa
 from stateline.errors import InvalidInputError
 from stateline.options import parse_choice
 from stateline.pipeline.event_time import WINDOW_END, WINDOW_START, WatermarkPlan, WindowPlan
+from stateline.pipeline.late_rows import rows_in_time
 from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, OperatorProgram, Processed
 from stateline.state.aggregate import Aggregation, KeyedAggregation
 from stateline.state.columns import contiguous, fixed_words, from_words
@@ -172,9 +173,8 @@ class AggregateProgram(OperatorProgram):
         window, watermark, late_us = self._window, self._watermark, context.late_watermark_us
         if window is None or watermark is None or late_us is None or not watermark.drops_late_rows:
             return rows
-        starts = _times(contiguous(rows.column(WINDOW_START)))
-        in_time = starts > late_us - window.size_us
-        return rows if in_time.all() else rows.filter(pa.array(in_time))
+        kept = rows_in_time(rows, WINDOW_START, late_us - window.size_us)
+        return rows if kept is None else rows.filter(pa.array(kept))
 
     def _close(self, table: StateTable, changes: StateRows, context: BatchContext) -> Any:
         size_us = 0 if self._window is None else self._window.size_us
@@ -218,7 +218,10 @@ def _check_names(keys: Sequence[str], aggregations: Mapping[str, Any], window: W
     for name in (*keys, *aggregations):
         if name in taken:
             raise InvalidInputError(
-                "is the name of a column that the output gets", operation="aggregate", subject=f"{name!r}", hint="Rename it"
+                "is the name of a column that the output gets",
+                operation="aggregate",
+                subject=f"{name!r}",
+                hint="Rename it",
             )
 
 

@@ -37,8 +37,9 @@ import pyarrow as pa
 from stateline.errors import ErrorKind, InvalidInputError, StatelineError, UserCodeError
 from stateline.options import check_known, parse_choice
 from stateline.pipeline.event_time import WatermarkPlan
+from stateline.pipeline.late_rows import rows_in_time
 from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, OperatorProgram, Processed
-from stateline.state.columns import Rows, contiguous, fixed_words
+from stateline.state.columns import Rows, contiguous
 from stateline.state.keys import Groups, KeyRows, group_rows, key_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema, is_kept_alike
@@ -169,17 +170,11 @@ class ArrowFunctionProgram(OperatorProgram):
         )
 
     def _in_time(self, rows: pa.Table, context: BatchContext) -> pa.Table:
-        """The rows whose time is after the watermark of the batch before. Rows without a time are never late."""
-        if self._watermark is None or context.late_watermark_us is None:
+        """The rows that are not late."""
+        if self._watermark is None:
             return rows
-        times = contiguous(rows.column(self._watermark.column))
-        words = fixed_words(times)
-        if words is None:
-            return rows
-        in_time = words.view(np.int64) > context.late_watermark_us
-        if times.null_count:
-            in_time |= times.is_null().to_numpy(zero_copy_only=False)
-        return rows if in_time.all() else rows.filter(pa.array(in_time))
+        kept = rows_in_time(rows, self._watermark.column, context.late_watermark_us)
+        return rows if kept is None else rows.filter(pa.array(kept))
 
     def _indexed(self, events: pa.Table, groups: Groups) -> pa.Table:
         index = np.empty(events.num_rows, dtype=np.int64)

@@ -10,6 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
+from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.errors import StatelineError
@@ -147,7 +148,7 @@ class PipelineRun:
         """Makes one round without rows; whether the query goes on."""
         if not self._query.isActive:
             return False
-        finish_files = plan_finisher(self._plan, self._stores, self._environment)
+        finish_files = plan_finisher(self._plan, self._stores, self._segments())
         acted = self._coordinator.act_on_time(self._no_rows, finish_files)
         if acted is not None:
             self.reporter(acted)
@@ -163,7 +164,7 @@ class PipelineRun:
         settled = self._coordinator.settle(self._no_rows)
         if settled is not None:
             self.reporter(settled)
-        finish_open_files(self._plan, self._stores, self._environment, self._coordinator, self._make_coordinator)
+        finish_open_files(self._plan, self._stores, self._segments(), self._coordinator, self._make_coordinator)
         self._upkeep.settle()
 
     def _close(self) -> None:
@@ -171,6 +172,10 @@ class PipelineRun:
         self._upkeep.close()
         self._stores.close()
         self._job.close()
+
+    def _segments(self) -> Segments:
+        """Where the rows of open files are."""
+        return Segments(self._stores.root, self._environment, host_copies(self._plan, self._stores.root))
 
     def _no_rows(self) -> DataFrame:
         """Rows of a job that has none. A local relation would be optimised away, and the subtasks would run here.

@@ -26,6 +26,7 @@ from pyspark.sql.types import StructField, StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.pipeline.event_time import WatermarkPlan
+from stateline.pipeline.late_rows import rows_in_time
 from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, OperatorProgram, Processed
 from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.processor.handle import ProcessorHandle
@@ -42,7 +43,7 @@ from stateline.spark.processor.variables import (
     parse_struct,
 )
 from stateline.spark.stream_checks import shipped
-from stateline.state.columns import Rows, contiguous
+from stateline.state.columns import Rows
 from stateline.state.keys import KeyRows, key_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
@@ -322,14 +323,11 @@ class ProcessorProgram(OperatorProgram):
         )
 
     def _in_time(self, rows: pa.Table, hashes: Any, context: BatchContext) -> tuple[pa.Table, Any]:
-        """The rows whose time is after the watermark of the batch before. Rows without a time are never late."""
-        if self.event_time is None or context.late_watermark_us is None or rows.num_rows == 0:
+        """The rows that are not late, and their hashes."""
+        kept = None if self.event_time is None else rows_in_time(rows, self.event_time, context.late_watermark_us)
+        if kept is None:
             return rows, hashes
-        times = contiguous(rows[self.event_time]).cast(pa.int64())
-        late = times.fill_null(context.late_watermark_us + 1).to_numpy() <= context.late_watermark_us
-        if not late.any():
-            return rows, hashes
-        return rows.filter(pa.array(~late)), None if hashes is None else hashes[~late]
+        return rows.filter(pa.array(kept)), None if hashes is None else hashes[kept]
 
     def _come(self, grouping: StateSchema, tables: Mapping[str, StateTable], until_ms: int) -> tuple[KeyRows, Rows]:
         """Stored timers up to now: their grouping keys and times."""

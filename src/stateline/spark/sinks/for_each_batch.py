@@ -1,8 +1,5 @@
 """``PipelineStage.for_each_batch``: the output of each checkpoint, handed to a function of the user's own.
 
-Owns the call and the DataFrame it gets. Does not own when it happens (``coordinator``), nor what is delivered
-(``delivery``).
-
 Guarantees:
 
 - **At least once, after the checkpoint is durable.** The function is never called for rows that do not count.
@@ -27,10 +24,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
+from stateline.errors import UserCodeError
 from stateline.files.pending import load_rows
 from stateline.handles import RowsHandle
-from stateline.pipeline.delivery import BatchKey, Delivery
+from stateline.pipeline.delivery import BatchKey, Delivery, rows_without_function
 from stateline.pipeline.plan import PipelinePlan
 from stateline.spark.job.batch_job import task_resources
 
@@ -65,13 +62,7 @@ class BatchDelivery:
         """
         operator = delivery.key.operator
         if operator not in self._functions:
-            raise InvalidInputError(
-                "its newest checkpoint has rows that wait for their function",
-                operation="start",
-                subject=f"operator {operator}",
-                hint="Start the program with .for_each_batch(fn) once more, so that they are delivered",
-                kind=ErrorKind.SCHEMA_MISMATCH,
-            )
+            raise rows_without_function(delivery, "start")
         function, schema = self._functions[operator]
         rows = self._rows(operator, delivery.rows, schema)
         try:
