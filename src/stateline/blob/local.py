@@ -110,7 +110,7 @@ class LocalStore(BlobStore):
         return self._info(name, len(data), crc32c(data))
 
     def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
-        """Creates an object from pieces; a long one that nobody reads soon goes past the page cache where that works."""
+        """Creates an object from pieces; a long one that nobody reads soon goes past the page cache where possible."""
         size = sum(map(len, pieces))
         self._put_new(name, pieces, unread_bytes=0 if read_soon else size)
         return self._info(name, size, None)
