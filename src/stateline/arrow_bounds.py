@@ -41,7 +41,7 @@ def check_file(data: memoryview, batches: Iterable[int], subject: str) -> None:
     """Checks some record batches of an IPC file, by number.
 
     Raises:
-        CorruptDataError: One would take too much memory, or the file is none.
+        CorruptDataError: One would take too much memory, or it is not a file.
     """
     try:
         end = len(data) - _FILE_END_BYTES
@@ -49,24 +49,24 @@ def check_file(data: memoryview, batches: Iterable[int], subject: str) -> None:
         count, start = _vector(data, footer, 3)
         for number in batches:
             if number >= count:
-                raise _corrupt(f"it has {count} record batches", subject)
+                raise _corrupt(f"expected record batch {number}, got {count} batches", subject)
             offset, metadata_bytes, _, _ = _BLOCK.unpack_from(data, start + _BLOCK.size * number)
             _check(_announced(data, offset, offset + metadata_bytes), subject)
     except (struct.error, IndexError) as error:
-        raise _corrupt(f"it is no Arrow file: {error}", subject) from error
+        raise _corrupt(f"is not an Arrow file: {error}", subject) from error
 
 
 def check_stream(data: memoryview, subject: str) -> None:
     """Checks every record batch of an IPC stream; what follows its end is not looked at.
 
     Raises:
-        CorruptDataError: One would take too much memory, or the stream is none.
+        CorruptDataError: One would take too much memory, or it is not a stream.
     """
     try:
         for start, body in _messages(data):
             _check(_announced(data, start, body), subject)
     except (struct.error, IndexError) as error:
-        raise _corrupt(f"it is no Arrow stream: {error}", subject) from error
+        raise _corrupt(f"is not an Arrow stream: {error}", subject) from error
 
 
 def _messages(data: memoryview) -> Iterator[tuple[int, int]]:

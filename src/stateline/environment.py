@@ -216,16 +216,16 @@ def executor_of(given: Executor | PlainPool | None, environment: Environment, na
         return environment.executors.executor(name, num_threads)
     if any(kind.__module__ in _APART for kind in type(given).__mro__):
         raise InvalidInputError(
-            f"{type(given).__name__} must run work on threads of this process, and does not",
+            f"must run work on threads of this process, {type(given).__name__} does not",
             subject="executor",
-            hint="Give a ThreadPoolExecutor, or none",
+            hint="Give a ThreadPoolExecutor, or None",
         )
     if isinstance(given, PlainPool):
         return _PoolWithTimers(given, environment.executors.executor(f"{name}-timers", 1))
     for method in ("submit", "call_later", "close"):
         if not callable(getattr(given, method, None)):
             raise InvalidInputError(
-                f"{type(given).__name__} has no {method}()",
+                f"expected an executor, {type(given).__name__} has no {method}()",
                 subject="executor",
                 hint="Give a concurrent.futures.Executor, or one with the methods of stateline.environment.Executor",
             )

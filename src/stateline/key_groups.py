@@ -86,7 +86,7 @@ class KeyGroupRange:
         whole = isinstance(self.start, Integral) and isinstance(self.end, Integral)
         if not whole or self.start < 0 or self.end < self.start - 1:
             raise InvalidInputError(
-                f"[{self.start!r}, {self.end!r}] is no key-group range",
+                f"[{self.start!r}, {self.end!r}] is not a key-group range",
                 subject="KeyGroupRange",
                 hint="Give 0 <= start <= end (inclusive), or KeyGroupRange.EMPTY",
             )
@@ -124,21 +124,23 @@ def check_parallelism(parallelism: int, max_parallelism: int) -> None:
         _check_whole(value, name)
     if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise InvalidInputError(
-            f"{max_parallelism} is out of bounds",
+            f"must be 1 to {MAX_PARALLELISM_LIMIT}, got {max_parallelism}",
             subject="max_parallelism",
-            hint=f"Give 1 to {MAX_PARALLELISM_LIMIT}; it is fixed for the life of the state",
+            hint="Choose with care: it is fixed for the life of the state",
         )
     if not 1 <= parallelism <= max_parallelism:
         raise InvalidInputError(
-            f"{parallelism} is out of bounds",
+            f"must be 1 to {max_parallelism} (max_parallelism), got {parallelism}",
             subject="parallelism",
-            hint=f"Give 1 to max_parallelism, which is {max_parallelism} here",
+            hint="Lower it, or raise max_parallelism where the state is new",
         )
 
 
 def _check_whole(value: object, subject: str) -> None:
     if not isinstance(value, Integral):
-        raise InvalidInputError(f"{value!r} is no whole number", subject=subject, hint="Give an int, such as 4")
+        raise InvalidInputError(
+            f"must be a whole number, got {value!r}", subject=subject, hint="Give an int, such as 4"
+        )
 
 
 def range_for_subtask(index: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
@@ -150,7 +152,11 @@ def range_for_subtask(index: int, parallelism: int, max_parallelism: int) -> Key
     check_parallelism(parallelism, max_parallelism)
     _check_whole(index, "subtask")
     if not 0 <= index < parallelism:
-        raise InvalidInputError(f"{index} is out of bounds", subject="subtask", hint=f"Give 0 to {parallelism - 1}")
+        raise InvalidInputError(
+            f"must be 0 to {parallelism - 1}, got {index}",
+            subject="subtask",
+            hint="Lower it, or raise the parallelism",
+        )
     start = -(-index * max_parallelism // parallelism)
     end = -(-(index + 1) * max_parallelism // parallelism) - 1
     return KeyGroupRange(start, end)
@@ -162,7 +168,9 @@ def subtask_for_key_group(key_group: int, parallelism: int, max_parallelism: int
     _check_whole(key_group, "key group")
     if not 0 <= key_group < max_parallelism:
         raise InvalidInputError(
-            f"{key_group} is out of bounds", subject="key group", hint=f"Give 0 to {max_parallelism - 1}"
+            f"must be 0 to {max_parallelism - 1}, got {key_group}",
+            subject="key group",
+            hint="Give a number below max_parallelism",
         )
     return key_group * parallelism // max_parallelism
 
@@ -185,7 +193,9 @@ def key_group_of(hash64: int | npt.NDArray[Any], max_parallelism: int) -> int | 
     if isinstance(hash64, np.ndarray):
         if hash64.dtype.kind not in "iu":
             raise InvalidInputError(
-                f"{hash64.dtype} is no type of hashes", subject="hash64", hint="Give int64 or uint64"
+                f"expected int64 or uint64, got {hash64.dtype}",
+                subject="hash64",
+                hint="Give hashes of xxhash64",
             )
         high = hash64.astype(np.uint64, copy=False) >> np.uint64(32)
         return ((high * np.uint64(max_parallelism)) >> np.uint64(32)).astype(np.int64)
@@ -260,7 +270,11 @@ def hash_columns(columns: Sequence[pa.Array | pa.ChunkedArray]) -> Hashes:
         InvalidInputError: A column of a type that cannot be a key.
     """
     if not columns:
-        raise InvalidInputError("no key column", operation="hash_columns", hint="Give at least one")
+        raise InvalidInputError(
+            "expected at least one key column",
+            operation="hash_columns",
+            hint="Give one Arrow array for each key column",
+        )
     for position, column in enumerate(columns):
         check_key_type(column.type, str(position))
     arrays = [_contiguous(column) for column in columns]

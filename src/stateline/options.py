@@ -295,8 +295,12 @@ def check_kind(value: object, kind: type | UnionType, name: str, expected: str =
         InvalidInputError: It is something else.
     """
     if not isinstance(value, kind):
-        wanted = expected or f"a value of type {getattr(kind, '__name__', kind)}"
-        raise InvalidInputError(f"it is of type {type(value).__name__}", subject=name, hint=f"Give {wanted}")
+        name_of_kind = getattr(kind, "__name__", str(kind))
+        raise InvalidInputError(
+            f"expected {name_of_kind}, got {type(value).__name__}",
+            subject=name,
+            hint=f"Give {expected or f'a value of type {name_of_kind}'}",
+        )
 
 
 def check_text(value: object, name: str) -> None:

@@ -54,7 +54,7 @@ class MetricsCollector:
         for name in (prefix, *(labels or {})):
             if not _NAME.fullmatch(name):
                 raise InvalidInputError(
-                    "it is no Prometheus name", subject=repr(name), hint="Use letters, digits and _"
+                    "is not a Prometheus name", subject=repr(name), hint="Use letters, digits and _"
                 )
         self._prefix = prefix
         self._source = source

@@ -465,7 +465,7 @@ class HostCache:
 
 
 class HostCopies(StoreDecorator):
-    """A store of which only the copies of whole objects on this host are made and deleted: see :class:`CopyPlace`."""
+    """A store of which only the copies of whole objects on this host are made and deleted."""
 
     def __init__(self, cache: HostCache, store: BlobStore) -> None:
         super().__init__(store)

@@ -10,7 +10,7 @@ One writer serves one subtask in one checkpoint, or one driver::
     handle = placement.of(handle)                        # goes into the record
 
 Rules:
-- Whatever was added lies in **one** object, unless it is more than :attr:`SegmentSettings.segment_bytes`: then several,
+- Whatever was added lies in **one** object, unless it is more than ``segment_bytes``: then several,
   each of which is on its way while the next one is being filled, at most :data:`_ON_THEIR_WAY` at a time. So memory is
   bounded, and uploads overlap with the work that makes the next sections.
 - Where the store races, an attempt that is late is raced by another one, under a fresh name: the first answer wins, and

@@ -174,7 +174,7 @@ def _objects(url: str, options: Mapping[str, str]) -> Iterator[tuple[BlobStore, 
     names = sorted(info.name for info in store.list("") if not info.name.startswith(STAGING_PREFIX))
     names = [name for name in names if name.endswith(SEGMENT_SUFFIX)] or names
     if not names:
-        raise NotFoundError("there is no object and no folder with objects", subject=url, hint="Check the URL")
+        raise NotFoundError("there is no such object, and no folder with objects", subject=url, hint="Check the URL")
     for name in names:
         yield store, name
 
@@ -201,7 +201,9 @@ def _parse_range(text: str | None) -> KeyGroupRange | None:
     except ValueError:
         wanted = KeyGroupRange.EMPTY
     if not wanted:
-        raise click.BadParameter(f"{text!r} is neither 5 nor 0-63", param_hint="--key-groups")
+        raise click.BadParameter(
+            f"{text!r} is not a key group or a range, such as 5 or 0-63", param_hint="--key-groups"
+        )
     return wanted
 
 

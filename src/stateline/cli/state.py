@@ -160,7 +160,7 @@ def diff(
     old, new = (named.in_record(snapshot.store, snapshot.checkpoint) for snapshot in snapshots)
     if old.store.url != new.store.url or old.max_parallelism != new.max_parallelism:
         raise InvalidInputError(
-            "they lie in different roots or have different key groups",
+            "cannot compare checkpoints of different roots, or with different key groups",
             operation="diff",
             subject=f"{before} and {after}",
             hint="Give two checkpoints of one root; export others and compare the files",
@@ -250,7 +250,10 @@ def _check_absent(store: BlobStore, name: str, target: str) -> None:
     except NotFoundError:
         return
     raise AlreadyExistsError(
-        "it exists already", operation="export", subject=target, hint="Give another name: nothing is overwritten"
+        "the file exists already",
+        operation="export",
+        subject=target,
+        hint="Give another name: nothing is overwritten",
     )
 
 
@@ -301,7 +304,7 @@ def _key_columns(stored: StoredState, texts: Sequence[str]) -> list[pa.Array]:
     fields = list(stored.schema.keys)
     if len(texts) != len(fields):
         raise InvalidInputError(
-            f"{len(texts)} values came",
+            f"expected {len(fields)} values, got {len(texts)}",
             operation="get",
             subject="KEY",
             hint=f"Give one for each of: {', '.join(f'{field.name} ({field.type})' for field in fields)}",
@@ -322,7 +325,7 @@ def _key_value(field: pa.Field, text: str) -> pa.Array:
         return pa.array([text]).cast(field.type)
     except (pa.ArrowException, binascii.Error, ValueError) as error:
         raise InvalidInputError(
-            f"{text!r} is no {field.type}",
+            f"{text!r} is not a value of type {field.type}",
             operation="get",
             subject=f"key column {field.name!r}",
             hint=_how_to_write(field.type),

@@ -1,6 +1,6 @@
 """What the file sink does with a micro-batch, without Spark: tasks make rows durable, one record decides.
 
-Owns both halves of ``format("stateline_files")`` between Spark's calls. Does not own those calls (``files_sink``), nor
+Owns both halves of ``format("stateline_files")`` between Spark's calls. Does not own those calls, nor
 the protocol: the coordinator of keyed pipelines decides here too, with one operator that has files and no state.
 
 Nothing that counts is kept in memory from one batch to the next: each commit is made of what the tasks handed over and

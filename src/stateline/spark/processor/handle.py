@@ -1,8 +1,5 @@
 """What a processor holds while a key is processed: its state variables and timers, as PySpark's own classes.
 
-Owns the translation of Spark's calls into state of the present key. Does not own what state is (``stateline.state``)
-nor which key is present: the run of a batch moves the cursor.
-
 These objects are subclasses of Spark's and answer without a round trip: the state of all keys of the batch is in this
 process already, read in one pass when a processor first asks for it.
 """
@@ -60,10 +57,10 @@ class Cursor:
         if name != "key":
             raise AttributeError(name)
         raise InvalidInputError(
-            "no key is processed now",
+            "cannot be used while no key is processed",
             operation="process",
             subject="state",
-            hint="Use state and timers only while a key is processed, not in init() nor close()",
+            hint="Use state and timers only while a key is processed, not in init() or close()",
         )
 
 
@@ -276,7 +273,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         if variable is None or variable.kind != kind:
             known = ", ".join(known.definition for known in self._variables.values())
             raise InvalidInputError(
-                "init() did not declare it when the pipeline was built",
+                "was not declared by init() when the pipeline was built",
                 operation="init",
                 subject=f"{kind} state {name!r}",
                 hint=f"init() must declare the same variables each time; it declared: {known or 'none'}",
@@ -288,7 +285,9 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
 
     def _timers_of(self, operation: str) -> Timers:
         if self._timers is None or not self.cursor.is_set:
-            reason = "it was called without a key" if self._timers else f"the time mode is {self._time_mode!r}"
+            reason = (
+                "cannot be used without a key" if self._timers else f"cannot be used in time mode {self._time_mode!r}"
+            )
             raise InvalidInputError(
                 reason,
                 operation=operation,
@@ -300,7 +299,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
 
 def _too_late(operation: str, subject: str) -> InvalidInputError:
     return InvalidInputError(
-        "state variables are declared, and deleted, once, and in init()",
+        "can be declared or deleted only once, in init()",
         operation=operation,
         subject=subject,
         hint="Keep what init() gets on self; clear() empties the state of a key",
@@ -314,7 +313,7 @@ def _time_ms(value: Any, operation: str) -> int:
         time_ms = None
     if time_ms is None or isinstance(value, bool) or not -(2**63) <= time_ms < 2**63:
         raise InvalidInputError(
-            f"the time of a timer is {value!r} of type {type(value).__name__}",
+            f"the time of a timer must be a whole number, got {value!r} of type {type(value).__name__}",
             operation=operation,
             subject="timers",
             hint="Give whole milliseconds since the epoch",

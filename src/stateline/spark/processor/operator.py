@@ -1,7 +1,7 @@
 """``KeyedStream.process``: a ``StatefulProcessor`` of PySpark, unchanged, as an operator of a pipeline.
 
-Owns the binding of a processor (its variables, tables and forms) and the run of one batch of one subtask. Does not own
-Spark's order of calls (``processor_run``), its state objects (``processor_handle``) nor storage (``stateline.state``).
+The order of calls is that of :mod:`stateline.spark.processor.run`; state and timers are reached through
+:mod:`stateline.spark.processor.handle`.
 
 Facts:
 - Each state variable is a table; timers are one more. Their keys begin with the grouping key, in its key group.
@@ -117,7 +117,7 @@ class ProcessorProgram:
         if not isinstance(processor, StatefulProcessor):
             raise _refused(
                 "processor",
-                f"it is a {type(processor).__name__}",
+                f"must be a StatefulProcessor, got {type(processor).__name__}",
                 "Give an instance of a subclass of pyspark.sql.streaming.StatefulProcessor",
             )
         _choice(output_mode, _OUTPUT_MODES, "output_mode")
@@ -392,7 +392,9 @@ def _late_by(time_mode: str, watermark: WatermarkPlan | None) -> str | None:
         return None
     if watermark is None:
         raise _refused(
-            "time_mode", "EventTime needs a watermark", "Say df.withWatermark(...), or give KeyedStream watermark="
+            "time_mode",
+            "EventTime needs a watermark",
+            "Call df.withWatermark(...), or give KeyedStream(watermark=...)",
         )
     return watermark.column if watermark.drops_late_rows else None
 

@@ -1,7 +1,5 @@
 """What a processor declares in ``init``: found out once, on the driver, by running ``init`` against a recording handle.
 
-Owns the declaration of state variables and their checks. Does not own their contents (``processor_handle``).
-
 Facts (tried in Spark 4.3): a time to live needs ``time_mode="ProcessingTime"``; 0 means none; a name is used once.
 """
 
@@ -120,7 +118,9 @@ def parse_struct(schema: Any, subject: str) -> StructType:
     if isinstance(schema, StructType):
         return schema
     if not isinstance(schema, str):
-        raise _bad_declaration(subject, f"its schema is a {type(schema).__name__}", "Give a StructType or DDL text")
+        raise _bad_declaration(
+            subject, f"its schema must be a StructType or DDL text, got {type(schema).__name__}", "Give 'count long'"
+        )
     try:
         return StructType.fromDDL(schema)
     except PySparkException as error:
@@ -175,18 +175,20 @@ class _RecordingHandle(StatefulProcessorHandle):
     def _declare(self, kind: str, name: str, value: Any, key: Any, ttl_ms: int | None) -> None:
         subject = f"{kind} state {name!r}"
         if name in self.variables:
-            raise _bad_declaration(subject, "the name is used twice", "Give each state variable a name of its own")
+            raise _bad_declaration(subject, "cannot use this name twice", "Give each state variable a name of its own")
         if not name or not isinstance(name, str):
-            raise _bad_declaration(subject, "it has no name", "Give it one")
+            raise _bad_declaration(subject, f"must have a name, got {name!r}", "Give a text that is not empty")
         is_ttl = ttl_ms is None or (isinstance(ttl_ms, int) and not isinstance(ttl_ms, bool))
         if not is_ttl or not 0 <= (ttl_ms or 0) <= _TTL_MS_MAX:
             raise _bad_declaration(
-                subject, f"its time to live is {ttl_ms!r}", f"Give milliseconds, 1 to {_TTL_MS_MAX}, or none for ever"
+                subject,
+                f"its time to live must be 0 to {_TTL_MS_MAX} ms, got {ttl_ms!r}",
+                "Give whole milliseconds, or None for ever",
             )
         if ttl_ms and self._time_mode != PROCESSING_TIME:
             raise _bad_declaration(
                 subject,
-                f"it has a time to live, and the time mode is {self._time_mode!r}",
+                f"cannot have a time to live in time mode {self._time_mode!r}",
                 'Time to live goes by processing time: give time_mode="ProcessingTime"',
             )
         self.variables[name] = Variable(
@@ -209,7 +211,7 @@ class _Undefined:
             raise AttributeError(name)
         raise _bad_declaration(
             self._subject,
-            f"{name}() was called in init() or close()",
+            f"cannot call {name}() in init() or close()",
             "Use state and timers only while a key is processed",
         )
 

@@ -72,15 +72,19 @@ class StateSourceOptions:
     def __post_init__(self) -> None:
         normalise_settings(self)
         if not self.path:
-            raise _wrong("path", "it is missing", 'Call load("file:///folder")')
+            raise _wrong("path", "is required", 'Call load("file:///folder")')
         if self.mode is not None:
             check_known([self.mode], ("snapshot", "changes"), "value of mode")
         if self.is_feed and self.checkpoint is not None:
-            raise _wrong("checkpoint", "changes lie between two", "Give start_checkpoint and end_checkpoint")
+            raise _wrong(
+                "checkpoint",
+                "cannot be given for changes, which lie between two",
+                "Give start_checkpoint and end_checkpoint",
+            )
         if not self.is_feed and (self.start_checkpoint is not None or self.end_checkpoint is not None):
-            raise _wrong("mode", "a snapshot has neither start nor end", "Give checkpoint, or mode 'changes'")
+            raise _wrong("mode", "cannot be a snapshot with a start or an end", "Give checkpoint, or mode 'changes'")
         if len(set(self.columns)) < len(self.columns):
-            raise _wrong("columns", f"{','.join(self.columns)} names a column twice", "Name each column once")
+            raise _wrong("columns", f"names a column twice: {','.join(self.columns)}", "Name each column once")
 
     @property
     def is_feed(self) -> bool:
