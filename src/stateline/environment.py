@@ -16,12 +16,13 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor as PlainPool
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from stateline.errors import InvalidInputError
 from stateline.threads import ThreadedExecutor, ThreadedMonitor
@@ -29,6 +30,7 @@ from stateline.threads import ThreadedExecutor, ThreadedMonitor
 __all__ = [
     "Cancellable",
     "Clock",
+    "Closable",
     "Environment",
     "Executor",
     "Executors",
@@ -42,6 +44,24 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+
+class Closable(ABC):
+    """A resource that a ``with`` statement closes."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes it. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class Clock(Protocol):

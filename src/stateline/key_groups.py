@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateline.errors import InvalidInputError
+from stateline.floats import canonical_words
 from stateline.options import check_kind
 from stateline.xxh64 import xxh64_of_slices
 
@@ -357,23 +358,14 @@ def _fixed_words(column: pa.Array) -> tuple[Hashes, int]:
         halves = np.frombuffer(column.buffers()[1], dtype=np.uint64)
         return halves[2 * column.offset : 2 * (column.offset + len(column)) : 2], 8
     if pa.types.is_floating(kind):
-        values = column.fill_null(0.0).to_numpy(zero_copy_only=False)
-        if pa.types.is_float64(kind):
-            return _canonical_floats(values.view(np.uint64), infinity=0x7FF << 52, not_a_number=0x7FF8 << 48), 8
-        return _canonical_floats(values.view(np.uint32), infinity=0xFF << 23, not_a_number=0x7FC0 << 16), 4
+        words = canonical_words(column.fill_null(0.0).to_numpy(zero_copy_only=False))
+        return words.astype(np.uint64, copy=False), words.itemsize
     if pa.types.is_boolean(kind):
         return column.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint64), 4
     if kind.bit_width == 64:
         return column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64), 8
     ints = column.cast(pa.int32()).fill_null(0).to_numpy(zero_copy_only=False)
     return ints.view(np.uint32).astype(np.uint64), 4
-
-
-def _canonical_floats(words: npt.NDArray[Any], *, infinity: int, not_a_number: int) -> Hashes:
-    """The bits of floats with one zero and one NaN. Integers only: arithmetic on a signalling NaN would warn."""
-    magnitudes = words & words.dtype.type(np.iinfo(words.dtype).max >> 1)
-    words = np.where(magnitudes > infinity, words.dtype.type(not_a_number), words)
-    return np.where(magnitudes == 0, words.dtype.type(0), words).astype(np.uint64, copy=False)
 
 
 def _is_key_type(kind: pa.DataType) -> bool:

@@ -36,14 +36,7 @@ from stateline.handles import RunHandle, SectionHandle
 from stateline.key_groups import KeyGroupRange
 from stateline.pipeline.event_time import Watermark
 from stateline.pipeline.offsets import offsets_digest
-from stateline.recoverable.gcs_interchange import (
-    FlinkCommit,
-    FlinkResume,
-    read_commit,
-    read_resume,
-    write_commit,
-    write_resume,
-)
+from stateline.recoverable.interchange import read_commit, read_resume
 from stateline.recoverable.serializers import CommitPointSerializer, ResumePointSerializer
 from stateline.state.run import check_whole, decode_batches, read_index
 from stateline.state.schema import StateSchema
@@ -301,9 +294,9 @@ def _handle_of(data: bytes) -> bytes:
 
 
 _OBJECT = _golden("changelog/segment_none_v1.bin")
-_IDS = (UUID(int=1), UUID(int=2))
-_FLINK_COMMIT = FlinkCommit(bucket="bucket", object="a/\N{GREEK SMALL LETTER ALPHA}", components=_IDS)
-_FLINK_RESUME = FlinkResume(bucket="bucket", object="a/b", components=_IDS, position=7, closed=False)
+_FLINK_IDS = b"\0\0\0\2" + UUID(int=1).bytes + UUID(int=2).bytes
+_FLINK_COMMIT = b"\0\6bucket\0\4a/\xce\xb1" + _FLINK_IDS
+_FLINK_RESUME = b"\0\6bucket\0\3a/b" + _FLINK_IDS + struct.pack(">qB", 7, 0)
 _OFFSETS = b'v1\n{"batchWatermarkMs":0}\n{"logOffset":3}\n{"batchId":3}'
 _SCHEMA = StateSchema.of(
     pa.schema([("key", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us")), ("list", pa.list_(pa.int32()))]),
@@ -364,8 +357,8 @@ TARGETS = {
             [_golden(f"recoverable/resume_point{name}_v1.bin") for name in ("", "_empty")],
             _framed_point,
         ),
-        Target("flink_commit", lambda data: read_commit(1, data), [write_commit(_FLINK_COMMIT)]),
-        Target("flink_resume", lambda data: read_resume(1, data), [write_resume(_FLINK_RESUME)]),
+        Target("flink_commit", lambda data: read_commit(1, data), [_FLINK_COMMIT]),
+        Target("flink_resume", lambda data: read_resume(1, data), [_FLINK_RESUME]),
         Target("state_schema", _schema, [_SCHEMA.encode().encode()]),
         Target("schema_message", _schema_message, [base64.b64decode(_SCHEMA.encode())]),
         Target("default_value", _default_value, [_DEFAULT]),

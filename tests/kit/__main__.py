@@ -37,6 +37,7 @@ _MODULES: Final = (
     "tests.kit.planted.sink",
     "tests.kit.planted.cloud",
     "tests.kit.planted.late",
+    "tests.kit.planted.delivery",
 )
 _SUITES: Final = ("single", "pairs", "zombies", "sim", "powerloss")
 _USAGE: Final = """\

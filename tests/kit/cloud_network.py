@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Final, TypeVar
 
-from stateline.blob.tries import try_unanswered
+from stateline.blob.answers import try_unanswered
 from stateline.testing.faults import Fault, FaultKind
 from stateline.testing.system_calls import RequestGate
 

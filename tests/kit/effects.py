@@ -13,7 +13,7 @@ from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c
 from stateline.blob.instrumented import StoreDecorator
 from stateline.handles import Part
-from stateline.testing.invariants import require
+from tests.kit.invariants import require
 
 __all__ = ["Contents", "Effect", "ObservedStore"]
 

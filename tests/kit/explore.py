@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stateline.testing.backends import Backend
 from stateline.testing.faults import APPLIES_TO, Fault, FaultKind, FaultPlan, NoFaults, ScriptedFaults
-from stateline.testing.invariants import InvariantViolation
 from stateline.testing.seeds import Dice
+from tests.kit.backends import Backend
+from tests.kit.invariants import InvariantViolation
 from tests.kit.results import Exploration
 from tests.kit.scenario import Scenario, check, opened, require_typed_end, restart
 from tests.kit.world import Process, World

@@ -15,15 +15,16 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stateline.testing.backends import LocalBackend, scratch_folder
+from stateline.testing.crashable import scratch_folder
 from stateline.testing.disk_model import DiskModel, DiskState
 from stateline.testing.faults import Fault, FaultKind, NoFaults, ScriptedFaults
-from stateline.testing.invariants import InvariantViolation
 from stateline.testing.journal import Change
 from stateline.testing.seeds import Dice
-from stateline.testing.trace import Trace
+from tests.kit.backends import LocalBackend
+from tests.kit.invariants import InvariantViolation
 from tests.kit.results import Exploration
 from tests.kit.scenario import Scenario, check, opened, require_typed_end, restart, watch
+from tests.kit.trace import Trace
 from tests.kit.world import Fact, World
 
 __all__ = ["DEFAULT_LIMIT", "failing_fsync", "power_loss", "power_losses"]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from stateline.testing.faults import APPLIES_TO, FaultKind, FaultPlan
-from stateline.testing.invariants import InvariantViolation
-from stateline.testing.trace import Trace
+from tests.kit.invariants import InvariantViolation
+from tests.kit.trace import Trace
 
 __all__ = ["DEAD_KNOB_SHARE", "Exploration", "Failure"]
 

@@ -23,10 +23,10 @@ from typing import ClassVar, Final
 
 from stateline.blob.api import Buffer
 from stateline.errors import CorruptDataError, DataLossError, StatelineError
-from stateline.testing.backends import Backend
 from stateline.testing.faults import FaultKind, FaultPlan
-from stateline.testing.invariants import InvariantViolation, require
+from tests.kit.backends import Backend
 from tests.kit.effects import Effect
+from tests.kit.invariants import InvariantViolation, require
 from tests.kit.world import Process, World
 
 __all__ = [

@@ -21,11 +21,9 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from stateline.testing.faults import Fault, FaultKind, FaultPlan, NoFaults, RandomFaults, ScriptedFaults
-from stateline.testing.invariants import InvariantViolation
-from stateline.testing.scheduler import Actor
 from stateline.testing.seeds import Dice
-from stateline.testing.trace import Trace
 from tests.kit.explore import Setting
+from tests.kit.invariants import InvariantViolation
 from tests.kit.results import Exploration
 from tests.kit.scenario import (
     REQUEST_FAULTS,
@@ -36,6 +34,8 @@ from tests.kit.scenario import (
     require_typed_end,
     restart,
 )
+from tests.kit.scheduler import Actor
+from tests.kit.trace import Trace
 from tests.kit.world import Process, World
 
 __all__ = ["Decision", "Script", "SeedResult", "replay", "run_seed", "shrink", "simulate"]

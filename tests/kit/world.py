@@ -32,16 +32,16 @@ from stateline.errors import (
     UnavailableError,
 )
 from stateline.handles import Part
-from stateline.testing.backends import Backend, MemoryBackend
 from stateline.testing.clock import ManualClock
-from stateline.testing.environment import SimulatedClock, SimulatedEnvironment
-from stateline.testing.faults import Fault, FaultKind, FaultPlan, ScriptedFaults
+from stateline.testing.faults import ActorKilled, Fault, FaultKind, FaultPlan, ScriptedFaults
 from stateline.testing.faulty_store import FaultyStore, ResolvingStore, StoreHistory
-from stateline.testing.invariants import InvariantViolation
-from stateline.testing.scheduler import Actor, ActorKilled, Group, Scheduler, Status
 from stateline.testing.seeds import Dice
-from stateline.testing.trace import Trace
+from tests.kit.backends import Backend, MemoryBackend
 from tests.kit.effects import Contents, Effect, ObservedStore
+from tests.kit.environment import SimulatedClock, SimulatedEnvironment
+from tests.kit.invariants import InvariantViolation
+from tests.kit.scheduler import Actor, Group, Scheduler, Status
+from tests.kit.trace import Trace
 
 __all__ = ["Fact", "Process", "World"]
 

@@ -24,7 +24,7 @@ from stateline.environment import system_environment
 from stateline.files import RollingPolicy
 from stateline.key_groups import KeyGroupRange
 from stateline.state.merge import MergeSettings
-from stateline.testing.backends import scratch_folder
+from stateline.testing.crashable import scratch_folder
 from tests.kit.scenarios.micro_batch import Row
 from tests.kit.scenarios.pipeline import PipelineSystem
 from tests.processes.jobs import InOneProcess

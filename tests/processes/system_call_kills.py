@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from stateline.testing.backends import LOCAL_MODULES, scratch_folder
+from stateline.testing.crashable import LOCAL_MODULES, scratch_folder
 from stateline.testing.faults import FaultKind
 from stateline.testing.system_calls import SystemCalls, intercepted
 from tests.kit.planted import components as planted_components

@@ -7,8 +7,8 @@ import pytest
 from stateline.blob import ObjectInfo, StoreDecorator
 from stateline.blob.api import Buffer
 from stateline.blob.memory import MemoryStore
-from stateline.testing.invariants import InvariantViolation
 from tests.kit.effects import Contents, ObservedStore
+from tests.kit.invariants import InvariantViolation
 
 
 def observed(inner: object, contents: Contents) -> ObservedStore:

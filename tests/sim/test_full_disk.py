@@ -6,7 +6,8 @@ import subprocess
 import pytest
 
 from stateline.errors import AccessDeniedError, StorageFullError
-from stateline.testing import Fault, FaultKind, LocalBackend, ScratchBackend, ScriptedFaults
+from stateline.testing import Fault, FaultKind, ScriptedFaults
+from tests.kit.backends import LocalBackend, ScratchBackend
 from tests.kit.explore import Setting, single_faults
 from tests.kit.scenario import check, opened, restart
 from tests.kit.scenarios import SCENARIOS

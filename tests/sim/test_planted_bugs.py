@@ -6,6 +6,7 @@ from tests.kit.planted import beside as planted_beside
 from tests.kit.planted import bugs as planted
 from tests.kit.planted import cloud as planted_cloud
 from tests.kit.planted import components as planted_components
+from tests.kit.planted import delivery as planted_delivery
 from tests.kit.planted import late as planted_late
 from tests.kit.planted import pipeline as planted_pipeline
 from tests.kit.planted import protocol as planted_protocol
@@ -25,6 +26,7 @@ assert all(
         planted_sections,
         planted_cloud,
         planted_late,
+        planted_delivery,
     )
 )
 

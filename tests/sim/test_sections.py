@@ -3,6 +3,7 @@
 from collections import Counter
 
 from stateline.changelog.host_cache import HostCache
+from stateline.changelog.segment_writer import SegmentWriter
 from tests.kit.explore import Setting
 from tests.kit.scenarios.sections import SectionedPipeline
 from tests.kit.simulation import simulate
@@ -31,10 +32,11 @@ class Noted(SectionedPipeline):
 
 def test_records_have_inline_sections_segments_of_several_and_stacks_merged_half_way(monkeypatch):
     scenario = Noted()
-    find, drop = HostCache.find, HostCache.drop
+    find, drop, finish = HostCache.find, HostCache.drop, SegmentWriter.finish
 
     def sought(self, *arguments, **more):
         found = list(find(self, *arguments, **more))
+        scenario.found["read from a copy of a slice"] += any(copy.part is not None for copy in found)
         scenario.found["read from a copy" if found else "not on this host"] += 1
         yield from found
 
@@ -42,6 +44,12 @@ def test_records_have_inline_sections_segments_of_several_and_stacks_merged_half
         scenario.found["damaged copies"] += 1
         drop(self, *arguments, **more)
 
+    def finished(self):
+        placement = finish(self)
+        scenario.found["several segments of a subtask"] += len(placement.names) > 1
+        return placement
+
+    monkeypatch.setattr(SegmentWriter, "finish", finished)
     monkeypatch.setattr(HostCache, "find", sought)
     monkeypatch.setattr(HostCache, "drop", dropped)
     assert not simulate(scenario, range(3), Setting()).failures
@@ -51,6 +59,8 @@ def test_records_have_inline_sections_segments_of_several_and_stacks_merged_half
         "of several sections",
         "merged half way",
         "read from a copy",
+        "read from a copy of a slice",
+        "several segments of a subtask",
         "not on this host",
         "damaged copies",
     }

@@ -164,7 +164,7 @@ def test_who_is_fenced_while_finishing_is_content_if_the_files_are_finished(
 def test_a_place_may_be_a_path_and_what_is_none_is_refused(place):
     with pytest.raises(NotFoundError, match="no stream has written anything there"):
         finish_files(place / "out", checkpoint=place / "records")
-    with pytest.raises(InvalidInputError, match="it is no URL"):
+    with pytest.raises(InvalidInputError, match="is not a URL"):
         finish_files(5)
 
 
@@ -329,7 +329,7 @@ def test_records_that_readers_would_find_are_refused(spark, place, options):
 
 
 def test_an_option_in_two_spellings_is_refused(spark, place):
-    with pytest.raises(AnalysisException, match="partition_by: it is given twice, in two spellings"):
+    with pytest.raises(AnalysisException, match="partition_by: must be given once, got it in two spellings"):
         spark.range(3).write.format("stateline_files").mode("append").options(partitionBy="a", partition_by="b").save(
             str(place / "out")
         )

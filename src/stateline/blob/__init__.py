@@ -1,6 +1,6 @@
 """A store of immutable bytes under names, on memory, local disk, S3, GCS and Azure.
 
-``api`` states the promises, ``outcome`` the rules for lost answers, one module per backend keeps them.
+:mod:`stateline.blob.api` states the promises, :mod:`stateline.blob.outcome` the rules for lost answers.
 """
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo

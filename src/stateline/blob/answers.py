@@ -1,15 +1,19 @@
 """What a cloud store said to a request that did not succeed, whatever its SDK calls it.
 
-Owns the words that the cloud backends share, and keeps credentials out of them. Does not own what a lost answer means
-for a creation (``cloud``).
+An SDK repeats a request by itself. Whether one of its tries got no answer is noted for each request under way, whatever
+thread runs it. What that means for a creation is decided in :mod:`stateline.blob.cloud`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextvars import ContextVar
 from enum import Enum
+from types import TracebackType
 from typing import Final
 
+from stateline.blob.translation import Translated
 from stateline.errors import (
     AccessDeniedError,
     InvalidInputError,
@@ -20,7 +24,16 @@ from stateline.errors import (
     chain_of,
 )
 
-__all__ = ["Answer", "PieceError", "Refusal", "answer_of_status", "safe_cause", "scrubbed", "typed_error"]
+__all__ = [
+    "Answer",
+    "Asking",
+    "Refusal",
+    "answer_of_status",
+    "safe_cause",
+    "scrubbed",
+    "try_unanswered",
+    "typed_error",
+]
 
 _SECRETS: Final = re.compile(
     r"((?:sig|signature|x-amz-signature|x-amz-credential|x-amz-security-token|access_token|accountkey)=)[^&\s'\";]+",
@@ -41,8 +54,8 @@ class Answer(Enum):
     REFUSED = "refused"  # The request can never succeed as it is.
 
 
-class Refusal(Exception):  # noqa: N818 - it is an answer, and never leaves the backends
-    """A request that did not succeed, with what the store said. Turned into a typed error before a caller sees it.
+class Refusal(Exception):  # noqa: N818 - an answer, which never leaves the stores
+    """A request that did not succeed, with what the service said. Turned into a typed error before a caller sees it.
 
     Attributes:
         answer: To the last try.
@@ -63,12 +76,45 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, and never leaves the 
         return Refusal(answer, self.error, said=self.said)
 
 
-class PieceError(Exception):
-    """A publication met a piece that is gone or changed; what that means depends on the target."""
+class _Silence:
+    __slots__ = ("occurred",)
 
-    def __init__(self, meaning: StatelineError) -> None:
-        super().__init__(str(meaning))
-        self.meaning = meaning
+    def __init__(self) -> None:
+        self.occurred = False
+
+
+_SILENCE: Final[ContextVar[_Silence | None]] = ContextVar("stateline_silence", default=None)
+
+
+class Asking(Translated):
+    """Around one request by an SDK.
+
+    Args:
+        translate: As that of :class:`Translated`; it is also given whether a try got no answer.
+    """
+
+    __slots__ = ("_silence", "_token")
+
+    def __init__(self, translate: Callable[[Exception, bool], Exception | None]) -> None:
+        self._silence = silence = _Silence()
+        super().__init__(lambda error: translate(error, silence.occurred))
+
+    def __enter__(self) -> None:
+        """Listens."""
+        self._token = _SILENCE.set(self._silence)
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _SILENCE.reset(self._token)
+        super().__exit__(exc_type, error, trace)
+
+
+def try_unanswered() -> None:
+    """Notes that a try of the request under way, which the SDK may repeat, got no answer."""
+    silence = _SILENCE.get()
+    if silence is not None:
+        silence.occurred = True
 
 
 def answer_of_status(status: int) -> Answer:
@@ -91,25 +137,19 @@ def scrubbed(text: str) -> str:
 
 def typed_error(refusal: Refusal, operation: str, subject: str) -> StatelineError:
     """The error that a caller sees."""
-    message = f"the store answered {refusal.said!r}"
     if refusal.answer is Answer.ABSENT:
         return NotFoundError("there is no such object", operation=operation, subject=subject)
+    kind: type[StatelineError]
+    kind, hint = UnavailableError, "Try again later"
+    message = f"the store answered {refusal.said!r}"
     if refusal.answer is Answer.DENIED:
-        return AccessDeniedError(
-            message, operation=operation, subject=subject, hint="Check the credentials and the rights they give"
-        )
-    if refusal.answer in (Answer.SILENT, Answer.CUT):
-        return OutcomeUnknownError(
-            f"no answer came ({refusal.said})",
-            operation=operation,
-            subject=subject,
-            hint="It may have happened, or happen yet: repeat the call",
-        )
-    if refusal.answer is Answer.REFUSED:
-        return InvalidInputError(
-            message, operation=operation, subject=subject, hint="Check the URL, the bucket and the options"
-        )
-    return UnavailableError(message, operation=operation, subject=subject, hint="Try again later")
+        kind, hint = AccessDeniedError, "Check the credentials and the rights they give"
+    elif refusal.answer is Answer.REFUSED:
+        kind, hint = InvalidInputError, "Check the URL, the bucket and the options"
+    elif refusal.answer in (Answer.SILENT, Answer.CUT):
+        kind, hint = OutcomeUnknownError, "It may have happened, or may happen yet: repeat the call"
+        message = f"no answer came ({refusal.said})"
+    return kind(message, operation=operation, subject=subject, hint=hint)
 
 
 def safe_cause(error: BaseException) -> BaseException:

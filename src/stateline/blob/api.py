@@ -1,14 +1,13 @@
-"""A store of immutable bytes under names: the protocol that every backend keeps.
+"""A store of immutable bytes under names: what every store promises.
 
-Owns the promises. Backends own how. Everything above this layer names an object once, writes it once and never
-changes it.
+Everything above this layer names an object once, writes it once and never changes it.
 
-Promises, for every backend (the suite ``stateline.testing.blob_conformance`` checks them):
+Promises (the suite ``stateline.testing.blob_conformance`` checks them):
 
 - **Whole or not at all.** No reader ever sees part of an object. An object that was acknowledged survives power loss.
 - **Three outcomes.** A call that returns has happened. A call that raises :class:`UnavailableError`,
   :class:`AccessDeniedError`, :class:`StorageFullError` or :class:`TooManyOpenFilesError` has not. A call that raises
-  :class:`OutcomeUnknownError` may have: backends resolve lost answers by reading back (length, CRC32C, nonce) and raise
+  :class:`OutcomeUnknownError` may have: stores resolve lost answers by reading back (length, CRC32C, nonce) and raise
   it only when that failed too.
 - **Create-if-absent has one winner** per name, for as long as the name is not deleted. Never free a name that fences.
 - **Strong consistency.** What was acknowledged is seen by every later ``get``, ``head`` and ``list``, from any
@@ -32,14 +31,14 @@ Life of a large object, written by one process and published by another::
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from stateline.blob.names import STAGING_PREFIX, is_staged_name
+from stateline.environment import Closable
 from stateline.errors import ClosedError
 from stateline.handles import Part
 
@@ -72,8 +71,8 @@ class ObjectInfo:
     container: str = ""
 
 
-class BlobStore(ABC):
-    """See the module docstring for the promises that every method shares.
+class BlobStore(Closable):
+    """A store, with the promises of :mod:`stateline.blob.api`.
 
     Every method may raise, besides what it lists: :class:`InvalidInputError` (a name that is not one),
     :class:`AccessDeniedError`, :class:`UnavailableError`, :class:`StorageFullError`,
@@ -106,7 +105,7 @@ class BlobStore(ABC):
         """
 
     def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
-        """As :meth:`put_if_absent` of the concatenation of ``pieces``, which some backends write without joining them.
+        """As :meth:`put_if_absent` of the concatenation of ``pieces``, which some stores write without joining them.
 
         The returned info need not have a checksum: whoever makes large objects has checksums of its own inside.
         """
@@ -131,7 +130,7 @@ class BlobStore(ABC):
         """
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Several half-open ranges of one object, in the order asked. Backends may fetch them in parallel."""
+        """Several half-open ranges of one object, in the order asked. They may be fetched in parallel."""
         return [self.get_range(name, start, end) for start, end in ranges]
 
     @abstractmethod
@@ -263,17 +262,6 @@ class BlobStore(ABC):
         Whoever opens a store closes it: what is only given a store leaves it open. A store that is forgotten gives
         everything back, too, when it is collected.
         """
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def closed_store(url: str) -> ClosedError:

@@ -1,7 +1,5 @@
 """A store on Azure Blob Storage.
 
-Owns the requests. Does not own the rule for lost answers (``cloud``).
-
 Facts (Azure Storage REST reference, "Put Block", "Put Block List"):
 - A block is put on the blob it will belong to and stays invisible. All block ids of a blob have equal length.
 - Put Block List makes the blob of exactly the blocks it names, all or nothing, and **drops every other uncommitted
@@ -38,16 +36,15 @@ from azure.core import exceptions as sdk
 from azure.identity import DefaultAzureCredential
 from azure.storage.blob import BlobBlock, BlobServiceClient, ContainerClient, ExponentialRetry
 
-from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status, scrubbed
+from stateline.blob.answers import Answer, Refusal, answer_of_status, scrubbed, try_unanswered
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.arguments import checked_names, checked_parts, own_bytes
 from stateline.blob.azure_blocks import check_count, fits_one_put, is_block, recalled, remembered, runs_of
-from stateline.blob.checksum import crc32c, crc32c_of_parts
+from stateline.blob.checksum import crc32c
 from stateline.blob.cloud import CloudStore
 from stateline.blob.cloud_settings import CloudSettings, parse_endpoint, parse_secret
-from stateline.blob.names import STAGING_PREFIX, check_prefix
-from stateline.blob.outcome import damaged_part, parts_missing
-from stateline.blob.tries import try_unanswered
+from stateline.blob.names import check_prefix
+from stateline.blob.outcome import Fingerprint, PieceError, damaged_part, parts_missing
 from stateline.blob.urls import split_cloud_url
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError
@@ -67,16 +64,9 @@ _SINGLE_PUT_BYTES_MAX: Final = 5000 * 1024 * 1024
 class AzureStoreSettings(CloudSettings):
     """Options of an ``az:`` store.
 
-    Attributes:
-        account: Name or host of the storage account, where the URL does not give it.
-        endpoint: URL of the service; derived from the account by default.
-        checksums: Whether the service is asked to compare MD5 sums of what it receives.
-        block_size_min: Pieces at least so long are blocks of their target and need no further transfer; shorter ones
-            are blobs of their own, which do not expire.
-        connection_string: Account and key in one, where the SDK's own chain is not to be used. A store that holds a
-            secret cannot be sent to another process.
-        account_key: Key of the account.
-        sas_token: Shared access signature.
+    The account is that of the URL, and credentials come from the SDK's own chain, by default. A store with a secret
+    cannot be sent to another process. Pieces of at least ``block_size_min`` are blocks of their target and need no
+    further transfer; shorter ones are blobs of their own, which do not expire.
     """
 
     account: str = setting("", lambda value, _: str(value), help="Name or host of the storage account")
@@ -89,7 +79,10 @@ class AzureStoreSettings(CloudSettings):
 
 
 class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
-    """Blobs in a container, below a prefix. See the module docstring for the facts it is built on."""
+    """Blobs in a container, below a prefix."""
+
+    scheme = "az"
+    settings_type = AzureStoreSettings
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, str], environment: Environment | None) -> Self:
@@ -114,9 +107,8 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         check_prefix(prefix)
-        root = f"{self._prefix}/" if self._prefix else ""
         listing = self._client.list_blobs(
-            name_starts_with=root + prefix, include=["metadata"], results_per_page=self._settings.page_size
+            name_starts_with=self._folder + prefix, include=["metadata"], results_per_page=self._settings.page_size
         )
         pages = listing.by_page()
 
@@ -139,14 +131,10 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
 
     def stage(self, target: str, data: Buffer) -> Part:
         key, data = self._key(target), own_bytes(data, "stage", target)
-        checksum = crc32c(data)
         if len(data) >= max(self._settings.block_size_min, 1):
             with self._telling("stage", target):
-                return Part(name=self._put_block(key, data), length=len(data), crc32c=checksum)
-        name = STAGING_PREFIX + self._environment.ids.new_id()
-        with self._telling("stage", name):
-            self._put_settled(name, lambda: self._put(name, data, checksum), data, checksum)
-        return Part(name=name, length=len(data), crc32c=checksum)
+                return self._block(key, data)
+        return Part(name=self._stage_object(data).name, length=len(data), crc32c=crc32c(data))
 
     def read_staged(self, part: Part) -> bytes | None:
         """See :meth:`BlobStore.read_staged`. Blocks cannot be read before they are published."""
@@ -157,7 +145,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         return self._reading("read_staged", part.name, lambda: self._read(key))
 
     def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:  # noqa: ARG002
-        """See :meth:`BlobStore.prepare`: puts what is left of short pieces as blocks of the target."""
+        """Puts what is left of short pieces as blocks of the target."""
         key = self._key(target)
         blobs = [part for part in parts if not is_block(part)]
         runs = runs_of([part for part in parts if part.length])
@@ -172,69 +160,57 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         return (*blocks, *map(remembered, blobs))
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """See :meth:`BlobStore.discard`. Blocks that no blob names vanish by themselves."""
+        """Deletes pieces that are blobs. Blocks that no blob names vanish by themselves."""
         keys = [self._staged_key(part) for part in checked_parts(parts, "discard") if not is_block(part)]
         with self._telling("discard", ""):
             self._each(self._delete_one, keys)
 
-    def _create(self, name: str, data: bytes, checksum: int, nonce: str) -> ObjectInfo:
-        return self._send(name, data, checksum, nonce, replacing=False)
+    def _create(self, name: str, data: bytes, ours: Fingerprint) -> ObjectInfo:
+        return self._send(name, data, ours, replacing=False)
 
-    def _assemble(self, target: str, parts: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
+    def _assemble(self, target: str, parts: Sequence[Part], ours: Fingerprint) -> ObjectInfo:
         try:
-            return self._assemble_pieces(target, [part for part in parts if part.length], length, checksum, nonce)
+            return self._assemble_pieces(target, [part for part in parts if part.length], ours)
         except PieceError as error:
             blobs = [recalled(part) for part in parts if part.version]
-            if sum(part.length for part in blobs) != length or crc32c_of_parts(blobs) != checksum:
+            if Fingerprint.of_parts(blobs, ours.nonce) != ours:
                 raise
             if self._present(lambda: self.head(target), Refusal(Answer.ABSENT, error)) is not None:
                 raise
-            return self._assemble_pieces(target, blobs, length, checksum, nonce)
+            return self._assemble_pieces(target, blobs, ours)
 
-    def _assemble_pieces(
-        self, target: str, pieces: Sequence[Part], length: int, checksum: int, nonce: str
-    ) -> ObjectInfo:
+    def _assemble_pieces(self, target: str, pieces: Sequence[Part], ours: Fingerprint) -> ObjectInfo:
         if fits_one_put(pieces):
             data = b"".join(self._each(lambda part: self._piece(target, part), pieces))
-            return self._create_over_blocks(target, data, checksum, nonce)
+            return self._create_over_blocks(target, data, ours)
         key = self._key(target)
         self._check_blocks(target, key, [part for part in pieces if is_block(part)])
         runs = runs_of(pieces)
         check_count("publish", target, runs)
         blocks = self._each(lambda run: self._block_of(target, key, run), runs)
-        return self._commit(target, key, pieces, [block.name for block in blocks], length, checksum, nonce)
+        return self._commit(target, pieces, [block.name for block in blocks], ours)
 
     # -- blocks ---------------------------------------------------------------------------------------------------
 
-    def _create_over_blocks(self, target: str, data: bytes, checksum: int, nonce: str) -> ObjectInfo:
+    def _create_over_blocks(self, target: str, data: bytes, ours: Fingerprint) -> ObjectInfo:
         """Creates a blob, also where an earlier life of the file left blocks: Azurite takes these for a blob."""
         try:
-            return self._create(target, data, checksum, nonce)
+            return self._create(target, data, ours)
         except Refusal as refusal:
             if refusal.answer is not Answer.TAKEN or self._present(lambda: self.head(target), refusal):
                 raise
-        key = self._key(target)
-        blocks = [self._put_block(key, data)] if data else []
-        return self._commit(target, key, (), blocks, len(data), checksum, nonce)
+        blocks = [self._block(self._key(target), data).name] if data else []
+        return self._commit(target, (), blocks, ours)
 
-    def _commit(
-        self,
-        target: str,
-        key: str,
-        pieces: Sequence[Part],
-        blocks: Sequence[str],
-        length: int,
-        checksum: int,
-        nonce: str,
-    ) -> ObjectInfo:
+    def _commit(self, target: str, pieces: Sequence[Part], blocks: Sequence[str], ours: Fingerprint) -> ObjectInfo:
         try:
             with self._asking():
-                made = self._client.get_blob_client(key).commit_block_list(
+                made = self._client.get_blob_client(self._key(target)).commit_block_list(
                     [BlobBlock(block_id=block) for block in blocks],
-                    metadata=_metadata(checksum, nonce),
+                    metadata=_metadata(ours),
                     match_condition=MatchConditions.IfMissing,
                 )
-                return self._made(target, length, checksum, made["etag"], nonce)
+                return self._made(target, ours, made["etag"])
         except Refusal as refusal:
             if getattr(refusal.error, "error_code", None) == "InvalidBlockList":
                 gone = next((part.name for part in pieces if is_block(part)), pieces[0].name if pieces else "")
@@ -258,14 +234,14 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         """The block that holds a run: one already, or one that is made of short pieces."""
         if is_block(run[0]):
             return run[0]
-        data = b"".join(self._piece(target, part) for part in run)
-        return Part(name=self._put_block(key, data), length=len(data), crc32c=crc32c(data))
+        return self._block(key, b"".join(self._piece(target, part) for part in run))
 
-    def _put_block(self, key: str, data: bytes) -> str:
-        block = self._environment.ids.new_id()
+    def _block(self, key: str, data: bytes) -> Part:
+        """A new block."""
+        block = Part(name=self._environment.ids.new_id(), length=len(data), crc32c=crc32c(data))
         with self._asking():
             self._client.get_blob_client(key).stage_block(
-                block, data, length=len(data), validate_content=self._settings.checksums
+                block.name, data, length=len(data), validate_content=self._settings.checksums
             )
         return block
 
@@ -277,19 +253,19 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def _send(self, name: str, data: bytes, checksum: int, nonce: str, *, replacing: bool) -> ObjectInfo:
+    def _send(self, name: str, data: bytes, ours: Fingerprint, *, replacing: bool) -> ObjectInfo:
         with self._asking():
             made = self._client.get_blob_client(self._key(name)).upload_blob(
                 data,
                 length=len(data),
                 overwrite=replacing,
-                metadata=_metadata(checksum, nonce),
+                metadata=_metadata(ours),
                 validate_content=self._settings.checksums,
             )
-            return self._made(name, len(data), checksum, made["etag"], nonce)
+            return self._made(name, ours, made["etag"])
 
-    def _put(self, name: str, data: bytes, checksum: int) -> ObjectInfo:
-        return self._send(name, data, checksum, "", replacing=True)
+    def _put(self, name: str, data: bytes, ours: Fingerprint) -> ObjectInfo:
+        return self._send(name, data, ours, replacing=True)
 
     def _read(self, key: str, bounds: tuple[int, int] | None = None, **pin: str) -> bytes:
         extent = {} if bounds is None else {"offset": bounds[0], "length": bounds[1] - bounds[0]}
@@ -387,11 +363,11 @@ class _Retry(ExponentialRetry):
         super().__init__(0.2, 2, retries, random_jitter_range=0.2, **causes)
 
     def get_backoff_time(self, settings: dict[str, Any]) -> float:
-        """See the SDK."""
+        """Seconds until the next try."""
         return min(float(super().get_backoff_time(settings)), _DELAY_SECONDS_MAX)
 
     def increment(self, settings: dict[str, Any], request: Any, response: Any = None, error: Any = None) -> bool:
-        """See the SDK."""
+        """Counts a try that failed; whether there is another."""
         if error is not None:
             try_unanswered()
         return bool(super().increment(settings, request, response, error))
@@ -409,5 +385,5 @@ def _info(name: str, found: Any) -> ObjectInfo:
     )
 
 
-def _metadata(checksum: int, nonce: str) -> dict[str, str]:
-    return {_CHECKSUM: f"{checksum:08x}", **({_NONCE: nonce} if nonce else {})}
+def _metadata(ours: Fingerprint) -> dict[str, str]:
+    return {_CHECKSUM: f"{ours.crc32c:08x}", **({_NONCE: ours.nonce} if ours.nonce else {})}

@@ -1,6 +1,6 @@
-"""Which pieces of a file are blocks on Azure, and which are blobs that become blocks.
+"""Which pieces of a file are blocks on Azure, and which are blobs that become blocks: pure rules.
 
-Owns pure rules. Does not own requests (``azure``, whose facts it relies on).
+The facts they rely on are in :mod:`stateline.blob.azure`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from stateline.blob.names import not_staged
 from stateline.errors import InvalidInputError
 from stateline.handles import Part
 
@@ -48,7 +49,7 @@ def check_count(operation: str, target: str, runs: Sequence[Sequence[Part]]) -> 
     """Refuses what has more blocks than a blob may have."""
     if len(runs) > _BLOCKS_MAX:
         raise InvalidInputError(
-            f"it has {len(runs)} blocks, more than {_BLOCKS_MAX}",
+            f"must have at most {_BLOCKS_MAX} blocks, got {len(runs)} blocks",
             operation=operation,
             subject=target,
             hint="Write smaller files, or give the writer a larger chunk_size",
@@ -64,10 +65,5 @@ def recalled(part: Part) -> Part:
     """The short piece that :func:`remembered` was given."""
     length, _, checksum = part.version.partition(" ")
     if not (length.isdecimal() and checksum.isdecimal()):
-        raise InvalidInputError(
-            "it does not name a short piece",
-            operation="staged piece",
-            subject=part.name,
-            hint="The point was damaged or belongs to another store",
-        )
+        raise not_staged(part.name, "does not name a short piece")
     return Part(name=part.name, length=int(length), crc32c=int(checksum))

@@ -3,9 +3,8 @@
 Facts:
 - CRC32C (Castagnoli, RFC 3720) is what GCS and S3 compute on their side, so a checksum made here can be compared there.
 - The package ``crc32c`` lets other threads run while it reads a long buffer.
-- The CRC of ``a + b`` follows from the CRCs of ``a`` and ``b`` and the length of ``b`` alone: shifting by one zero
-  byte is a
-  linear map over GF(2), and its powers are applied bit by bit of the length (the method of zlib's ``crc32_combine``).
+- The CRC of ``a + b`` follows from the CRCs of ``a`` and ``b`` and the length of ``b`` alone: appending one zero byte
+  is a linear map over GF(2), whose powers are applied bit by bit of the length (as in zlib's ``crc32_combine``).
 """
 
 from __future__ import annotations
@@ -31,13 +30,7 @@ def crc32c(data: Buffer, initial: int = 0) -> int:
 
 
 def combine_crc32c(first: int, second: int, second_length: int) -> int:
-    """CRC32C of a concatenation from the CRCs of its two pieces.
-
-    Args:
-        first: CRC32C of the first piece.
-        second: CRC32C of the second piece.
-        second_length: Bytes of the second piece.
-    """
+    """CRC32C of a concatenation, from the CRCs of its two pieces and the length of the second."""
     power = 0
     while second_length:
         if second_length & 1:

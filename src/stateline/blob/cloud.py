@@ -1,12 +1,11 @@
-"""What the three cloud stores share: names, clients, and the rule for a creation whose answer is lost.
+"""What the cloud stores share: names, clients, retries, and the rule for a creation whose answer is lost.
 
-Owns that rule, the retry budget and the per-process clients. Does not own any SDK: each backend translates its own
-exceptions into an :class:`~stateline.blob.answers.Answer`.
+Each store translates the exceptions of its own SDK into an :class:`~stateline.blob.answers.Answer`.
 
 Facts:
 - Every SDK retries by itself, also a conditional creation whose first try succeeded without an answer. Its last
   error is then "already there" for one's own success. So after any failure but a clear refusal the store is asked what
-  is there (:meth:`CloudStore._created`), and ``judge`` decides by length, CRC32C and nonce.
+  is there (:meth:`CloudStore._created`), and length, CRC32C and nonce decide.
 - A request without an answer may still be under way and land later. If nothing is there yet, the outcome stays unknown.
 - What the SDK says at the end is the answer to its last try. Where an earlier try had none, a refusal proves nothing:
   each backend tells of such tries (``tries``), and the outcome of a change is then unknown.
@@ -17,41 +16,27 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, Final, Generic, TypeVar
+from dataclasses import replace
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
-from stateline.blob.answers import Answer, PieceError, Refusal, safe_cause, typed_error
+from stateline.blob.answers import Answer, Asking, Refusal, safe_cause, typed_error
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo, closed_store
-from stateline.blob.arguments import checked_parts, own_bytes
-from stateline.blob.checksum import crc32c, crc32c_of_parts
+from stateline.blob.arguments import check_range, checked_parts, own_bytes
+from stateline.blob.checksum import crc32c
 from stateline.blob.cloud_settings import CloudSettings
-from stateline.blob.names import check_name, check_staged_name
-from stateline.blob.outcome import (
-    Verdict,
-    already_exists,
-    check_range,
-    conflict,
-    damaged_part,
-    judge,
-    parts_missing,
-    too_short,
-)
+from stateline.blob.names import STAGING_PREFIX, check_name, check_staged_name
+from stateline.blob.outcome import Fingerprint, PieceError, already_exists, damaged_part, parts_missing, too_short
 from stateline.blob.translation import Translated
-from stateline.blob.tries import Asking
+from stateline.blob.urls import split_cloud_url
 from stateline.environment import Environment, Executor, system_environment
-from stateline.errors import (
-    InvalidInputError,
-    NotFoundError,
-    OutcomeUnknownError,
-    StatelineError,
-)
+from stateline.errors import InvalidInputError, NotFoundError, OutcomeUnknownError, StatelineError
 from stateline.handles import Part
+from stateline.options import settings_from_options
 from stateline.threads import new_lock
 
-__all__ = [
-    "CloudStore",
-]
+__all__ = ["CloudStore"]
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -70,6 +55,10 @@ _NOT_UNDERSTOOD: Final = (AttributeError, LookupError, TypeError, ValueError)
 class CloudStore(BlobStore, Generic[C, S]):
     """A store over an SDK client of type ``C`` with settings of type ``S``.
 
+    Attributes:
+        scheme: Of its URLs.
+        settings_type: What its options are parsed as.
+
     Args:
         container: The bucket or container.
         prefix: Folder inside it that is the root, without slashes at its ends; empty for the whole container.
@@ -77,15 +66,30 @@ class CloudStore(BlobStore, Generic[C, S]):
         environment: Clock, ids and threads.
     """
 
+    scheme: ClassVar[str]
+    settings_type: ClassVar[type[CloudSettings]]
+
     def __init__(self, container: str, prefix: str, settings: S, environment: Environment | None = None) -> None:
         self._container = container
         self._prefix = check_name(prefix) if prefix else ""
+        self._folder = f"{prefix}/" if prefix else ""
         self._settings = settings
         self._environment = environment or system_environment()
         self._lock = new_lock()
         self._owner = 0
         self._held: tuple[C, Executor] | None = None
         self._closed = False
+
+    @classmethod
+    def open(cls, url: str, options: Mapping[str, str], environment: Environment | None) -> Self:
+        """Opens ``scheme://container/prefix``; see :func:`stateline.blob.open_store`."""
+        container, prefix = split_cloud_url(url)
+        settings: Any = settings_from_options(cls.settings_type, options)
+        return cls(container, prefix, settings, environment)
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self._container}/{self._prefix}".rstrip("/")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -103,7 +107,7 @@ class CloudStore(BlobStore, Generic[C, S]):
             executor.close()
             self._disconnect(client)
 
-    # -- what a backend provides ----------------------------------------------------------------------------------
+    # -- what each store provides ---------------------------------------------------------------------------------
 
     @abstractmethod
     def _connect(self) -> C:
@@ -122,7 +126,7 @@ class CloudStore(BlobStore, Generic[C, S]):
         return str(error)
 
     @abstractmethod
-    def _put(self, name: str, data: bytes, checksum: int) -> ObjectInfo:
+    def _put(self, name: str, data: bytes, ours: Fingerprint) -> ObjectInfo:
         """One request that writes an object, whatever is under the name; raises :class:`Refusal`."""
 
     @abstractmethod
@@ -140,20 +144,19 @@ class CloudStore(BlobStore, Generic[C, S]):
         """Whether an exception of the SDK says that a range begins where the object has ended."""
 
     @abstractmethod
-    def _create(self, name: str, data: bytes, checksum: int, nonce: str) -> ObjectInfo:
+    def _create(self, name: str, data: bytes, ours: Fingerprint) -> ObjectInfo:
         """One conditional request that creates an object from bytes; raises :class:`Refusal`."""
 
     @abstractmethod
-    def _assemble(self, target: str, parts: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
+    def _assemble(self, target: str, parts: Sequence[Part], ours: Fingerprint) -> ObjectInfo:
         """Creates ``target`` from pieces, if absent; raises :class:`Refusal` or :class:`PieceError`."""
 
     # -- what they share ------------------------------------------------------------------------------------------
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         data = own_bytes(data, "put", check_name(name))
-        checksum = crc32c(data)
         with self._telling("put", name):
-            return self._put_settled(name, lambda: self._put(name, data, checksum), data, checksum)
+            return self._put_settled(name, data)
 
     def get(self, name: str) -> bytes:
         key = self._key(name)
@@ -186,40 +189,30 @@ class CloudStore(BlobStore, Generic[C, S]):
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
         data = own_bytes(data, "put_if_absent", check_name(name))
-        checksum = crc32c(data)
+        ours = Fingerprint.of_bytes(data)
         with self._telling("put_if_absent", name):
             return self._created(
-                lambda: self._create(name, data, checksum, ""),
-                lambda: self.head(name),
-                lambda _: already_exists(name),
-                length=len(data),
-                checksum=checksum,
+                ours, lambda: self._create(name, data, ours), lambda: self.head(name), lambda _: already_exists(name)
             )
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
         check_name(target)
         parts = checked_parts(parts, "publish")
-        length, checksum = sum(part.length for part in parts), crc32c_of_parts(parts)
-
-        def taken(found: ObjectInfo) -> StatelineError:
-            return conflict(target, found, length=length, crc32c=checksum)
-
+        ours = Fingerprint.of_parts(parts, nonce)
         with self._telling("publish", target):
             try:
                 return self._created(
-                    lambda: self._assemble(target, parts, length, checksum, nonce),
+                    ours,
+                    lambda: self._assemble(target, parts, ours),
                     lambda: self.head(target),
-                    taken,
-                    length=length,
-                    checksum=checksum,
-                    nonce=nonce,
+                    lambda found: ours.conflict(target, found),
                 )
             except PieceError as error:
                 found = self._present(lambda: self.head(target), Refusal(Answer.ABSENT, error))
                 if found is None:
                     raise error.meaning from error
-                if not _is_ours(found, length, checksum, nonce):
-                    raise taken(found) from error
+                if not _is_ours(found, ours):
+                    raise ours.conflict(target, found) from error
                 return found
 
     # -- clients and threads --------------------------------------------------------------------------------------
@@ -273,14 +266,12 @@ class CloudStore(BlobStore, Generic[C, S]):
 
     def _key(self, name: str) -> str:
         """The object's key in the container."""
-        check_name(name)
-        return f"{self._prefix}/{name}" if self._prefix else name
+        return self._folder + check_name(name)
 
     def _name_of(self, key: str) -> str | None:
         """The name of a key, or ``None`` for a key that no name leads to (somebody else's folder marker)."""
-        name = key.removeprefix(f"{self._prefix}/") if self._prefix else key
         try:
-            return check_name(name)
+            return check_name(key.removeprefix(self._folder))
         except InvalidInputError:
             return None
 
@@ -373,10 +364,12 @@ class CloudStore(BlobStore, Generic[C, S]):
             raise PieceError(damaged_part(target, part))
         return data
 
-    def _made(self, name: str, size: int, checksum: int, version: str, nonce: str) -> ObjectInfo:
+    def _made(self, name: str, ours: Fingerprint, version: str) -> ObjectInfo:
         """An object that was just written, whose time the service did not tell."""
         now = self._environment.clock.now()
-        return ObjectInfo(name=name, size=size, modified_at=now, crc32c=checksum, version=version, nonce=nonce)
+        return ObjectInfo(
+            name=name, size=ours.length, modified_at=now, crc32c=ours.crc32c, version=version, nonce=ours.nonce
+        )
 
     def _pause(self, attempt: int) -> None:
         """Waits before try ``attempt + 1``: 50 ms, doubled each time."""
@@ -386,23 +379,18 @@ class CloudStore(BlobStore, Generic[C, S]):
 
     def _created(
         self,
+        ours: Fingerprint,
         create: Callable[[], ObjectInfo],
         look: Callable[[], ObjectInfo],
         taken: Callable[[ObjectInfo], StatelineError],
-        *,
-        length: int,
-        checksum: int,
-        nonce: str = "",
     ) -> ObjectInfo:
         """Runs a conditional creation and decides what its answer means.
 
         Args:
+            ours: What is created. Without a nonce, equal bytes are as good as ours.
             create: The request; raises :class:`Refusal`.
             look: Tells what is under the name now; raises :class:`NotFoundError` and other typed errors.
             taken: The error for a name that holds something else.
-            length: Bytes that we create.
-            checksum: CRC32C of them.
-            nonce: Our nonce; empty where equal bytes are as good as ours.
         """
         unanswered = False
         for attempt in range(1, CREATION_ROUNDS + 1):
@@ -415,10 +403,11 @@ class CloudStore(BlobStore, Generic[C, S]):
                 last = refusal.meaning(Answer.SILENT if unanswered else Answer.BUSY)
                 again = refusal.answer in (Answer.TAKEN, Answer.ENDED)
             found = self._present(look, last)
-            if found is not None and found.crc32c is None and not nonce and found.size == length:
-                found = self._with_checksum(found)
+            if found is not None and found.crc32c is None and not ours.nonce and found.size == ours.length:
+                # Somebody else made it, without keeping a checksum.
+                found = replace(found, crc32c=crc32c(self.get(found.name)))
             if found is not None:
-                if _is_ours(found, length, checksum, nonce):
+                if _is_ours(found, ours):
                     return found
                 raise taken(found)
             if not again:
@@ -440,31 +429,26 @@ class CloudStore(BlobStore, Generic[C, S]):
                 hint="It may or may not have happened: repeat the call",
             ) from error
 
-    def _with_checksum(self, found: ObjectInfo) -> ObjectInfo:
-        """An object of somebody else's making, with the checksum of its bytes."""
-        data = self.get(found.name)
-        return ObjectInfo(
-            name=found.name,
-            size=len(data),
-            modified_at=found.modified_at,
-            crc32c=crc32c(data),
-            version=found.version,
-            nonce=found.nonce,
-        )
+    def _stage_object(self, data: bytes) -> ObjectInfo:
+        """Stages a piece as an object of its own, below the root."""
+        name = STAGING_PREFIX + self._environment.ids.new_id()
+        with self._telling("stage", name):
+            return self._put_settled(name, data)
 
-    def _put_settled(self, name: str, put: Callable[[], ObjectInfo], data: bytes, checksum: int) -> ObjectInfo:
-        """Runs an unconditional put and, if it failed without a clear refusal, finds out whether it took effect."""
+    def _put_settled(self, name: str, data: bytes) -> ObjectInfo:
+        """Puts an object and, if that failed without a clear refusal, finds out whether it took effect."""
+        ours = Fingerprint.of_bytes(data)
         try:
-            return put()
+            return self._put(name, data, ours)
         except Refusal as refusal:
             if refusal.answer not in (Answer.BUSY, Answer.SILENT, Answer.CUT):
                 raise
             found = self._present(lambda: self.head(name), refusal)
-            if found is None or judge(found, length=len(data), crc32c=checksum) is not Verdict.OURS:
+            if found is None or not ours.matches(found):
                 raise
             return found
 
 
-def _is_ours(found: ObjectInfo, length: int, checksum: int, nonce: str) -> bool:
-    """As ``judge``, but where a nonce is given it must be there: every cloud keeps one."""
-    return judge(found, length=length, crc32c=checksum) is Verdict.OURS and (not nonce or found.nonce == nonce)
+def _is_ours(found: ObjectInfo, ours: Fingerprint) -> bool:
+    """As :meth:`Fingerprint.matches`, but where a nonce is given it must be there: every cloud keeps one."""
+    return ours.matches(found) and (not ours.nonce or found.nonce == ours.nonce)

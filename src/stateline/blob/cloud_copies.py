@@ -1,6 +1,4 @@
-"""Copies that a service makes by itself: the bytes do not come by.
-
-Owns what an answer to such a request means. Does not own the request, which each service has its own kind of.
+"""Copies that a service makes by itself: their bytes do not pass through this process.
 
 A copy is pinned to the version of its source that was looked at first, and is compared with that one's CRC32C, so it
 has those bytes or is not made. An object without bytes, or one of somebody else's making that has no CRC32C, is read
@@ -11,11 +9,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from stateline.blob.answers import PieceError
 from stateline.blob.api import ObjectInfo
 from stateline.blob.cloud import C, CloudStore, S
 from stateline.blob.names import check_name
-from stateline.blob.outcome import already_exists
+from stateline.blob.outcome import Fingerprint, PieceError, already_exists
 from stateline.errors import NotFoundError
 from stateline.handles import Part
 
@@ -44,15 +41,14 @@ class CopyingStore(CloudStore[C, S]):
         with self._telling("copy", target):
             try:
                 return self._created(
+                    Fingerprint(origin.size, origin.crc32c),
                     lambda: self._duplicate(target, part),
                     lambda: self.head(target),
                     lambda _: already_exists(target),
-                    length=origin.size,
-                    checksum=origin.crc32c,
                 )
             except PieceError as error:
                 raise NotFoundError(
-                    "it was deleted or replaced while it was copied",
+                    "the object was deleted or replaced while it was copied",
                     operation="copy",
                     subject=f"{self.url}/{source}",
                     hint="Objects never change: something else writes below this root",
@@ -67,6 +63,5 @@ class CopyingStore(CloudStore[C, S]):
             source: The object: its key, its version and what its bytes must be.
 
         Raises:
-            Refusal: As every request.
             PieceError: The source is gone, or is another version.
         """

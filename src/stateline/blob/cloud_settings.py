@@ -1,4 +1,4 @@
-"""The options that every cloud store has, and how credentials and endpoints among them are written."""
+"""The options that every cloud store has, and how endpoints and credentials are parsed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parse_secret(value: Secret | str | None, name: str) -> Secret | None:
     if value is None or isinstance(value, Secret):
         return value
     if not isinstance(value, str) or not value:
-        raise InvalidInputError("it is empty", subject=name, hint="Leave it out to use the SDK's own chain")
+        raise InvalidInputError("must not be empty", subject=name, hint="Leave it out to use the SDK's own chain")
     return Secret(value)
 
 
@@ -27,26 +27,18 @@ def parse_endpoint(value: str, name: str) -> str:
     """The URL of a service, which has no credential in it."""
     if "@" in value or "?" in value:
         raise InvalidInputError(
-            "it holds a credential, or something that no endpoint has",
+            "must not contain '@' or '?', as a credential would",
             subject=name,
             hint="Give credentials as options of their own",
         )
     if value and _ENDPOINT.match(value) is None:
-        raise InvalidInputError("it is no URL", subject=name, hint="Write http://host:port or https://host")
+        raise InvalidInputError("is not a URL", subject=name, hint="Write http://host:port or https://host")
     return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudSettings:
-    """The retry budget, the same for every cloud store. The SDKs spend it, with their own exponential delays.
-
-    Attributes:
-        attempts: Tries of one request, the first included.
-        connect_timeout: Seconds until a connection stands.
-        read_timeout: Seconds without a byte until an answer counts as lost.
-        parallelism: Requests of one call under way at a time.
-        page_size: Names asked for at a time when listing.
-    """
+    """The retry budget of a cloud store. The SDKs spend it, with their own exponential delays."""
 
     attempts: int = setting(
         6, lambda value, name: parse_int(value, name, minimum=1, maximum=100), help="Tries of one request"

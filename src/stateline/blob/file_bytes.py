@@ -1,7 +1,4 @@
-"""The bytes of files on the local disk, in and out.
-
-Owns the loops that write and read. Does not own names, durability or errors (``local``): nothing that is written here
-is safe before an ``fsync``.
+"""The bytes of files on the local disk, in and out. Nothing that is written here is safe before an ``fsync``.
 
 Long objects that nobody reads soon go past the page cache, where the file system allows it: a copy into memory that was
 not used for a while is what most of the time of a write through it goes into. 100 MB take 55 to 115 milliseconds of a

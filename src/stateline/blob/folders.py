@@ -1,7 +1,5 @@
 """Folders of a local store: reached by descriptor without following links, and durable before anything is in them.
 
-Owns the making of folders and the sync of their names. Does not own the files (``local``).
-
 Facts:
 - A new folder's name is durable only after an ``fsync`` of its parent, and whoever made the folder may have died before
   that. So each process syncs the parent once for each folder it writes into, whoever made it.
@@ -38,10 +36,10 @@ Identity = tuple[int, int]
 
 
 class Folders:
-    """The folders below one root. Safe from any thread.
+    """The folders below one root, an absolute path without links. Safe from any thread.
 
     Args:
-        root: An absolute path without links; made on the first write.
+        root: Made on the first write.
         sync: Whether names must survive power loss.
         private: Whether folders are for this user only; those whose name starts with a dot always are.
     """

@@ -1,7 +1,5 @@
 """A store on Google Cloud Storage.
 
-Owns the requests. Does not own the rule for lost answers (``cloud``) or the shape of the tree (``gcs_compose``).
-
 Facts (Cloud Storage documentation):
 - ``ifGenerationMatch=0`` makes any write create-if-absent: 412 if the object exists. With it a write may be retried.
 - Compose joins at most 32 objects of one bucket by reference, all or nothing. A source can be pinned to a generation;
@@ -22,10 +20,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import requests
 import urllib3
@@ -37,25 +35,21 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
-from msgspec.structs import replace
+from msgspec import structs
 
-from stateline.blob.answers import Answer, PieceError, Refusal, answer_of_status
+from stateline.blob.answers import Answer, Refusal, answer_of_status, try_unanswered
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.arguments import checked_names, checked_parts, own_bytes
-from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.blob.cloud_copies import CopyingStore
 from stateline.blob.cloud_settings import CloudSettings, parse_endpoint
 from stateline.blob.gcs_compose import Step, compose_steps
 from stateline.blob.gcs_names import check_staged, is_entropy_folder, staging_key
 from stateline.blob.gcs_replies import NONCE, encoded_checksum, object_info, part_of, text_of, url_of
 from stateline.blob.names import STAGING_PREFIX, check_prefix
-from stateline.blob.outcome import parts_missing
-from stateline.blob.tries import try_unanswered
-from stateline.blob.urls import split_cloud_url
-from stateline.environment import Environment
+from stateline.blob.outcome import Fingerprint, PieceError, parts_missing
 from stateline.errors import CorruptDataError, InternalError, InvalidInputError, StatelineError
 from stateline.handles import Part
-from stateline.options import parse_bool, parse_duration, parse_size, setting, settings_from_options
+from stateline.options import parse_bool, parse_duration, parse_size, setting
 
 __all__ = ["GcsStore", "GcsStoreSettings"]
 
@@ -66,23 +60,15 @@ _CHUNK_STEP: Final = 256 * 1024
 def _parse_chunk_size(value: int | str, name: str) -> int:
     size = parse_size(value, name)
     if size % _CHUNK_STEP:
-        raise InvalidInputError(f"{value!r} is not valid", subject=name, hint="Give a multiple of 256KiB, or 0")
+        raise InvalidInputError(f"must be a multiple of 256KiB, not {value!r}", subject=name, hint="0 is the default")
     return size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcsStoreSettings(CloudSettings):
-    """Options of a ``gs:`` store.
+    """Options of a ``gs:`` store. Endpoint, project and credentials come from the SDK's own chain by default.
 
-    Attributes:
-        endpoint: URL of the service; Google's own by default.
-        project: Project to bill; from the SDK's chain by default.
-        anonymous: Whether to send no credentials, as for emulators and public buckets.
-        credentials_file: Key file of a service account, where the SDK's own chain is not to be used.
-        temporary_bucket: Bucket for pieces, in the location and storage class of the target's; the target's by default.
-        entropy: Whether names of pieces begin with random digits after the first segment.
-        upload_chunk_size: Bytes per request of an upload over 8 MiB; 0 leaves it to the SDK.
-        retry_deadline: Seconds after which a request is not tried again, whatever ``attempts`` says.
+    The temporary bucket has the location and storage class of the target's, which it is by default.
     """
 
     endpoint: str = setting("", parse_endpoint, help="URL of the service")
@@ -96,30 +82,22 @@ class GcsStoreSettings(CloudSettings):
 
 
 class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
-    """Objects in a bucket, below a prefix. See the module docstring for the facts it is built on."""
+    """Objects in a bucket, below a prefix."""
 
-    @classmethod
-    def open(cls, url: str, options: Mapping[str, str], environment: Environment | None) -> Self:
-        """Opens ``gs://bucket/prefix``; see :func:`stateline.blob.open_store`."""
-        bucket, prefix = split_cloud_url(url)
-        return cls(bucket, prefix, settings_from_options(GcsStoreSettings, options), environment)
-
-    @property
-    def url(self) -> str:
-        return f"gs://{self._container}/{self._prefix}".rstrip("/")
+    scheme = "gs"
+    settings_type = GcsStoreSettings
 
     # -- whole objects --------------------------------------------------------------------------------------------
 
     def head(self, name: str) -> ObjectInfo:
-        return self._named(self._head_key(self._container, self._key(name)), name)
+        return replace(self._head_key(self._container, self._key(name)), name=name, container="")
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         check_prefix(prefix)
-        root = f"{self._prefix}/" if self._prefix else ""
-        for found in self._list_keys(self._container, root + prefix):
+        for found in self._list_keys(self._container, self._folder + prefix):
             name = self._name_of(found.name)
             if name is not None:
-                yield self._named(found, name)
+                yield replace(found, name=name, container="")
 
     def delete(self, names: Iterable[str]) -> None:
         self._delete([(self._container, self._key(name), "") for name in checked_names(names)])
@@ -130,10 +108,10 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         container = self._settings.temporary_bucket or self._container
         key = self._staging_key(self._key(target), str(self._environment.ids.new_uuid()))
         data = own_bytes(data, "stage", target)
-        checksum = crc32c(data)
+        ours = Fingerprint.of_bytes(data)
         with self._telling("stage", "", url_of(container, key)):
-            wanted = Part(name=key, length=len(data), crc32c=checksum, container=container)
-            return self._make(wanted, lambda: self._send(container, key, data, checksum, self._mark(), 0))
+            wanted = Part(name=key, length=ours.length, crc32c=ours.crc32c, container=container)
+            return self._make(wanted, lambda: self._send(container, key, data, ours, self._mark(), 0))
 
     def read_staged(self, part: Part) -> bytes:
         check_staged([part], self._own)
@@ -141,7 +119,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         return self._reading("read_staged", "", lambda: self._download(*place, part.version), url_of(*place))
 
     def list_staged(self) -> Iterator[ObjectInfo]:
-        """See :meth:`BlobStore.list_staged`. Names are those in :attr:`ObjectInfo.container`, not below the root."""
+        """Pieces that this root staged. Names are those in :attr:`ObjectInfo.container`, not below the root."""
         for container in sorted({self._container, self._settings.temporary_bucket} - {""}):
             for folder in (STAGING_PREFIX, *self._entropy_folders(container)):
                 yield from self._list_keys(container, folder + self._own, marked=True)
@@ -160,7 +138,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         self._delete([(part.container, part.name, part.version) for part in staged])
 
     def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:
-        """See :meth:`BlobStore.prepare`: joins pieces until one request can join the rest."""
+        """Joins pieces until one request can join the rest."""
         check_staged(parts, self._own, self._key(target))
         sources = [part for part in parts if part.length]
         with self._telling("prepare", target):
@@ -171,7 +149,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         if not made:
             return tuple(parts)
         beneath = [part for part in (*parts, *made) if part not in few]
-        return (*few, *(replace(part, length=0, crc32c=0) for part in beneath))
+        return (*few, *(structs.replace(part, length=0, crc32c=0) for part in beneath))
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
         check_staged(parts, self._own, self._key(target))
@@ -180,18 +158,18 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         self._delete([(part.container, part.name, "") for part in leftovers])
         return made
 
-    def _create(self, name: str, data: bytes, checksum: int, nonce: str) -> ObjectInfo:
-        metadata = {NONCE: nonce} if nonce else {}
-        return self._named(self._send(self._container, self._key(name), data, checksum, metadata, 0), name)
+    def _create(self, name: str, data: bytes, ours: Fingerprint) -> ObjectInfo:
+        made = self._send(self._container, self._key(name), data, ours, _metadata(ours), 0)
+        return replace(made, name=name, container="")
 
-    def _assemble(self, target: str, parts: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
+    def _assemble(self, target: str, parts: Sequence[Part], ours: Fingerprint) -> ObjectInfo:
         sources = [part for part in parts if part.length]
         if not sources:
-            return self._create(target, b"", checksum, nonce)
-        return self._published(target, self._joined(target, sources, nonce)[0], length, checksum, nonce)
+            return self._create(target, b"", ours)
+        return self._published(target, self._joined(target, sources, ours.nonce)[0], ours)
 
     def _duplicate(self, target: str, source: Part) -> ObjectInfo:
-        return self._published(target, [source], source.length, source.crc32c, "")
+        return self._published(target, [source], Fingerprint.of_parts([source]))
 
     def _joined(self, target: str, sources: Sequence[Part], nonce: str) -> tuple[Sequence[Part], Sequence[Part]]:
         """What one last request makes the target of, and what was made on the way."""
@@ -212,23 +190,23 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
 
     def _result(self, target: str, nonce: str, place: str, sources: Sequence[Part], container: str) -> Part:
         """The intermediate object of some sources. Its name follows from them, so that every attempt makes the same."""
-        length, checksum = sum(source.length for source in sources), crc32c_of_parts(sources)
-        name = self._staging_key(self._key(target), f"{nonce}-{place}-{length:x}-{checksum:08x}")
-        return Part(name=name, length=length, crc32c=checksum, container=container)
+        made = Fingerprint.of_parts(sources)
+        name = self._staging_key(self._key(target), f"{nonce}-{place}-{made.length:x}-{made.crc32c:08x}")
+        return Part(name=name, length=made.length, crc32c=made.crc32c, container=container)
 
     def _intermediates(self, target: str, parts: Sequence[Part], nonce: str) -> Sequence[Part]:
         sources = [part for part in parts if part.length]
         return [step.result for step in self._steps(target, sources, nonce) if step.result] if sources else []
 
-    def _published(self, target: str, sources: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
+    def _published(self, target: str, sources: Sequence[Part], ours: Fingerprint) -> ObjectInfo:
         key = self._key(target)
-        wanted = Part(name=key, length=length, crc32c=checksum, container=self._container)
-        made = self._join(target, sources, wanted, {NONCE: nonce} if nonce else {})
-        if (made.size, made.crc32c) != (length, checksum):
+        wanted = Part(name=key, length=ours.length, crc32c=ours.crc32c, container=self._container)
+        made = self._join(target, sources, wanted, _metadata(ours))
+        if (made.size, made.crc32c) != (ours.length, ours.crc32c):
             with contextlib.suppress(StatelineError):
                 self._delete([(self._container, key, made.version)])
             raise _wrong_result(target)
-        return self._named(made, target)
+        return replace(made, name=target, container="")
 
     def _join(self, target: str, sources: Sequence[Part], result: Part, metadata: Mapping[str, str]) -> ObjectInfo:
         """Creates one object from sources of one bucket, if it is absent."""
@@ -267,11 +245,10 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
     def _make(self, wanted: Part, create: Callable[[], ObjectInfo]) -> Part:
         """Creates a staged object whose name only its bytes can have, and compares what the service made of it."""
         made = self._created(
+            Fingerprint.of_parts([wanted]),
             create,
             lambda: self._head_key(wanted.container, wanted.name),
             lambda _: _wrong_result(wanted.name),
-            length=wanted.length,
-            checksum=wanted.crc32c,
         )
         if (made.size, made.crc32c) != (wanted.length, wanted.crc32c):
             raise _wrong_result(wanted.name)
@@ -284,7 +261,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
 
     @property
     def _own(self) -> str:
-        return f"{self._container}/{self._prefix}/" if self._prefix else f"{self._container}/"
+        return f"{self._container}/{self._folder}"
 
     def _mark(self) -> dict[str, str]:
         """Metadata that tells our pieces from those of a store with another root."""
@@ -306,12 +283,12 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         container: str,
         key: str,
         data: bytes,
-        checksum: int,
+        ours: Fingerprint,
         metadata: Mapping[str, str],
         if_generation_match: int | None = None,
     ) -> ObjectInfo:
         blob = self._blob(container, key)
-        blob.metadata, blob.crc32c = dict(metadata), encoded_checksum(checksum)
+        blob.metadata, blob.crc32c = dict(metadata), encoded_checksum(ours.crc32c)
         with self._asking():
             blob.upload_from_string(
                 data,
@@ -322,8 +299,8 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
             )
             return object_info(blob)
 
-    def _put(self, name: str, data: bytes, checksum: int) -> ObjectInfo:
-        return self._named(self._send(self._container, self._key(name), data, checksum, {}), name)
+    def _put(self, name: str, data: bytes, ours: Fingerprint) -> ObjectInfo:
+        return replace(self._send(self._container, self._key(name), data, ours, {}), name=name, container="")
 
     def _read(self, key: str, bounds: tuple[int, int] | None = None, **pin: str) -> bytes:  # noqa: ARG002 - has none
         if bounds is None:
@@ -392,17 +369,6 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         retry = Retry(predicate=again, initial=0.2, maximum=8.0, multiplier=2.0, timeout=settings.retry_deadline)
         return {"retry": retry, "timeout": (settings.connect_timeout, settings.read_timeout)}
 
-    def _named(self, info: ObjectInfo, name: str) -> ObjectInfo:
-        """``info`` of an object below the root."""
-        return ObjectInfo(
-            name=name,
-            size=info.size,
-            modified_at=info.modified_at,
-            crc32c=info.crc32c,
-            version=info.version,
-            nonce=info.nonce,
-        )
-
     # -- the SDK --------------------------------------------------------------------------------------------------
 
     def _connect(self) -> storage.Client:
@@ -452,6 +418,10 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         if isinstance(error, requests.RequestException | ConnectionError | TimeoutError):
             return Answer.SILENT
         return None
+
+
+def _metadata(ours: Fingerprint) -> dict[str, str]:
+    return {NONCE: ours.nonce} if ours.nonce else {}
 
 
 def _wrong_result(name: str) -> CorruptDataError:

@@ -1,7 +1,5 @@
 """How any number of pieces, in any buckets, become one object on Cloud Storage.
 
-Owns one pure plan. Does not own requests or names.
-
 Facts (Cloud Storage documentation, "composite objects", "rewrite"):
 - A compose request takes at most 32 sources, all of the bucket of its result.
 - A rewrite copies one object to another bucket.

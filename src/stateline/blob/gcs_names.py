@@ -1,6 +1,6 @@
 """What staged pieces are called on Cloud Storage, where they lie at the root of a bucket and not below a store's root.
 
-Owns one layout, which is shared with other writers of recoverable files. Does not own requests.
+Other writers of recoverable files use this layout, too.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from stateline.blob.checksum import crc32c
-from stateline.blob.names import STAGING_PREFIX
-from stateline.errors import InvalidInputError
+from stateline.blob.names import STAGING_PREFIX, not_staged
 from stateline.handles import Part
 
 __all__ = ["check_staged", "is_entropy_folder", "staging_key"]
@@ -52,12 +51,7 @@ def check_staged(parts: Iterable[Part], root: str, key: str | None = None) -> No
         staged = _STAGED.match(part.name)
         folder = "" if staged is None else part.name[staged.end() :].rpartition("/")[0]
         if not part.container or not f"{folder}/".startswith(root) or (own is not None and folder not in own):
-            raise InvalidInputError(
-                f"it is not the name of a staged piece of {'this store' if key is None else key}",
-                operation="staged piece",
-                subject=part.name,
-                hint="The point was damaged or belongs to another store",
-            )
+            raise not_staged(part.name, f"is not the name of a staged piece of {key or 'this store'}")
 
 
 def _digest(key: str) -> str:

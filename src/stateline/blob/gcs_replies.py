@@ -1,7 +1,4 @@
-"""What Cloud Storage says: of its objects, and of requests that it refuses.
-
-Owns the reading of its replies. Does not own requests, nor what a refusal means (``gcs``).
-"""
+"""What Cloud Storage says of its objects, and of requests that it refuses."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def text_of(response: Any) -> str:
     """What an answer of the service says: its status, and the message in its body."""
     try:
         text = str(response.json()["error"]["message"])
-    except (ValueError, LookupError, TypeError):  # It is of some other server, which has no such message.
+    except (ValueError, LookupError, TypeError):  # From some other server, such as a proxy.
         text = response.text
     line = text.strip().partition("\n")[0][:_TEXT_LENGTH_MAX]
     return f"{response.status_code} {response.reason}" + (f": {line}" if line else "")

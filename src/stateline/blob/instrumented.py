@@ -6,18 +6,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
+from typing import Any, TypeVar, cast
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.handles import Part
 
 __all__ = ["InstrumentedStore", "StoreDecorator"]
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _forwarded(method: F) -> F:
+    """A method of a decorator that calls the method of that name of the inner store."""
+    name = method.__name__
+
+    def forward(self: StoreDecorator, *args: object, **named: object) -> object:
+        return getattr(self.inner, name)(*args, **named)
+
+    forward.__name__, forward.__qualname__, forward.__doc__ = name, f"StoreDecorator.{name}", method.__doc__
+    return cast("F", forward)
+
 
 class StoreDecorator(BlobStore):
-    """Forwards every call to ``inner``; subclasses override what they change."""
+    """Forwards every call to ``inner``; subclasses override what they change.
+
+    Calls that :class:`BlobStore` makes of others (``get_ranges``, ``put_all_if_absent``) pass through those of the
+    decorator.
+    """
 
     def __init__(self, inner: BlobStore) -> None:
         self.inner = inner
@@ -26,57 +43,26 @@ class StoreDecorator(BlobStore):
     def url(self) -> str:
         return self.inner.url
 
-    def put(self, name: str, data: Buffer) -> ObjectInfo:
-        return self.inner.put(name, data)
-
-    def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
-        return self.inner.put_if_absent(name, data)
-
-    def get(self, name: str) -> bytes:
-        return self.inner.get(name)
-
-    def get_range(self, name: str, start: int, end: int) -> bytes:
-        return self.inner.get_range(name, start, end)
-
-    def head(self, name: str) -> ObjectInfo:
-        return self.inner.head(name)
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        return self.inner.list(prefix)
-
-    def delete(self, names: Iterable[str]) -> None:
-        self.inner.delete(names)
-
     @property
     def copies_cheaply(self) -> bool:
         return self.inner.copies_cheaply
 
-    def copy(self, source: str, target: str) -> ObjectInfo:
-        return self.inner.copy(source, target)
-
-    def stage(self, target: str, data: Buffer) -> Part:
-        return self.inner.stage(target, data)
-
-    def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:
-        return self.inner.prepare(target, parts, nonce)
-
-    def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
-        return self.inner.publish(target, parts, nonce)
-
-    def discard(self, parts: Iterable[Part]) -> None:
-        self.inner.discard(parts)
-
-    def read_staged(self, part: Part) -> bytes | None:
-        return self.inner.read_staged(part)
-
-    def list_staged(self) -> Iterator[ObjectInfo]:
-        return self.inner.list_staged()
-
-    def local_path(self, name: str) -> Path | None:
-        return self.inner.local_path(name)
-
-    def close(self) -> None:
-        self.inner.close()
+    put = _forwarded(BlobStore.put)
+    put_if_absent = _forwarded(BlobStore.put_if_absent)
+    get = _forwarded(BlobStore.get)
+    get_range = _forwarded(BlobStore.get_range)
+    head = _forwarded(BlobStore.head)
+    list = _forwarded(BlobStore.list)
+    delete = _forwarded(BlobStore.delete)
+    copy = _forwarded(BlobStore.copy)
+    stage = _forwarded(BlobStore.stage)
+    prepare = _forwarded(BlobStore.prepare)
+    publish = _forwarded(BlobStore.publish)
+    discard = _forwarded(BlobStore.discard)
+    read_staged = _forwarded(BlobStore.read_staged)
+    list_staged = _forwarded(BlobStore.list_staged)
+    local_path = _forwarded(BlobStore.local_path)
+    close = _forwarded(BlobStore.close)
 
 
 class InstrumentedStore(StoreDecorator):

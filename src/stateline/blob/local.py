@@ -1,7 +1,5 @@
 """A store on the local disk that keeps what it acknowledged through power loss.
 
-Owns durability on POSIX: the order of write, fsync, link and fsync of the folder. Does not own what the bytes mean.
-
 Facts (POSIX and Linux, ``fsync(2)``, ``link(2)``, ``rename(2)``):
 - ``fsync`` of a file makes its bytes durable, not its name; the name needs an ``fsync`` of the folder, and a new folder
   needs one of its parent.
@@ -29,30 +27,16 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
-from stateline.blob.arguments import checked_names, checked_parts, plain_bytes
-from stateline.blob.checksum import crc32c, crc32c_of_parts
+from stateline.blob.arguments import check_range, checked_names, plain_bytes, staged_parts
+from stateline.blob.checksum import crc32c
 from stateline.blob.file_bytes import read_once, write_all, write_pieces
 from stateline.blob.folders import CREATION_ATTEMPTS, Folders, vanishing
-from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix, check_staged_name
-from stateline.blob.outcome import (
-    Verdict,
-    already_exists,
-    check_range,
-    conflict,
-    damaged_part,
-    judge,
-    parts_missing,
-    too_short,
-)
+from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix
+from stateline.blob.outcome import Fingerprint, PieceError, already_exists, damaged_part, parts_missing, too_short
 from stateline.blob.system_errors import SURELY_NOT_DONE, error_of_system
 from stateline.blob.translation import Translated
 from stateline.environment import Environment, system_environment
-from stateline.errors import (
-    InvalidInputError,
-    NotFoundError,
-    OutcomeUnknownError,
-    StatelineError,
-)
+from stateline.errors import InvalidInputError, NotFoundError, OutcomeUnknownError, StatelineError
 from stateline.handles import Part
 from stateline.options import normalise_settings, parse_bool, parse_choice, setting, settings_from_options
 
@@ -69,10 +53,9 @@ _CHUNK_BYTES: Final = 4 * 1024 * 1024
 class LocalStoreSettings:
     """Options of a ``file:`` store.
 
-    Attributes:
-        fsync: Whether an acknowledged write survives power loss. Turn it off only for throw-away runs.
-        permissions: ``private`` makes folders 0700 and files 0600; ``umask`` leaves them to the process's umask, for
-            output that other users read. Folders whose name starts with a dot are always private.
+    Without ``fsync`` an acknowledged write may be lost with the power: for throw-away runs only. Private permissions
+    are 0700 for folders and 0600 for files; ``umask`` leaves them to the process's umask, for output that other users
+    read. Folders whose name starts with a dot are always private.
     """
 
     fsync: bool = setting(True, parse_bool, help="fsync files and folders before acknowledging")
@@ -85,19 +68,10 @@ class LocalStoreSettings:
 
 
 class LocalStore(BlobStore):
-    """Files under one folder. See the module docstring for the facts it is built on.
-
-    Args:
-        root: The folder; made on the first write.
-        settings: Durability and permissions.
-        environment: Ids for staged names.
-    """
+    """Files under one folder, which is made on the first write."""
 
     def __init__(
-        self,
-        root: str | Path,
-        settings: LocalStoreSettings | None = None,
-        environment: Environment | None = None,
+        self, root: str | Path, settings: LocalStoreSettings | None = None, environment: Environment | None = None
     ) -> None:
         self._root = os.path.realpath(root)
         self._settings = settings or LocalStoreSettings()
@@ -136,7 +110,7 @@ class LocalStore(BlobStore):
         return self._info(name, len(data), crc32c(data))
 
     def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
-        """See :meth:`BlobStore.put_all_if_absent`. Long ones are written past the page cache where that works."""
+        """Creates an object from pieces; a long one is written past the page cache where that works."""
         self._put_new(name, pieces, unread_bytes=sum(map(len, pieces)))
         return self._info(name, sum(map(len, pieces)), None)
 
@@ -172,7 +146,7 @@ class LocalStore(BlobStore):
             yield from self._walk(folder, prefix)
 
     def delete(self, names: Iterable[str]) -> None:
-        """See :meth:`BlobStore.delete`. Folders that become empty are removed."""
+        """Deletes objects, and the folders that become empty."""
         by_folder: dict[tuple[str, ...], list[str]] = {}
         for name in checked_names(names):
             folders, leaf = _split(name)
@@ -193,7 +167,7 @@ class LocalStore(BlobStore):
         return True
 
     def copy(self, source: str, target: str) -> ObjectInfo:
-        """See :meth:`BlobStore.copy`. A second link to the same file: objects never change, so it is as good."""
+        """Makes a second link to the same file: objects never change, so it is as good as a copy."""
         source_folders, source_leaf = _split(source)
         folders, leaf = _split(target)
         size = self.head(source).size
@@ -201,8 +175,8 @@ class LocalStore(BlobStore):
             try:
                 self._placed(source_leaf, folder, folders, self._link_to(leaf))
             except FileExistsError:
-                ours, found = self._fingerprint(source), self._fingerprint(target)
-                if ours is None or judge(found, length=ours.size, crc32c=ours.crc32c or 0) is not Verdict.OURS:
+                ours = self._examined(source)
+                if ours is None or not Fingerprint(ours.size, ours.crc32c or 0).matches(self._examined(target)):
                     raise already_exists(target) from None
                 self._sync_entry(folders)
         return ObjectInfo(name=target, size=size, modified_at=self._environment.clock.now())
@@ -216,35 +190,34 @@ class LocalStore(BlobStore):
         return Part(name=name, length=len(data), crc32c=crc32c(data))
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:  # noqa: ARG002
-        """See :meth:`BlobStore.publish`.
+        """Creates ``target`` from its pieces.
 
         A file has no place for ``nonce``: here the content decides, by length and CRC32C, which is as strong because
         the names of published files carry a UUID of their writer.
         """
         folders, leaf = _split(target)
-        for part in checked_parts(parts, "publish"):
-            check_staged_name(part.name)
-        length, checksum = sum(part.length for part in parts), crc32c_of_parts(parts)
+        parts = staged_parts(parts, "publish")
+        ours = Fingerprint.of_parts(parts)
         with self._translated("publish", target):
-            if self._fingerprint(target) is None:
+            if self._examined(target) is None:
                 try:
                     self._create_from(target, folders, leaf, parts)
-                    return self._info(target, length, checksum)
+                    return self._info(target, ours.length, ours.crc32c)
                 except FileExistsError:
                     pass  # Somebody was faster; whether it was for us is decided below.
-                except _PieceMissingError as missing:
-                    if self._fingerprint(target) is None:
-                        raise parts_missing(target, missing.name) from missing
-            found = self._fingerprint(target)
+                except PieceError as missing:
+                    if self._examined(target) is None:
+                        raise missing.meaning from missing
+            found = self._examined(target)
             if found is None:
                 raise _moved_away("publish", target)
-            if judge(found, length=length, crc32c=checksum) is not Verdict.OURS:
-                raise conflict(target, found, length=length, crc32c=checksum)
+            if not ours.matches(found):
+                raise ours.conflict(target, found)
             self._sync_entry(folders)
         return found
 
     def discard(self, parts: Iterable[Part]) -> None:
-        names = [check_staged_name(part.name) for part in checked_parts(parts, "discard")]
+        names = [part.name for part in staged_parts(parts, "discard")]
         self.delete(names)
         for name in names:
             with self._translated("discard", name):
@@ -278,7 +251,7 @@ class LocalStore(BlobStore):
             with self._folder(staging_folders) as staging:
                 self._placed(staged, staging, folders, self._link_to(leaf))
         except FileNotFoundError as error:
-            raise _PieceMissingError(part.name) from error
+            raise PieceError(parts_missing(target, part.name)) from error
 
     def _join(self, target: str, folders: tuple[str, ...], leaf: str, parts: Sequence[Part]) -> None:
         """Creates the target from several pieces, in a folder of their own that dies with them.
@@ -304,7 +277,7 @@ class LocalStore(BlobStore):
                     with contextlib.suppress(OSError):
                         os.unlink(temporary, dir_fd=joint)
         except FileNotFoundError as error:
-            raise _PieceMissingError(first) from error
+            raise PieceError(parts_missing(target, first)) from error
 
     def _remove_joint(self, name: str) -> None:
         """Ends every unfinished publication of a piece that was discarded."""
@@ -348,11 +321,11 @@ class LocalStore(BlobStore):
                         raise damaged_part(target, part)
                     yield chunk
         except FileNotFoundError as error:
-            raise _PieceMissingError(part.name) from error
+            raise PieceError(parts_missing(target, part.name)) from error
         if length != part.length:
             raise damaged_part(target, part)
 
-    def _fingerprint(self, name: str) -> ObjectInfo | None:
+    def _examined(self, name: str) -> ObjectInfo | None:
         """Size and CRC32C of what is there, read anew; ``None`` if nothing is."""
         try:
             with self._opened(name) as descriptor:
@@ -546,10 +519,10 @@ class LocalStore(BlobStore):
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise InvalidInputError(
-                    "it is not a regular file",
+                    "is not a regular file",
                     operation="open",
                     subject=f"{self.url}/{name}",
-                    hint="Name an object: a folder, a link or a device is none",
+                    hint="Name an object: a folder, a link or a device is not one",
                 )
             yield descriptor
         finally:
@@ -585,7 +558,7 @@ class LocalStore(BlobStore):
         return ObjectInfo(name=name, size=size, modified_at=self._environment.clock.now(), crc32c=checksum)
 
     def _translated(self, operation: str, name: str) -> Translated:
-        """``OSError`` leaves as one of the tree of :mod:`stateline.errors`; our own errors pass."""
+        """Around one call: an ``OSError`` leaves as one of :mod:`stateline.errors`; our own errors pass."""
 
         def typed(error: Exception) -> StatelineError | None:
             if isinstance(error, StatelineError) or not isinstance(error, OSError):
@@ -599,14 +572,6 @@ _JOINT: Final = ".join"
 """What the folder is called, after the first piece, in which several pieces become one file."""
 
 _STAGING_FOLDERS: Final = (STAGING_PREFIX.rstrip("/"),)
-
-
-class _PieceMissingError(Exception):
-    """A staged piece is gone; what that means depends on the target."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
 
 
 def _split(name: str) -> tuple[tuple[str, ...], str]:
@@ -630,7 +595,7 @@ def _moved_away(operation: str, name: str) -> OutcomeUnknownError:
 
 def _perhaps_done(operation: str, name: str, error: OSError) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        f"it failed half-way ({error.strerror})",
+        f"the call failed half-way ({error.strerror})",
         operation=operation,
         subject=name,
         hint="Check the disk, then repeat the call",

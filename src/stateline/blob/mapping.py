@@ -1,6 +1,6 @@
-"""Objects as memory: no copy where the store is this host's disk.
+"""Objects as mapped memory, without a copy, where the store is this host's disk.
 
-Owns the mapping and its errors. Does not own any check of the bytes: whoever maps an object proves it before use.
+The bytes are not checked here: whoever maps an object verifies it before use.
 """
 
 from __future__ import annotations
@@ -15,15 +15,9 @@ __all__ = ["map_object"]
 
 
 def map_object(store: BlobStore, name: str) -> pa.Buffer | None:
-    """All bytes of an object, memory-mapped; ``None`` where the store is no disk of this host.
+    """All bytes of an object, memory-mapped; ``None`` where the store is not a disk of this host.
 
-    The bytes stay readable while the buffer lives, also when the object is deleted.
-
-    Raises:
-        NotFoundError: There is no such object.
-        AccessDeniedError: It may not be read.
-        TooManyOpenFilesError: It cannot be opened.
-        UnavailableError: The disk fails.
+    The bytes stay readable while the buffer lives, also when the object is deleted. Fails as :meth:`BlobStore.get`.
     """
     path = store.local_path(name)
     if path is None:

@@ -12,19 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo, closed_store
-from stateline.blob.arguments import checked_names, checked_parts, own_bytes, plain_bytes
-from stateline.blob.checksum import crc32c, crc32c_of_parts
-from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix, check_staged_name
-from stateline.blob.outcome import (
-    Verdict,
-    already_exists,
-    check_range,
-    conflict,
-    damaged_part,
-    judge,
-    parts_missing,
-    too_short,
-)
+from stateline.blob.arguments import check_range, checked_names, own_bytes, staged_parts
+from stateline.blob.checksum import crc32c
+from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix
+from stateline.blob.outcome import Fingerprint, already_exists, damaged_part, parts_missing, too_short
 from stateline.environment import Environment, system_environment
 from stateline.errors import NotFoundError
 from stateline.handles import Part
@@ -126,36 +117,35 @@ class MemoryStore(BlobStore):
         return True
 
     def stage(self, target: str, data: Buffer) -> Part:
-        data = plain_bytes(data, "stage", check_name(target))
+        data = own_bytes(data, "stage", check_name(target))
         info = self.put_if_absent(STAGING_PREFIX + self._environment.ids.new_id(), data)
         return Part(name=info.name, length=info.size, crc32c=info.crc32c or 0)
 
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
         check_name(target)
-        for part in checked_parts(parts, "publish"):
-            check_staged_name(part.name)
-        length, checksum = sum(part.length for part in parts), crc32c_of_parts(parts)
+        parts = staged_parts(parts, "publish")
+        ours = Fingerprint.of_parts(parts, nonce)
         with self._lock:
             found = self._objects.get(self._folder + target)
             if found is None:
                 data = b"".join(self._piece(target, part) for part in parts)
                 found = self._objects[self._folder + target] = self._make(target, data, nonce)
-        if judge(found.info, length=length, crc32c=checksum, nonce=nonce) is not Verdict.OURS:
-            raise conflict(target, found.info, length=length, crc32c=checksum)
+        if not ours.matches(found.info):
+            raise ours.conflict(target, found.info)
         return self._told(found, target)
 
     def discard(self, parts: Iterable[Part]) -> None:
-        self.delete([check_staged_name(part.name) for part in checked_parts(parts, "discard")])
+        self.delete([part.name for part in staged_parts(parts, "discard")])
 
     def close(self) -> None:
-        """See :meth:`BlobStore.close`. The objects stay, for other stores of that name."""
+        """Closes this store. The objects stay, for other stores of that name."""
         self._held = None
 
     def _piece(self, target: str, part: Part) -> bytes:
         found = self._objects.get(self._folder + part.name)
         if found is None:
             raise parts_missing(target, part.name)
-        if found.info.size != part.length or found.info.crc32c != part.crc32c:
+        if not Fingerprint.of_parts([part]).matches(found.info):
             raise damaged_part(target, part)
         return found.data
 

@@ -1,4 +1,4 @@
-"""Names are not paths: what a blob may be called.
+"""The names of objects: what a store accepts, and how staged pieces are called.
 
 Facts:
 - A name is one or more segments joined by ``/``. A segment has 1 to 255 bytes in UTF-8 (the limit of local file
@@ -21,10 +21,11 @@ __all__ = [
     "check_prefix",
     "check_staged_name",
     "is_staged_name",
+    "not_staged",
 ]
 
 STAGING_PREFIX: Final = ".inprogress/"
-"""Where staged pieces and temporary files live. Spark, Hive, Trino and pyarrow skip names that start with a dot."""
+"""Where staged pieces and temporary files are. Spark, Hive, Trino and pyarrow skip names that start with a dot."""
 
 MAX_NAME_BYTES: Final = 900
 MAX_SEGMENT_BYTES: Final = 255
@@ -33,7 +34,7 @@ _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 def check_name(name: str) -> str:
-    """Returns ``name`` if it can name a blob.
+    """Returns ``name`` if it can name an object.
 
     Raises:
         InvalidInputError: It is empty, absolute, leaves the root, or has a segment that some store cannot hold.
@@ -41,22 +42,16 @@ def check_name(name: str) -> str:
     reason = _complaint(name)
     if reason is not None:
         raise InvalidInputError(
-            f"{reason}",
-            subject=f"blob name {name!r}",
-            hint="Names are relative and made of plain '/'-separated segments",
+            reason, subject=f"name {name!r}", hint="Names are relative and made of plain '/'-separated segments"
         )
     return name
 
 
 def check_prefix(prefix: str) -> str:
-    """Returns ``prefix`` if some blob's name could start with it; the empty prefix means everything.
-
-    Raises:
-        InvalidInputError: As :func:`check_name`.
-    """
+    """Returns ``prefix`` if the name of an object could start with it; the empty prefix means everything."""
     if not isinstance(prefix, str):
         raise InvalidInputError(
-            f"{type(prefix).__name__} is not text", operation="list", subject="prefix", hint="Give '' for everything"
+            f"must be text, not {type(prefix).__name__}", operation="list", subject="prefix", hint="'' is everything"
         )
     if prefix:
         check_name(prefix + "x" if prefix.endswith("/") else prefix)
@@ -64,19 +59,16 @@ def check_prefix(prefix: str) -> str:
 
 
 def check_staged_name(name: str) -> str:
-    """Returns ``name`` if staging can have made it: only such objects are joined and discarded.
-
-    Raises:
-        InvalidInputError: It names something else, perhaps a file that readers see.
-    """
+    """Returns ``name`` if staging can have made it: only such objects are joined and discarded."""
     if not name.startswith(STAGING_PREFIX):
-        raise InvalidInputError(
-            "it is not the name of a staged piece",
-            operation="staged piece",
-            subject=name,
-            hint=f"Pieces are named {STAGING_PREFIX}...; the point was damaged or belongs to another store",
-        )
+        raise not_staged(name, "is not the name of a staged piece")
     return check_name(name)
+
+
+def not_staged(name: str, message: str) -> InvalidInputError:
+    """The error of a part that staging cannot have made here."""
+    hint = "The point was damaged or belongs to another store"
+    return InvalidInputError(message, operation="staged piece", subject=name, hint=hint)
 
 
 def is_staged_name(name: str) -> bool:
@@ -86,20 +78,20 @@ def is_staged_name(name: str) -> bool:
 
 def _complaint(name: str) -> str | None:
     if not isinstance(name, str):
-        return f"{type(name).__name__} is not text"
+        return f"must be text, not {type(name).__name__}"
     if not name:
-        return "it is empty"
+        return "must not be empty"
     try:
         encoded = name.encode("utf-8")
     except UnicodeEncodeError:
-        return "it is not valid Unicode"
+        return "is not valid Unicode"
     if len(encoded) > MAX_NAME_BYTES:
-        return f"it has more than {MAX_NAME_BYTES} bytes"
+        return f"must have at most {MAX_NAME_BYTES} bytes"
     if _FORBIDDEN.search(name):
-        return "it holds a backslash or a control character"
+        return "must not contain a backslash or a control character"
     for segment in name.split("/"):
         if segment in ("", ".", ".."):
-            return f"the segment {segment!r} is not allowed"
+            return f"must not contain the segment {segment!r}"
         if len(segment.encode("utf-8")) > MAX_SEGMENT_BYTES:
-            return f"a segment has more than {MAX_SEGMENT_BYTES} bytes"
+            return f"must have at most {MAX_SEGMENT_BYTES} bytes in each segment"
     return None

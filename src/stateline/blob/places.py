@@ -1,61 +1,43 @@
-"""Where stores lie: a folder whose files a cache deletes must not hold, or lie in, anything that somebody relies on.
-
-Owns the comparison. Does not own what is deleted.
-"""
+"""Whether one place lies in another, however the two are spelled."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Final
 
 from stateline.blob.api import BlobStore
-from stateline.blob.urls import split_local_url
+from stateline.blob.urls import is_local, places_of, same_service, split_local_url
 from stateline.errors import InvalidInputError
 
-__all__ = ["check_apart"]
-
-_FILE: Final = "file:"
+__all__ = ["check_apart", "is_within"]
 
 
 def check_apart(option: str, cache: BlobStore, stores: Iterable[BlobStore]) -> None:
-    """Refuses a cache that is, contains or lies in the root of a store. Links and mounts are looked through.
+    """Refuses a cache that is, contains or lies in the root of a store: files of a cache are deleted.
 
     Args:
-        option: What the cache is called by its user.
+        option: What the user calls the cache.
         cache: Where it is.
         stores: What it must keep away from.
-
-    Raises:
-        InvalidInputError: They overlap.
     """
     for store in stores:
-        if _overlap(cache, store):
+        if is_within(cache.url, store.url) or is_within(store.url, cache.url):
             raise InvalidInputError(
-                f"{cache.url} must be apart from {store.url}, and one of them is or lies in the other",
+                f"{cache.url} must be apart from {store.url}: neither may be or lie in the other",
                 operation="open",
                 subject=option,
-                hint="Give a folder of its own: what is in it may be deleted to keep its size",
+                hint="Give it a folder of its own: what is in it may be deleted to keep its size",
             )
 
 
-def _overlap(one: BlobStore, other: BlobStore) -> bool:
-    folders = _folder_of(one), _folder_of(other)
-    if folders[0] is None or folders[1] is None:
-        urls = one.url.rstrip("/") + "/", other.url.rstrip("/") + "/"
-        return urls[0].startswith(urls[1]) or urls[1].startswith(urls[0])
-    return _holds(folders[0], folders[1]) or _holds(folders[1], folders[0])
-
-
-def _folder_of(store: BlobStore) -> str | None:
-    path = store.local_path("x")
-    if path is not None:
-        return os.path.realpath(path.parent)
-    return os.path.realpath(split_local_url(store.url)) if store.url.startswith(_FILE) else None
-
-
-def _holds(outer: str, inner: str) -> bool:
-    """Whether ``inner`` is ``outer`` or lies in it, also where a mount gives one folder several paths."""
+def is_within(url: str, folder: str) -> bool:
+    """Whether a place is a folder or lies below it. Links and mounts are looked through."""
+    if not same_service(url, folder):
+        return False
+    if not is_local(folder):
+        outer, inner = places_of(folder, url)
+        return f"{inner}/".startswith(f"{outer}/")
+    outer, inner = (os.path.realpath(split_local_url(each)) for each in (folder, url))
     if os.path.commonpath([outer, inner]) == outer:
         return True
     identity = _identity(outer)
@@ -67,6 +49,7 @@ def _holds(outer: str, inner: str) -> bool:
 
 
 def _identity(folder: str) -> tuple[int, int] | None:
+    """The same for all paths that mounts give to one folder."""
     try:
         status = os.stat(folder)
     except OSError:  # Not there yet, so it has no other path.

@@ -1,7 +1,7 @@
 """A store on Amazon S3 and on services that speak its protocol.
 
-Owns the promises on whole objects, the SDK's client and the meaning of its errors. Does not own staged pieces and what
-becomes of them (``s3_uploads``), single requests (``s3_requests``) or the rule for lost answers (``cloud``).
+Here: whole objects, the SDK's client and the meaning of its errors. :mod:`stateline.blob.s3_uploads` makes objects out
+of pieces.
 
 Facts (Amazon S3 API reference):
 - ``If-None-Match: *`` makes PutObject create-if-absent: 412 if the key exists, 409 if another conditional request on
@@ -13,9 +13,9 @@ together. The nonce and the CRC32C of an object are kept as its metadata.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import boto3
 import botocore.loaders
@@ -23,16 +23,12 @@ import botocore.session
 from botocore import exceptions as sdk
 from botocore.config import Config
 
-from stateline.blob.answers import Answer, answer_of_status
+from stateline.blob.answers import Answer, answer_of_status, try_unanswered
 from stateline.blob.api import ObjectInfo
 from stateline.blob.arguments import checked_names
 from stateline.blob.names import check_prefix
 from stateline.blob.s3_requests import S3StoreSettings, object_info
 from stateline.blob.s3_uploads import S3Uploads
-from stateline.blob.tries import try_unanswered
-from stateline.blob.urls import split_cloud_url
-from stateline.environment import Environment
-from stateline.options import settings_from_options
 
 __all__ = ["S3Store", "S3StoreSettings"]
 
@@ -59,17 +55,10 @@ _THROTTLED_DELAY_SECONDS: Final = 0.25
 
 
 class S3Store(S3Uploads):
-    """Objects in a bucket, below a prefix. See the module docstring for the facts it is built on."""
+    """Objects in a bucket, below a prefix."""
 
-    @classmethod
-    def open(cls, url: str, options: Mapping[str, str], environment: Environment | None) -> Self:
-        """Opens ``s3://bucket/prefix``; see :func:`stateline.blob.open_store`."""
-        bucket, prefix = split_cloud_url(url)
-        return cls(bucket, prefix, settings_from_options(S3StoreSettings, options), environment)
-
-    @property
-    def url(self) -> str:
-        return f"s3://{self._container}/{self._prefix}".rstrip("/")
+    scheme = "s3"
+    settings_type = S3StoreSettings
 
     # -- whole objects --------------------------------------------------------------------------------------------
 
@@ -79,10 +68,9 @@ class S3Store(S3Uploads):
         return self._reading("head", name, lambda: object_info(name, self._client.head_object(**arguments)))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See :meth:`BlobStore.list`. Nonces and checksums are not listed."""
+        """Objects without nonces and checksums, which S3 does not list."""
         check_prefix(prefix)
-        root = f"{self._prefix}/" if self._prefix else ""
-        arguments: dict[str, Any] = {"Prefix": root + prefix, "MaxKeys": self._settings.page_size}
+        arguments: dict[str, Any] = {"Prefix": self._folder + prefix, "MaxKeys": self._settings.page_size}
         while True:
             page = self._reading(
                 "list", prefix, lambda: self._client.list_objects_v2(Bucket=self._container, **arguments)
@@ -113,20 +101,15 @@ class S3Store(S3Uploads):
     def _connect(self) -> Any:
         settings = self._settings
         when = "when_supported" if settings.checksums else "when_required"
-        keys = (settings.access_key_id, settings.secret_access_key, settings.session_token)
         session = botocore.session.get_session()
         session.register_component("data_loader", _loader())
         client = boto3.session.Session(botocore_session=session).client(
             "s3",
             endpoint_url=settings.endpoint or None,
             region_name=settings.region or None,
-            **dict(
-                zip(
-                    ("aws_access_key_id", "aws_secret_access_key", "aws_session_token"),
-                    (key and key.reveal() for key in keys),
-                    strict=True,
-                )
-            ),
+            aws_access_key_id=settings.access_key_id and settings.access_key_id.reveal(),
+            aws_secret_access_key=settings.secret_access_key and settings.secret_access_key.reveal(),
+            aws_session_token=settings.session_token and settings.session_token.reveal(),
             config=Config(
                 connect_timeout=settings.connect_timeout,
                 read_timeout=settings.read_timeout,
@@ -137,7 +120,6 @@ class S3Store(S3Uploads):
                 response_checksum_validation=when,
             ),
         )
-
         client.meta.events.register("needs-retry.s3", self._after_429)
         return client
 

@@ -1,7 +1,5 @@
 """Which bytes of which staged pieces become which part of an S3 multipart upload.
 
-Owns one pure plan. Does not own requests.
-
 Facts (Amazon S3 user guide, "multipart upload limits" and ``UploadPartCopy``):
 - Every part but the last has at least 5 MiB; an upload has at most 10,000 parts.
 - A part can be copied from an object by the service itself, whole or (from an object over 5 MiB) a range of it.

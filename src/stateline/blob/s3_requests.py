@@ -1,8 +1,4 @@
-"""Requests on the objects of a bucket, and what is kept beside their bytes.
-
-Owns the settings and single requests. Does not own how pieces become an object (``s3_uploads``), or the SDK and its
-errors (``s3``).
-"""
+"""Settings of S3, single requests on the objects of a bucket, and what is kept beside their bytes."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ from typing import Any, Final
 from stateline.blob.api import ObjectInfo
 from stateline.blob.cloud_copies import CopyingStore
 from stateline.blob.cloud_settings import CloudSettings, parse_endpoint, parse_secret
+from stateline.blob.outcome import Fingerprint
 from stateline.errors import AccessDeniedError, OutcomeUnknownError
 from stateline.options import Secret, parse_bool, setting
 
@@ -29,14 +26,8 @@ _DELETE_KEYS_MAX: Final = 1000
 class S3StoreSettings(CloudSettings):
     """Options of an ``s3:`` store.
 
-    Attributes:
-        endpoint: URL of a service that speaks the S3 protocol; Amazon's own by default.
-        region: Region to sign for; from the SDK's chain by default.
-        path_style: Whether the bucket is part of the path and not of the host name.
-        checksums: Whether the service is asked to compare CRC32C sums; off only for services that refuse them.
-        access_key_id: Key id, where the SDK's own chain (environment, profile, role) is not to be used.
-        secret_access_key: The key itself. A store that holds it cannot be sent to another process.
-        session_token: Token of temporary credentials.
+    What is left out comes from the SDK's own chain: endpoint, region, and credentials (environment, profile, role).
+    Turn ``checksums`` off only for services that refuse them. A store with a key cannot be sent to another process.
     """
 
     endpoint: str = setting("", parse_endpoint, help="URL of an S3-compatible service")
@@ -49,22 +40,25 @@ class S3StoreSettings(CloudSettings):
 
 
 class S3Requests(CopyingStore[Any, S3StoreSettings]):
-    """Requests on the objects of a bucket."""
+    """A store that sends single requests on the objects of a bucket."""
 
-    def _send(self, name: str, data: bytes, checksum: int, nonce: str, **condition: str) -> ObjectInfo:
+    def _send(self, name: str, data: bytes, ours: Fingerprint, **condition: str) -> ObjectInfo:
         with self._asking():
             answer = self._client.put_object(
                 Bucket=self._container,
                 Key=self._key(name),
                 Body=data,
-                Metadata=metadata_of(checksum, nonce),
-                **self._checked(ChecksumCRC32C=encoded_checksum(checksum)),
+                Metadata=metadata_of(ours),
+                **self._checked(ChecksumCRC32C=encoded_checksum(ours.crc32c)),
                 **condition,
             )
-            return self._made(name, len(data), checksum, answer["ETag"], nonce)
+            return self._made(name, ours, answer["ETag"])
 
-    def _put(self, name: str, data: bytes, checksum: int) -> ObjectInfo:
-        return self._send(name, data, checksum, "")
+    def _put(self, name: str, data: bytes, ours: Fingerprint) -> ObjectInfo:
+        return self._send(name, data, ours)
+
+    def _create(self, name: str, data: bytes, ours: Fingerprint) -> ObjectInfo:
+        return self._send(name, data, ours, IfNoneMatch="*")
 
     def _read(self, key: str, bounds: tuple[int, int] | None = None, **pin: str) -> bytes:
         extent = {} if bounds is None else {"Range": f"bytes={bounds[0]}-{bounds[1] - 1}"}
@@ -116,9 +110,9 @@ def object_info(name: str, found: Mapping[str, Any]) -> ObjectInfo:
     )
 
 
-def metadata_of(checksum: int, nonce: str) -> dict[str, str]:
+def metadata_of(ours: Fingerprint) -> dict[str, str]:
     """What an object keeps beside its bytes."""
-    return {_CHECKSUM: f"{checksum:08x}", **({_NONCE: nonce} if nonce else {})}
+    return {_CHECKSUM: f"{ours.crc32c:08x}", **({_NONCE: ours.nonce} if ours.nonce else {})}
 
 
 def encoded_checksum(checksum: int) -> str:

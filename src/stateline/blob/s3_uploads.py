@@ -1,8 +1,5 @@
 """How pieces become one object on S3: through a multipart upload that is named when the file ends.
 
-Owns ``prepare``, the publication, ``discard`` and copies of whole objects. Does not own single requests
-(``s3_requests``), the cutting of uploads (``s3_parts``) or the rule for lost answers (``cloud``).
-
 Facts (Amazon S3 API reference):
 - An upload lives until it is completed or aborted, by whomever, and is gone then: every request on it gives 404
   NoSuchUpload, also one that a network delivers late.
@@ -34,12 +31,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from stateline.blob.answers import Answer, PieceError, Refusal
+from stateline.blob.answers import Answer, Refusal
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.arguments import checked_parts, own_bytes
-from stateline.blob.checksum import crc32c, crc32c_of_parts
-from stateline.blob.names import STAGING_PREFIX, check_name
-from stateline.blob.outcome import damaged_part
+from stateline.blob.checksum import crc32c
+from stateline.blob.names import STAGING_PREFIX, check_name, not_staged
+from stateline.blob.outcome import Fingerprint, PieceError, damaged_part
 from stateline.blob.s3_parts import PARTS_MAX, Segment, plan_parts
 from stateline.blob.s3_requests import S3Requests, encoded_checksum, metadata_of
 from stateline.errors import AccessDeniedError, InvalidInputError, OutcomeUnknownError
@@ -77,12 +74,7 @@ class _Upload(NamedTuple):
         """The upload that a part names."""
         upload_id, checksum_type, target = (*part.version.split(" ", 2), "", "")[:3]
         if not upload_id or not target:
-            raise InvalidInputError(
-                "it does not name an upload",
-                operation="staged piece",
-                subject=part.name,
-                hint="The point was damaged or belongs to another store",
-            )
+            raise not_staged(part.name, "does not name an upload")
         return cls(target, upload_id, checksum_type)
 
 
@@ -90,54 +82,49 @@ class S3Uploads(S3Requests):
     """Staged pieces of a bucket, and what they become."""
 
     def stage(self, target: str, data: Buffer) -> Part:
-        data = own_bytes(data, "stage", check_name(target))
-        name = STAGING_PREFIX + self._environment.ids.new_id()
-        checksum = crc32c(data)
-        with self._telling("stage", name):
-            made = self._put_settled(name, lambda: self._send(name, data, checksum, ""), data, checksum)
-        return Part(name=name, length=len(data), crc32c=checksum, version=made.version)
+        made = self._stage_object(own_bytes(data, "stage", check_name(target)))
+        return Part(name=made.name, length=made.size, crc32c=made.crc32c or 0, version=made.version)
 
     def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:
-        """See :meth:`BlobStore.prepare`: begins the upload of the target."""
+        """Begins the upload of the target, and returns a part that names it besides the pieces."""
         check_name(target)
         # An empty file has no piece whose absence could tell that it was published: one without bytes is staged.
         pieces = tuple(parts) or (self.stage(target, b""),)
         with self._telling("prepare", target):
-            upload = self._begin(target, crc32c_of_parts(pieces), nonce)
+            upload = self._begin(target, Fingerprint.of_parts(pieces, nonce))
         name = _UPLOAD_PREFIX + self._environment.ids.new_id()
         return (*pieces, Part(name=name, length=0, crc32c=0, version=upload.version))
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """See :meth:`BlobStore.discard`. An upload that is still there is aborted."""
+        """Deletes pieces, and aborts an upload that is still there."""
         pieces, uploads = _told_apart(checked_parts(parts, "discard"))
         deletions = self._deletions([self._staged_key(part) for part in pieces])
         aborts: list[Callable[[], None]] = [partial(self._end, self._place(upload)) for upload in uploads]
         with self._telling("discard", ""):
             self._each(lambda request: request(), [*deletions, *aborts])
 
-    def _create(self, name: str, data: bytes, checksum: int, nonce: str) -> ObjectInfo:
-        return self._send(name, data, checksum, nonce, IfNoneMatch="*")
-
-    def _assemble(self, target: str, parts: Sequence[Part], length: int, checksum: int, nonce: str) -> ObjectInfo:
+    def _assemble(self, target: str, parts: Sequence[Part], ours: Fingerprint) -> ObjectInfo:
         pieces, uploads = _told_apart(parts)
         if uploads:
             _require_target(uploads[0], target)
             try:
                 with self._few(target, pieces) as few:
-                    return self._fill(target, uploads[0], few, length, checksum)
+                    return self._fill(target, uploads[0], few, ours)
             except Refusal as refusal:
                 if refusal.answer is not Answer.ENDED:
                     raise
                 self._require_unpublished(target, pieces, refusal)
         with self._few(target, pieces) as few:
-            return self._assemble_anew(target, few, checksum, nonce)
+            return self._assemble_anew(target, few, ours)
 
-    def _assemble_anew(self, target: str, pieces: Sequence[Part], checksum: int, nonce: str) -> ObjectInfo:
+    def _assemble_anew(self, target: str, pieces: Sequence[Part], ours: Fingerprint) -> ObjectInfo:
         """Publishes through a request or an upload of its own."""
         plan = plan_parts([part.length for part in pieces])
         if not plan or (len(plan) == 1 and len(plan[0]) > 1):
-            return self._create(target, self._joined(target, pieces, plan), checksum, nonce)
-        return self._upload(target, target, pieces, checksum, nonce)
+            segments = [segment for planned in plan for segment in planned]
+            data = self._each(lambda segment: self._segment(target, pieces[segment.piece], segment), segments)
+            return self._create(target, b"".join(data), ours)
+        return self._upload(target, target, pieces, ours)
 
     def _require_unpublished(self, target: str, pieces: Sequence[Part], ended: Refusal) -> None:
         """Makes sure that an upload ended without its file: the target is absent, **then** all pieces are there."""
@@ -179,18 +166,18 @@ class S3Uploads(S3Requests):
 
     def _gather(self, target: str, parts: Sequence[Part]) -> Part:
         name = STAGING_PREFIX + self._environment.ids.new_id()
-        checksum = crc32c_of_parts(parts)
-        made = self._upload(target, name, parts, checksum, "")
-        return Part(name=name, length=made.size, crc32c=checksum, version=made.version)
+        ours = Fingerprint.of_parts(parts)
+        made = self._upload(target, name, parts, ours)
+        return Part(name=name, length=ours.length, crc32c=ours.crc32c, version=made.version)
 
     # -- one upload -----------------------------------------------------------------------------------------------
 
-    def _begin(self, name: str, checksum: int, nonce: str) -> _Upload:
+    def _begin(self, name: str, ours: Fingerprint) -> _Upload:
         with self._asking():
             begun = self._client.create_multipart_upload(
                 Bucket=self._container,
                 Key=self._key(name),
-                Metadata=metadata_of(checksum, nonce),
+                Metadata=metadata_of(ours),
                 **self._checked(ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT"),
             )
             return _Upload(name, begun["UploadId"], begun.get("ChecksumType") or "")
@@ -198,15 +185,16 @@ class S3Uploads(S3Requests):
     def _place(self, upload: _Upload) -> dict[str, Any]:
         return {"Bucket": self._container, "Key": self._key(upload.target), "UploadId": upload.upload_id}
 
-    def _upload(self, target: str, name: str, parts: Sequence[Part], checksum: int, nonce: str) -> ObjectInfo:
+    def _upload(self, target: str, name: str, parts: Sequence[Part], ours: Fingerprint) -> ObjectInfo:
         """Creates ``name`` through an upload of its own."""
-        with self._own_upload(name, checksum, nonce) as upload:
-            return self._fill(target, upload, parts, sum(part.length for part in parts), checksum)
+        with self._own_upload(name, ours) as upload:
+            return self._fill(target, upload, parts, ours)
 
     def _duplicate(self, target: str, source: Part) -> ObjectInfo:
         starts = range(0, source.length, _COPIED_BYTES_MAX)
         extents = [Segment(0, start, min(start + _COPIED_BYTES_MAX, source.length)) for start in starts]
-        with self._own_upload(target, source.crc32c, "") as upload:
+        ours = Fingerprint.of_parts([source])
+        with self._own_upload(target, ours) as upload:
             place = self._place(upload)
             made = self._each(
                 lambda number: self._copy_part(
@@ -214,12 +202,12 @@ class S3Uploads(S3Requests):
                 ),
                 range(len(extents)),
             )
-            return self._complete(upload, made, source.length, source.crc32c)
+            return self._complete(upload, made, ours)
 
     @contextlib.contextmanager
-    def _own_upload(self, name: str, checksum: int, nonce: str) -> Iterator[_Upload]:
+    def _own_upload(self, name: str, ours: Fingerprint) -> Iterator[_Upload]:
         """An upload that lives only inside: it is aborted if anything fails."""
-        upload = self._begin(name, checksum, nonce)
+        upload = self._begin(name, ours)
         try:
             yield upload
         except BaseException as error:
@@ -229,7 +217,7 @@ class S3Uploads(S3Requests):
                 raise Refusal(Answer.BUSY, error.error) from error
             raise
 
-    def _fill(self, target: str, upload: _Upload, parts: Sequence[Part], length: int, checksum: int) -> ObjectInfo:
+    def _fill(self, target: str, upload: _Upload, parts: Sequence[Part], ours: Fingerprint) -> ObjectInfo:
         """Uploads or copies every part and completes the upload. Several may do so at once."""
         place = self._place(upload)
         plan = plan_parts([part.length for part in parts]) or [[]]  # An empty object has one part, which is empty.
@@ -237,7 +225,7 @@ class S3Uploads(S3Requests):
             lambda number: self._upload_part(target, parts, plan[number], {**place, "PartNumber": number + 1}),
             range(len(plan)),
         )
-        return self._complete(upload, made, length, checksum)
+        return self._complete(upload, made, ours)
 
     def _upload_part(
         self, target: str, parts: Sequence[Part], segments: Sequence[Segment], place: Mapping[str, Any]
@@ -267,16 +255,16 @@ class S3Uploads(S3Requests):
                 raise PieceError(damaged_part(target, part))
             return _part_made(place, made)
 
-    def _complete(self, upload: _Upload, made: Sequence[Mapping[str, Any]], length: int, checksum: int) -> ObjectInfo:
+    def _complete(self, upload: _Upload, made: Sequence[Mapping[str, Any]], ours: Fingerprint) -> ObjectInfo:
         whole = {}
         if upload.checksum_type == "FULL_OBJECT":
-            sums = {"ChecksumCRC32C": encoded_checksum(checksum), "ChecksumType": "FULL_OBJECT"}
-            whole = self._checked(**sums, MpuObjectSize=length)
+            sums = {"ChecksumCRC32C": encoded_checksum(ours.crc32c), "ChecksumType": "FULL_OBJECT"}
+            whole = self._checked(**sums, MpuObjectSize=ours.length)
         with self._asking():
             answer = self._client.complete_multipart_upload(
                 MultipartUpload={"Parts": list(made)}, IfNoneMatch="*", **whole, **self._place(upload)
             )
-            return self._made(upload.target, length, checksum, answer["ETag"], "")
+            return self._made(upload.target, ours, answer["ETag"])
 
     def _end(self, place: Mapping[str, Any]) -> None:
         """Aborts an upload, if it is still there."""
@@ -297,11 +285,6 @@ class S3Uploads(S3Requests):
         return True
 
     # -- bytes of pieces ------------------------------------------------------------------------------------------
-
-    def _joined(self, target: str, parts: Sequence[Part], plan: Sequence[Sequence[Segment]]) -> bytes:
-        """The bytes of a file that is too short for an upload."""
-        segments = [segment for planned in plan for segment in planned]
-        return b"".join(self._each(lambda segment: self._segment(target, parts[segment.piece], segment), segments))
 
     def _segment(self, target: str, part: Part, segment: Segment) -> bytes:
         """Some bytes of a piece, checked against it."""

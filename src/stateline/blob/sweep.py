@@ -1,7 +1,5 @@
 """Finding and deleting what crashed writers left behind: staged pieces, objects of checkpoint roots, of changelogs.
 
-Owns the choice of what may go. Does not own what is reachable: the caller reads that from its checkpoints.
-
 An object is a leftover if nothing that may still be restored or committed names it, **and** it is older than a grace
 period. The age protects the objects of writers at work, which no checkpoint names yet: give more than the longest time
 between making an object and recording it, which is one micro-batch with all its retries.
@@ -141,7 +139,7 @@ def _names(reachable: Collection[str]) -> Collection[str]:
     """Names in a set. Points would match nothing, and every piece that they name would be a leftover."""
     if isinstance(reachable, str) or not all(isinstance(name, str) for name in reachable):
         raise InvalidInputError(
-            "it holds something else than names",
+            "must contain only names",
             operation="sweep",
             subject="reachable",
             hint="Give reachable_names(points). Nothing was deleted",

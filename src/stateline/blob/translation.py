@@ -1,9 +1,8 @@
-"""Errors that leave a block of code as other errors.
+"""Errors that leave a block of code as other errors: what stores put around each call.
 
-Owns what stores put around each call. It is a class, because what a generator of ``contextlib`` raises in place of
-another error is in a cycle with the frames of all its callers, from Python 3.12 on: whatever those hold, such as the
-bytes to be written or a connection, would live on until the next garbage collection. "It is not there" is an answer
-that every new object begins with.
+It is a class, because what a generator of ``contextlib`` raises in place of another error is in a cycle with the frames
+of all its callers, from Python 3.12 on: whatever those hold, such as the bytes to be written or a connection, would
+live on until the next garbage collection. "There is no such object" is an answer that every new object begins with.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ class Translated:
     """Around a block of code: an error leaves it as another one, whose cause it is.
 
     Args:
-        translate: Given what was raised, what is to be raised in its place; ``None``: it passes as it is. A cause that
-            this gives to the new error stays.
+        translate: Maps what was raised to what is raised in its place; ``None`` lets it pass. A cause that the new
+            error has stays.
     """
 
     __slots__ = ("_translate",)

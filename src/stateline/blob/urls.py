@@ -1,4 +1,4 @@
-"""From a URL to the store behind it; cloud SDKs load only when their scheme is asked for.
+"""From a URL to the store behind it; the SDK of a cloud is loaded only when its scheme is asked for.
 
 | URL | store | extra |
 |---|---|---|
@@ -28,8 +28,9 @@ from stateline.options import plain_options
 
 __all__ = [
     "absolute_url",
-    "is_within",
+    "is_local",
     "open_store",
+    "places_of",
     "refuse_credentials",
     "relative_name",
     "same_service",
@@ -64,7 +65,7 @@ def open_store(
         environment: Clock, ids and threads; the real ones by default.
 
     Raises:
-        InvalidInputError: The URL has an unknown scheme or no bucket or holds a credential, or is none; or an option is
+        InvalidInputError: The URL has an unknown scheme, no bucket or a credential, or is not one; or an option is
             unknown.
         NotInstalledError: The SDK of a cloud is missing; the hint names the ``pip install``.
     """
@@ -72,24 +73,18 @@ def open_store(
     scheme = _written_scheme(url)
     settings = plain_options(options)
     if scheme in (None, "file"):
-        from stateline.blob.local import LocalStore  # noqa: PLC0415 - each backend loads on demand
+        from stateline.blob.local import LocalStore  # noqa: PLC0415 - each store loads on demand
 
         return LocalStore.open(split_local_url(url), settings, environment)
     if scheme == "memory":
         from stateline.blob.memory import MemoryStore  # noqa: PLC0415
 
         if settings:
-            raise InvalidInputError(
-                "it takes no options", operation="open_store", subject=url, hint="Leave them out for a store in memory"
-            )
+            raise _refused(url, "must have no options", "Leave them out for a store in memory")
         return MemoryStore(url.split("://", 1)[1].strip("/"), environment)
     if scheme not in _CLOUDS:
-        raise InvalidInputError(
-            f"unknown scheme {scheme!r}",
-            operation="open_store",
-            subject=url,
-            hint=f"Known schemes: {_KNOWN}; put ./ before it for a local folder of that name",
-        )
+        hint = f"Known schemes: {_KNOWN}; put ./ before it for a local folder of that name"
+        raise _refused(url, f"unknown scheme {scheme!r}", hint)
     module_name, class_name, extra = _CLOUDS[scheme]
     try:
         module = importlib.import_module(module_name)
@@ -113,12 +108,8 @@ def store_of(where: BlobStore | str | os.PathLike[str], environment: Environment
     if isinstance(where, str | os.PathLike):
         return open_store(where, environment=environment)
     if not hasattr(where, "put_if_absent"):
-        raise InvalidInputError(
-            f"{type(where).__name__} is neither a URL nor a store",
-            operation="open_store",
-            subject=repr(where),
-            hint="Give text such as file:///folder, or what open_store returned",
-        )
+        hint = "Give text such as file:///folder, or what open_store returned"
+        raise _refused(repr(where), f"expected a URL or a store, got {type(where).__name__}", hint)
     return where
 
 
@@ -130,11 +121,9 @@ def _text_of(url: str | os.PathLike[str]) -> str:
     try:
         if not isinstance(text, str) or "\0" in unquote(text):
             raise ValueError(text)
-        urlsplit(text)  # Refuses what looks like an address and is none, such as "s3://[bucket".
+        urlsplit(text)  # Refuses what looks like an address and is not one, such as "s3://[bucket".
     except ValueError:
-        raise InvalidInputError(
-            "it is no URL", operation="open_store", subject=repr(url), hint="Give text such as file:///folder"
-        ) from None
+        raise _refused(repr(url), "is not a URL", "Give text such as file:///folder") from None
     scheme, colon, rest = text.partition(":")
     is_ours = scheme.lower() in ("memory", *_CLOUDS)
     # "dbfs:/x" of other systems, too: on a cluster each host would have a folder of that name.
@@ -142,11 +131,10 @@ def _text_of(url: str | os.PathLike[str]) -> str:
     if colon and looks_so and not rest.startswith("//"):
         shown = "..." if "@" in rest or "=" in rest else rest  # There may be a credential in it.
         known = f"Write {scheme.lower()}://{shown.lstrip('/')}" if is_ours else f"Known schemes: {_KNOWN}"
-        raise InvalidInputError(
-            "after the scheme it has no '//', so it would be a local folder of that name",
-            operation="open_store",
-            subject=f"{scheme}:{shown}",
-            hint=f"{known}, or put ./ before it for the folder",
+        raise _refused(
+            f"{scheme}:{shown}",
+            "must have '//' after the scheme; without it, it would be a local folder of that name",
+            f"{known}, or put ./ before it for the folder",
         )
     return text
 
@@ -154,8 +142,7 @@ def _text_of(url: str | os.PathLike[str]) -> str:
 def refuse_credentials(url: str) -> None:
     """Refuses a URL with a password or a signature in it: URLs are stored in checkpoints, and shown.
 
-    Raises:
-        InvalidInputError: It has one. The error does not show it.
+    The error does not show it.
     """
     scheme, _, rest = url.partition("://")
     if _written_scheme(url) in (None, "file", "memory"):
@@ -163,29 +150,16 @@ def refuse_credentials(url: str) -> None:
     authority, query = rest.partition("/")[0], rest.partition("?")[2]
     user = authority.rpartition("@")[0]
     if ":" in user or "=" in query:
-        raise InvalidInputError(
-            "it holds a credential, and URLs are stored and shown",
-            operation="open_store",
-            subject=f"{scheme}://***",
-            hint="Leave credentials to the SDK's own chain, or give them as options",
-        )
+        hint = "Leave credentials to the SDK's own chain, or give them as options"
+        raise _refused(f"{scheme}://***", "must not contain a credential: URLs are stored and shown", hint)
 
 
 def split_cloud_url(url: str) -> tuple[str, str]:
-    """Container and prefix of ``scheme://container/prefix``. Nothing is percent-decoded: object names are not URLs.
-
-    Raises:
-        InvalidInputError: There is no container, or a credential.
-    """
+    """Container and prefix of ``scheme://container/prefix``. Nothing is percent-decoded: object names are not URLs."""
     refuse_credentials(url)
     container, _, prefix = url.split("://", 1)[1].partition("/")
     if not container:
-        raise InvalidInputError(
-            "the URL names no bucket",
-            operation="open_store",
-            subject=scrubbed(url),
-            hint="Write scheme://bucket/folder",
-        )
+        raise _refused(scrubbed(url), "must name a bucket", "Write scheme://bucket/folder")
     return container, prefix.strip("/")
 
 
@@ -195,37 +169,22 @@ def same_service(url: str, other: str) -> bool:
 
 
 def absolute_url(url: str | os.PathLike[str]) -> str:
-    """The same place for every process: a local path that is relative to this process's folder becomes absolute.
-
-    Raises:
-        InvalidInputError: As :func:`open_store`, of the form of the URL.
-    """
+    """The same place for every process: a local path that is relative to this process's folder becomes absolute."""
     text = _text_of(url)
     return split_local_url(text) if _written_scheme(text) is None else text
 
 
 def split_local_url(url: str) -> str:
-    """The absolute path that a ``file:`` URL or a plain path names.
-
-    Raises:
-        InvalidInputError: The URL names another host, a query or a fragment, or nothing at all.
-    """
+    """The absolute path that a ``file:`` URL or a plain path names."""
     if _written_scheme(url) is None:
         path = url.removeprefix("file:")
     else:
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
-            raise InvalidInputError(
-                "a file URL has neither host nor query",
-                operation="open_store",
-                subject=url,
-                hint="Write file:///folder",
-            )
+            raise _refused(url, "must have neither a host nor a query", "Write file:///folder")
         path = unquote(parts.path)
     if not path:
-        raise InvalidInputError(
-            "the path is empty", operation="open_store", subject=repr(url), hint="Write file:///folder, or a path"
-        )
+        raise _refused(repr(url), "must not be empty", "Write file:///folder, or a path")
     return os.path.abspath(path)
 
 
@@ -241,7 +200,7 @@ def relative_name(root_url: str, name_or_url: str) -> str:
     """
     if not isinstance(name_or_url, str):
         raise InvalidInputError(
-            f"{type(name_or_url).__name__} is not text", subject=repr(name_or_url), hint="Give a URL or a name as a str"
+            f"must be text, not {type(name_or_url).__name__}", subject=repr(name_or_url), hint="Give a URL or a name"
         )
     if _written_scheme(name_or_url) is None and not name_or_url.startswith(("/", "file:")):
         return check_name(name_or_url)
@@ -252,7 +211,7 @@ def relative_name(root_url: str, name_or_url: str) -> str:
         if not path.startswith(_folder(root)):
             path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     else:
-        root, path = _places(root_url, name_or_url)
+        root, path = places_of(root_url, name_or_url)
     if not path.startswith(_folder(root)):
         raise _outside(root_url, name_or_url)
     return check_name(path.removeprefix(_folder(root)))
@@ -264,19 +223,9 @@ def _written_scheme(url: str) -> str | None:
     return scheme.lower() if separator and "/" not in scheme else None
 
 
-def is_within(url: str, folder: str) -> bool:
-    """Whether a place is a folder or lies below it, however the two are spelled.
-
-    Raises:
-        InvalidInputError: As :func:`split_local_url`.
-    """
-    if not same_service(url, folder):
-        return False
-    if _scheme(folder) == "file":
-        outer, inner = (os.path.realpath(split_local_url(each)) for each in (folder, url))
-    else:
-        outer, inner = _places(folder, url)
-    return _folder(inner).startswith(_folder(outer))
+def is_local(url: str) -> bool:
+    """Whether a URL or a path names a folder of the local disk."""
+    return _scheme(url) == "file"
 
 
 def _scheme(url: str) -> str:
@@ -289,8 +238,8 @@ def _place(url: str) -> str:
     return url.split("://", 1)[1].replace(".dfs.", ".blob.", 1).strip("/")
 
 
-def _places(root_url: str, url: str) -> tuple[str, str]:
-    """Both places, with the account of neither where only one tells it."""
+def places_of(root_url: str, url: str) -> tuple[str, str]:
+    """What follows the scheme of two cloud URLs, with the account of neither where only one tells it."""
     root, path = _place(root_url), _place(url)
     if "@" not in root.partition("/")[0]:
         return root, _without_account(path)
@@ -309,7 +258,11 @@ def _folder(path: str) -> str:
 
 def _outside(root_url: str, name_or_url: str) -> InvalidInputError:
     return InvalidInputError(
-        f"it does not lie below the store's root {root_url}",
+        f"is not below the store's root {root_url}",
         subject=name_or_url,
         hint="Give a URL below the root, or a relative name",
     )
+
+
+def _refused(subject: str, message: str, hint: str) -> InvalidInputError:
+    return InvalidInputError(message, operation="open_store", subject=subject, hint=hint)

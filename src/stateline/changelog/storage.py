@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Final, Self
 
 from stateline.blob.api import BlobStore
@@ -24,7 +23,7 @@ from stateline.changelog.scheduler import scheduler_from_options
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.uploader import BlobUploader, DuplicatingUploader, without_encoding_room
 from stateline.changelog.writer import ChangelogWriter
-from stateline.environment import Environment, system_environment
+from stateline.environment import Closable, Environment, system_environment
 from stateline.errors import ClosedError, InvalidInputError
 from stateline.key_groups import KeyGroupRange
 from stateline.options import check_kind, check_known, parse_choice, plain_options
@@ -34,7 +33,7 @@ __all__ = ["ChangelogStorage"]
 _STORAGES: Final = ("blob", "memory")
 
 
-class ChangelogStorage:
+class ChangelogStorage(Closable):
     """Open one per job and process, and close it; it is a context manager. Safe from any thread.
 
     Objects are called ``<job id>/changelog/<uuid>`` below the root of the store.
@@ -216,17 +215,6 @@ class ChangelogStorage:
                 cache.close()
         if self._closes_store:
             self.store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _make_scheduler(self, uploader: StateChangeUploader | None) -> StateChangeUploadScheduler:
         settings = self.settings

@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from enum import Enum
-from typing import Final, Self
+from typing import Final
 
 from stateline.blob.api import BlobStore, Buffer
 from stateline.blob.arguments import plain_bytes
@@ -37,7 +37,7 @@ from stateline.blob.urls import store_of
 from stateline.checkpoint.api import MAX_FILE_STATE_THRESHOLD
 from stateline.checkpoint.layout import check_object_name
 from stateline.checkpoint.state_handles import FileHandle, InlineHandle
-from stateline.environment import Environment, system_environment
+from stateline.environment import Closable, Environment, system_environment
 from stateline.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -196,7 +196,7 @@ def _folder(name: str, what: str) -> str:
     return folder
 
 
-class CheckpointStateOutputStream:
+class CheckpointStateOutputStream(Closable):
     """One piece of state being written. One thread writes; :meth:`close` may come from any other."""
 
     def __init__(
@@ -222,12 +222,6 @@ class CheckpointStateOutputStream:
         self._position = 0
         self._checksum = 0
         self._closed = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     @property
     def position(self) -> int:

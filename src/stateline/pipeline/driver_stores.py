@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from stateline.blob import BlobStore, open_store
 from stateline.changelog.host_cache import HostCache
 from stateline.changelog.racing import raced
-from stateline.environment import Environment
+from stateline.environment import Closable, Environment
 from stateline.pipeline.plan import AUTO_COPIES, NO_COPIES, PipelinePlan
 
 __all__ = ["DriverStores"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DriverStores:
+class DriverStores(Closable):
     """The stores of one plan. A context manager that closes them.
 
     Attributes:
@@ -60,11 +59,3 @@ class DriverStores:
         """Gives descriptors and connections back. Idempotent."""
         for store in (self.root, *self.outputs.values()):
             store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

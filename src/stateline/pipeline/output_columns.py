@@ -28,7 +28,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from stateline.blob.urls import is_within
+from stateline.blob.places import is_within
 from stateline.checkpoint import Checkpoint
 from stateline.checkpoint.envelope import decode_value
 from stateline.errors import ErrorKind, InvalidInputError

@@ -3,7 +3,7 @@
 ``api`` states the promises.
 """
 
-from stateline.recoverable.api import CommitPoint, Part, PointSerializer, RecoverableWriterSettings, ResumePoint
+from stateline.recoverable.api import CommitPoint, Part, RecoverableWriterSettings, ResumePoint
 from stateline.recoverable.committer import Committer
 from stateline.recoverable.stream import RecoverableStream
 from stateline.recoverable.writer import RecoverableWriter
@@ -12,7 +12,6 @@ __all__ = [
     "CommitPoint",
     "Committer",
     "Part",
-    "PointSerializer",
     "RecoverableStream",
     "RecoverableWriter",
     "RecoverableWriterSettings",

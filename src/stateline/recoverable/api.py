@@ -1,7 +1,7 @@
 """Files that appear exactly once, whole or not at all, and that survive the death of their writer.
 
-Owns the promises and the settings. ``stream``, ``committer`` and ``writer`` keep them over any
-:class:`~stateline.blob.api.BlobStore`; ``stateline.testing.recoverable_conformance`` checks them.
+These are the promises, which hold over any :class:`~stateline.blob.api.BlobStore`;
+``stateline.testing.recoverable_conformance`` checks them.
 
 A whole life, in one process::
 
@@ -41,37 +41,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Self
 
 from stateline.errors import InvalidInputError
 from stateline.handles import CommitPoint, Part, ResumePoint
 from stateline.options import normalise_settings, parse_size, setting, settings_from_options
 
-__all__ = ["CommitPoint", "Part", "PointSerializer", "RecoverableWriterSettings", "ResumePoint"]
-
-P = TypeVar("P", bound=CommitPoint)
-
-
-class PointSerializer(Protocol, Generic[P]):
-    """Turns points into bytes that a checkpoint can keep, for ever."""
-
-    @property
-    def version(self) -> int:
-        """The version that :meth:`serialize` writes. Store it beside the bytes."""
-        ...
-
-    def serialize(self, point: P) -> bytes:
-        """The bytes of a point."""
-        ...
-
-    def deserialize(self, version: int, data: bytes) -> P:
-        """The point of some bytes, whichever released version wrote them.
-
-        Raises:
-            UnsupportedVersionError: A newer Stateline wrote them.
-            CorruptDataError: They are not what was written.
-        """
-        ...
+__all__ = ["CommitPoint", "Part", "RecoverableWriterSettings", "ResumePoint"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +66,11 @@ class RecoverableWriterSettings:
     def __post_init__(self) -> None:
         normalise_settings(self)
         if self.chunk_size < 1:
-            raise InvalidInputError("0 is not valid", subject="chunk_size", hint="Give at least one byte")
+            raise InvalidInputError("must be at least one byte", subject="chunk_size", hint="The default is 8MiB")
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
-        """Settings from strings.
-
-        Raises:
-            InvalidInputError: An unknown key or a bad value.
-        """
+        """Settings from strings; unknown keys are refused."""
         return settings_from_options(cls, options)
 
     @classmethod

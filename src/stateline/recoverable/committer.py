@@ -1,9 +1,6 @@
 """Publishing a finished file: once, whole, verified, from any process.
 
-Owns the two ways to commit. Does not own the publication itself (``BlobStore.publish``), which is create-if-absent and
-resolves lost answers.
-
-The two differ in one thing: what an *earlier* publication of the same file means.
+The two ways to commit differ in one thing: what an *earlier* publication of the same file means.
 
 | the target holds | ``commit`` | ``commit_after_recovery`` |
 |---|---|---|
@@ -24,20 +21,20 @@ from stateline.blob.checksum import crc32c_of_parts
 from stateline.errors import AlreadyExistsError, ConflictError, CorruptDataError, NotFoundError
 from stateline.handles import CommitPoint, Part, ResumePoint
 
-__all__ = ["Committer", "already_published"]
+__all__ = ["Committer", "already_published", "is_published"]
 
 
 class Committer:
-    """Publishes one file. Made by ``close_for_commit`` and ``recover_for_commit``. Safe from any thread.
+    """Publishes one file: of a :class:`ResumePoint`, exactly the bytes up to it. Safe from any thread.
 
-    Args:
-        store: Where the pieces are and the file will be.
-        point: What to publish. A :class:`ResumePoint` publishes exactly the bytes up to it.
+    Made by :meth:`RecoverableStream.close_for_commit` and :meth:`RecoverableWriter.recover_for_commit`.
     """
 
     def __init__(self, store: BlobStore, point: CommitPoint) -> None:
         self._store = store
-        self._point = _plain(point)
+        self._point = CommitPoint(
+            target=point.target, parts=point.parts, length=point.length, crc32c=point.crc32c, nonce=point.nonce
+        )
         self._leftovers: tuple[Part, ...] = point.superseded if isinstance(point, ResumePoint) else ()
         self._began = False
 
@@ -50,18 +47,15 @@ class Committer:
         return self._point
 
     def commit(self) -> None:
-        """Publishes the file and deletes its pieces: the way of a program that never failed.
+        """Publishes the file and deletes its pieces: for a program that never failed.
 
         May be repeated on this committer, also after an error.
 
         Raises:
             AlreadyExistsError: The file had been published before this committer began; nothing was changed.
-            ConflictError: The target holds something else. It was not touched.
-            DataLossError: A piece is gone.
-            CorruptDataError: A piece or the point is not what it was. Nothing was published.
-            OutcomeUnknownError: The answer was lost and reading back failed.
+            OSError: As :meth:`commit_after_recovery`.
         """
-        taken = not self._began and self._exists()
+        taken = not self._began and is_published(self._store, self._point.target)
         self._began = not taken
         self._publish()
         if taken:
@@ -101,12 +95,14 @@ class Committer:
     def _discard(self) -> None:
         self._store.discard((*self._point.parts, *self._leftovers))
 
-    def _exists(self) -> bool:
-        try:
-            self._store.head(self._point.target)
-        except NotFoundError:
-            return False
-        return True
+
+def is_published(store: BlobStore, target: str) -> bool:
+    """Whether there is anything under the name of a file."""
+    try:
+        store.head(target)
+    except NotFoundError:
+        return False
+    return True
 
 
 def already_published(target: str) -> ConflictError:
@@ -116,11 +112,4 @@ def already_published(target: str) -> ConflictError:
         operation="recover",
         subject=target,
         hint="Its rows are in the published file. Restore the newest checkpoint, or move the file away on purpose",
-    )
-
-
-def _plain(point: CommitPoint) -> CommitPoint:
-    """The commit point inside a resume point."""
-    return CommitPoint(
-        target=point.target, parts=point.parts, length=point.length, crc32c=point.crc32c, nonce=point.nonce
     )

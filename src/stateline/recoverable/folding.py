@@ -1,7 +1,5 @@
 """Which small pieces to merge into the next one, so that their number and the rewriting both stay bounded.
 
-Owns one pure rule. Does not own bytes or stores.
-
 Every ``persist`` must make the bytes since the last one durable, and a store can only add whole pieces. Left alone, a
 file would collect one piece per persist; merged each time, its tail would be rewritten over and over. So pieces are
 merged as the sorted runs of a log-structured tree are: small ones have a *tier*, the logarithm of their length to the

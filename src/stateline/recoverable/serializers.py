@@ -1,7 +1,5 @@
 """The bytes of commit and resume points.
 
-Owns the format. Does not own what the points mean (``stateline.handles``).
-
 All integers are little-endian and unsigned. ``text`` is a u16 length and so many bytes of UTF-8::
 
     point    := magic 4s | version u16 | body length u32 | body | crc32c u32
@@ -20,7 +18,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import Any, Final
+
+from msgspec.structs import asdict
 
 from stateline.blob.checksum import crc32c
 from stateline.blob.names import check_name
@@ -28,7 +28,7 @@ from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVer
 from stateline.handles import CommitPoint, Part, ResumePoint
 from stateline.options import check_kind, check_text, parse_int
 
-__all__ = ["CommitPointSerializer", "ResumePointSerializer"]
+__all__ = ["CommitPointSerializer", "FieldReader", "ResumePointSerializer"]
 
 _VERSION: Final = 1
 _COMMIT_MAGIC: Final = b"SLcp"
@@ -41,29 +41,36 @@ _PART_BYTES_MIN: Final = 2 + 8 + 4 + 2 + 2
 
 
 class CommitPointSerializer:
-    """Bytes of :class:`CommitPoint`. A :class:`ResumePoint` is written as the commit point that it contains."""
+    """Turns commit points into bytes that a checkpoint can keep, for ever.
 
-    @property
-    def version(self) -> int:
-        return _VERSION
+    A :class:`ResumePoint` is written as the commit point that it contains.
+    """
+
+    version: Final[int] = _VERSION
+    """What :meth:`serialize` writes. Store it beside the bytes."""
 
     def serialize(self, point: CommitPoint) -> bytes:
+        """The bytes of a point."""
         _check_type(point, CommitPoint)
         return _framed(_COMMIT_MAGIC, _commit_body(point))
 
     def deserialize(self, version: int, data: bytes) -> CommitPoint:
-        reader = _Reader(data, version, _COMMIT_MAGIC, "commit point")
-        target, nonce, length, checksum, parts = reader.commit()
+        """The point of some bytes, whichever released version wrote them.
+
+        Raises:
+            UnsupportedVersionError: A newer Stateline wrote them.
+            CorruptDataError: They are not what was written.
+        """
+        reader = _PointReader(data, version, _COMMIT_MAGIC, "commit point")
+        point = reader.commit()
         reader.end()
-        return CommitPoint(target=target, nonce=nonce, length=length, crc32c=checksum, parts=parts)
+        return point
 
 
 class ResumePointSerializer:
-    """Bytes of :class:`ResumePoint`."""
+    """Turns resume points into bytes; its methods are those of :class:`CommitPointSerializer`."""
 
-    @property
-    def version(self) -> int:
-        return _VERSION
+    version: Final[int] = _VERSION
 
     def serialize(self, point: ResumePoint) -> bytes:
         _check_type(point, ResumePoint)
@@ -72,26 +79,16 @@ class ResumePointSerializer:
         return _framed(_RESUME_MAGIC, body)
 
     def deserialize(self, version: int, data: bytes) -> ResumePoint:
-        reader = _Reader(data, version, _RESUME_MAGIC, "resume point")
-        target, nonce, length, checksum, parts = reader.commit()
-        closed = reader.flag()
-        superseded = reader.parts()
+        reader = _PointReader(data, version, _RESUME_MAGIC, "resume point")
+        commit, closed, superseded = reader.commit(), reader.flag(), reader.parts()
         reader.end()
-        return ResumePoint(
-            target=target,
-            nonce=nonce,
-            length=length,
-            crc32c=checksum,
-            parts=parts,
-            closed=closed,
-            superseded=superseded,
-        )
+        return ResumePoint(**asdict(commit), closed=closed, superseded=superseded)
 
 
 def _check_type(point: object, expected: type[CommitPoint]) -> None:
     if not isinstance(point, expected):
         raise InvalidInputError(
-            f"{type(point).__name__} is not a {expected.__name__}",
+            f"expected a {expected.__name__}, got {type(point).__name__}",
             operation="serialize",
             subject="point",
             hint="Resume points come from persist(), commit points from a Committer; each kind has its serializer",
@@ -140,11 +137,19 @@ def _text(value: str, what: str) -> bytes:
     return struct.pack("<H", len(encoded)) + encoded
 
 
-class _Reader:
-    """Takes fields from the front of a body, and never more than is there."""
+class FieldReader:
+    """Takes fields from the front of some bytes, and never more than is there.
 
-    def __init__(self, data: bytes, version: int, magic: bytes, what: str) -> None:
+    Args:
+        data: The bytes.
+        version: Of their format, as it was stored beside them.
+        newest: The newest version that can be read.
+        what: What they are called in errors.
+    """
+
+    def __init__(self, data: bytes, version: int, newest: int, what: str) -> None:
         self._what = what
+        self._newest = newest
         if type(version) is not int or version < 1:
             raise InvalidInputError(
                 f"{version!r} is not a version",
@@ -159,80 +164,45 @@ class _Reader:
                 subject=what,
                 hint="Give what serialize() returned",
             )
-        if version > _VERSION:
-            raise self._too_new(version)
-        if len(data) < _HEADER.size + _CHECKSUM.size:
-            self._corrupt(f"{len(data)} bytes are too few")
-        found_magic, found_version, length = _HEADER.unpack_from(data)
-        if found_magic != magic:
-            self._corrupt("the magic is missing")
-        if found_version > _VERSION:
-            raise self._too_new(found_version)
-        if found_version != version:
-            self._corrupt(f"the bytes say version {found_version}, their record says {version}")
-        if len(data) != _HEADER.size + length + _CHECKSUM.size:
-            self._corrupt(f"there are {len(data)} bytes, not {_HEADER.size + length + _CHECKSUM.size}")
-        (checksum,) = _CHECKSUM.unpack_from(data, len(data) - _CHECKSUM.size)
-        framed = bytes(data[: -_CHECKSUM.size])
-        if crc32c(framed) != checksum:
-            self._corrupt("the checksum does not match")
-        self._body = framed[_HEADER.size :]
+        self.check_version(version)
+        self._data = bytes(data)
         self._at = 0
 
-    def commit(self) -> tuple[str, str, int, int, tuple[Part, ...]]:
-        """Target, nonce, length, CRC32C and pieces, checked against each other."""
-        target, nonce = self._text(), self._text()
-        length, checksum = self._unpack("<QI")
-        parts = self.parts()
-        if sum(part.length for part in parts) != length:
-            self._corrupt("the pieces do not add up to the length")
-        try:
-            check_name(target)
-        except InvalidInputError as error:
-            raise self._error("the target is not a name") from error
-        return target, nonce, length, checksum, parts
+    def check_version(self, version: int) -> None:
+        """Refuses what a newer version wrote."""
+        if version > self._newest:
+            raise UnsupportedVersionError(
+                f"format version {version} is newer than {self._newest}",
+                operation="deserialize",
+                subject=self._what,
+                hint="Upgrade Stateline to the version that wrote it, or a later one",
+            )
 
-    def parts(self) -> tuple[Part, ...]:
-        """A counted list of pieces."""
-        (count,) = self._unpack("<I")
-        if count > (len(self._body) - self._at) // _PART_BYTES_MIN:
-            self._corrupt(f"{count} pieces cannot fit")
-        return tuple(self._part() for _ in range(count))
+    def unpack(self, layout: str) -> tuple[Any, ...]:
+        """Fields of fixed length, as :mod:`struct` describes them."""
+        return struct.unpack(layout, self.take(struct.calcsize(layout)))
 
-    def flag(self) -> bool:
-        """One byte, 0 or 1."""
-        (value,) = self._unpack("<B")
-        if value > 1:
-            self._corrupt(f"{value} is not a flag")
-        return bool(value)
+    def take(self, length: int) -> bytes:
+        """The next bytes."""
+        if length > len(self._data) - self._at:
+            raise self.corrupt("a field reaches past the end")
+        self._at += length
+        return self._data[self._at - length : self._at]
+
+    def count(self, layout: str, bytes_min: int) -> int:
+        """The number of items that follow, each of at least ``bytes_min`` bytes."""
+        (count,) = self.unpack(layout)
+        if not 0 <= count <= (len(self._data) - self._at) // bytes_min:
+            raise self.corrupt(f"{count} items cannot fit")
+        return int(count)
 
     def end(self) -> None:
         """Refuses bytes that no field explains."""
-        if self._at != len(self._body):
-            self._corrupt(f"{len(self._body) - self._at} bytes are left over")
+        if self._at != len(self._data):
+            raise self.corrupt(f"{len(self._data) - self._at} bytes are left over")
 
-    def _part(self) -> Part:
-        name = self._text()
-        length, checksum = self._unpack("<QI")
-        return Part(name=name, length=length, crc32c=checksum, version=self._text(), container=self._text())
-
-    def _text(self) -> str:
-        (length,) = self._unpack("<H")
-        try:
-            return self._take(length).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise self._error("a text is not UTF-8") from error
-
-    def _unpack(self, layout: str) -> tuple[int, ...]:
-        return struct.unpack(layout, self._take(struct.calcsize(layout)))
-
-    def _take(self, length: int) -> bytes:
-        if length > len(self._body) - self._at:
-            self._corrupt("a field reaches past the end")
-        self._at += length
-        return self._body[self._at - length : self._at]
-
-    def _error(self, message: str) -> CorruptDataError:
+    def corrupt(self, message: str) -> CorruptDataError:
+        """The error of bytes that are not what was written."""
         return CorruptDataError(
             message,
             operation="deserialize",
@@ -240,13 +210,61 @@ class _Reader:
             hint="The bytes were damaged, or are not a point: use the checkpoint's other copy or an older checkpoint",
         )
 
-    def _corrupt(self, message: str) -> NoReturn:
-        raise self._error(message)
 
-    def _too_new(self, version: int) -> UnsupportedVersionError:
-        return UnsupportedVersionError(
-            f"format version {version} is newer than {_VERSION}",
-            operation="deserialize",
-            subject=self._what,
-            hint="Upgrade Stateline to the version that wrote it, or a later one",
-        )
+class _PointReader(FieldReader):
+    """The fields of a framed point."""
+
+    def __init__(self, data: bytes, version: int, magic: bytes, what: str) -> None:
+        super().__init__(data, version, _VERSION, what)
+        if len(self._data) < _HEADER.size + _CHECKSUM.size:
+            raise self.corrupt(f"{len(self._data)} bytes are too few")
+        found_magic, found_version, length = _HEADER.unpack_from(self._data)
+        if found_magic != magic:
+            raise self.corrupt("the magic is missing")
+        self.check_version(found_version)
+        if found_version != version:
+            raise self.corrupt(f"the bytes say version {found_version}, their record says {version}")
+        expected = _HEADER.size + length + _CHECKSUM.size
+        if len(self._data) != expected:
+            raise self.corrupt(f"expected {expected} bytes, got {len(self._data)}")
+        (checksum,) = _CHECKSUM.unpack_from(self._data, expected - _CHECKSUM.size)
+        framed = self._data[: -_CHECKSUM.size]
+        if crc32c(framed) != checksum:
+            raise self.corrupt("the checksum does not match")
+        self._data = framed[_HEADER.size :]
+
+    def commit(self) -> CommitPoint:
+        """The fields that all points have, checked against each other."""
+        target, nonce = self._text(), self._text()
+        length, checksum = self.unpack("<QI")
+        parts = self.parts()
+        if sum(part.length for part in parts) != length:
+            raise self.corrupt("the pieces do not add up to the length")
+        try:
+            check_name(target)
+        except InvalidInputError as error:
+            raise self.corrupt("the target is not a name") from error
+        return CommitPoint(target=target, nonce=nonce, length=length, crc32c=checksum, parts=parts)
+
+    def parts(self) -> tuple[Part, ...]:
+        """A counted list of pieces."""
+        return tuple(self._part() for _ in range(self.count("<I", _PART_BYTES_MIN)))
+
+    def flag(self) -> bool:
+        """One byte, 0 or 1."""
+        (value,) = self.unpack("<B")
+        if value > 1:
+            raise self.corrupt(f"{value} is not a flag")
+        return bool(value)
+
+    def _part(self) -> Part:
+        name = self._text()
+        length, checksum = self.unpack("<QI")
+        return Part(name=name, length=length, crc32c=checksum, version=self._text(), container=self._text())
+
+    def _text(self) -> str:
+        (length,) = self.unpack("<H")
+        try:
+            return self.take(length).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.corrupt("a text is not UTF-8") from error

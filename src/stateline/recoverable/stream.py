@@ -1,8 +1,5 @@
 """A file being written: a list of staged pieces and a small buffer.
 
-Owns the cutting of bytes into pieces. Does not own their merging rule (``folding``), their storage (the store) or
-their publication (``committer``).
-
 Invariants:
 
 - ``sealed`` pieces, then ``tail`` pieces, then the unstaged end of ``buffer`` are the file. Sealed pieces never change.
@@ -28,16 +25,10 @@ import msgspec
 from stateline.blob.api import BlobStore, Buffer
 from stateline.blob.arguments import plain_bytes
 from stateline.blob.checksum import combine_crc32c, crc32c, crc32c_of_parts
-from stateline.errors import (
-    ClosedError,
-    ConflictError,
-    CorruptDataError,
-    DataLossError,
-    NotFoundError,
-)
+from stateline.errors import ClosedError, ConflictError, CorruptDataError, DataLossError, NotFoundError
 from stateline.handles import Part, ResumePoint
 from stateline.recoverable.api import RecoverableWriterSettings
-from stateline.recoverable.committer import Committer, already_published
+from stateline.recoverable.committer import Committer, already_published, is_published
 from stateline.recoverable.folding import pieces_to_fold
 
 __all__ = ["RecoverableStream"]
@@ -139,12 +130,9 @@ class RecoverableStream:
         return self._closed
 
     def write(self, b: Buffer) -> int:
-        """Accepts bytes. They are buffered; full buffers are staged.
+        """Accepts all bytes of ``b``, and returns how many they are. They are buffered; full buffers are staged.
 
-        All or nothing: a call that raises has accepted none of its bytes and may be repeated.
-
-        Returns:
-            The number of bytes of ``b``: always all of them.
+        A call that raises has accepted none of its bytes and may be repeated.
 
         Raises:
             ClosedError: After :meth:`close` or :meth:`close_for_commit`.
@@ -153,7 +141,9 @@ class RecoverableStream:
             UnavailableError: And other errors of the store, from staging a full buffer.
         """
         if self._closed:
-            raise self._is_closed("write")
+            raise ClosedError(
+                "the stream is closed", operation="write", subject=self._target, hint="Recover a point that is open"
+            )
         before, before_bytes = self._state, len(self._state.buffer)
         with memoryview(plain_bytes(b, "write", self._target)) as view:
             length = len(view)
@@ -166,9 +156,9 @@ class RecoverableStream:
         return length
 
     def flush(self) -> None:
-        """Nothing: bytes are buffered until a piece is full. Call :meth:`sync` or :meth:`persist` for durability.
+        """Does nothing, so that an encoder which flushes after every record does not make a piece of every record.
 
-        So an encoder that flushes after every record does not make a piece of every record.
+        Call :meth:`sync` or :meth:`persist` for durability.
         """
 
     def sync(self) -> None:
@@ -251,10 +241,7 @@ class RecoverableStream:
         return self
 
     def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if exc_type is None:
             self.close()
@@ -332,16 +319,14 @@ class RecoverableStream:
         return data
 
     def _piece_gone(self, what: str) -> ConflictError | DataLossError:
-        try:
-            self._store.head(self._target)
-        except NotFoundError:
-            return DataLossError(
-                f"{what} is gone",
-                operation="recover",
-                subject=self._target,
-                hint="It was deleted or expired (check lifecycle rules). Go back to a checkpoint whose pieces exist",
-            )
-        return already_published(self._target)
+        if is_published(self._store, self._target):
+            return already_published(self._target)
+        return DataLossError(
+            f"{what} is gone",
+            operation="recover",
+            subject=self._target,
+            hint="It was deleted or expired (check lifecycle rules). Go back to a checkpoint whose pieces exist",
+        )
 
     def _recovered(self, parts: tuple[Part, ...]) -> _Pieces:
         """The pieces of a point: those at its end that are still small may be merged on."""
@@ -353,11 +338,6 @@ class RecoverableStream:
                 break
             small += 1
         return pieces.with_sealed(len(parts) - small)
-
-    def _is_closed(self, operation: str) -> ClosedError:
-        return ClosedError(
-            "the stream is closed", operation=operation, subject=self._target, hint="Recover a point that is open"
-        )
 
 
 def _length(parts: Iterable[Part]) -> int:

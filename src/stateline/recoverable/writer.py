@@ -1,7 +1,6 @@
 """Opens, recovers and commits files: the entry point of this package.
 
-Owns the mapping from URLs and points to streams and committers. Does not own any state: everything a file needs is in
-its points.
+A writer has no state: everything that a file needs is in its points.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from stateline.blob.api import BlobStore
 from stateline.blob.names import STAGING_PREFIX
 from stateline.blob.urls import open_store, relative_name
 from stateline.environment import Environment, system_environment
-from stateline.errors import InvalidInputError, NotFoundError
+from stateline.errors import InvalidInputError
 from stateline.handles import CommitPoint, ResumePoint
 from stateline.options import plain_options
-from stateline.recoverable.api import PointSerializer, RecoverableWriterSettings
-from stateline.recoverable.committer import Committer, already_published
+from stateline.recoverable.api import RecoverableWriterSettings
+from stateline.recoverable.committer import Committer, already_published, is_published
 from stateline.recoverable.serializers import CommitPointSerializer, ResumePointSerializer
 from stateline.recoverable.stream import RecoverableStream
 
@@ -30,7 +29,7 @@ class RecoverableWriter:
     Safe from any thread, and picklable.
 
     Args:
-        store: Where files and their pieces live.
+        store: Where files and their pieces are kept.
         settings: How files are cut into pieces.
         environment: Ids; the real ones by default.
     """
@@ -55,16 +54,12 @@ class RecoverableWriter:
     def for_url(
         cls, url: str, options: Mapping[str, str] | None = None, environment: Environment | None = None
     ) -> Self:
-        """A writer for files below ``url``. No I/O.
+        """A writer for files below ``url``, which :func:`stateline.blob.open_store` opens. No I/O.
 
         Args:
-            url: Root of the output; see :func:`stateline.blob.open_store`.
+            url: Root of the output.
             options: Settings of the writer (:class:`RecoverableWriterSettings`) and of the store, as strings.
             environment: Clock, ids and threads; the real ones by default.
-
-        Raises:
-            InvalidInputError: A bad URL, an unknown option or a bad value.
-            NotInstalledError: The SDK of a cloud is missing.
         """
         ours = RecoverableWriterSettings.option_names()
         given = plain_options(options)
@@ -76,16 +71,16 @@ class RecoverableWriter:
 
     @property
     def store(self) -> BlobStore:
-        """Where files and their pieces live."""
+        """Where files and their pieces are kept."""
         return self._store
 
     @property
-    def commit_serializer(self) -> PointSerializer[CommitPoint]:
+    def commit_serializer(self) -> CommitPointSerializer:
         """Bytes of commit points, for checkpoints that are not Stateline's own."""
         return CommitPointSerializer()
 
     @property
-    def resume_serializer(self) -> PointSerializer[ResumePoint]:
+    def resume_serializer(self) -> ResumePointSerializer:
         """Bytes of resume points."""
         return ResumePointSerializer()
 
@@ -96,12 +91,12 @@ class RecoverableWriter:
             url: A URL (or local path) below the store's root, or a name relative to it.
 
         Raises:
-            InvalidInputError: It lies outside the root, is no name, or lies among the pieces, where sweeps delete.
+            InvalidInputError: It lies outside the root, is not a name, or lies among the pieces, where sweeps delete.
         """
         target = relative_name(self._store.url, url)
         if target.startswith(STAGING_PREFIX):
             raise InvalidInputError(
-                "pieces are kept there, and sweeps delete there",
+                "cannot be a file: pieces are kept there, and sweeps delete there",
                 operation="open",
                 subject=target,
                 hint=f"Choose a name that does not begin with {STAGING_PREFIX}",
@@ -124,7 +119,7 @@ class RecoverableWriter:
         if not isinstance(point, ResumePoint):
             raise _not_a_point("recover", point, "ResumePoint")
         target = relative_name(self._store.url, point.target)
-        if verify and self._exists(target):
+        if verify and is_published(self._store, target):
             raise already_published(target)
         return RecoverableStream(self._store, self._settings, target, point.nonce, point)
 
@@ -159,7 +154,7 @@ class RecoverableWriter:
             raise _not_a_point("cleanup", point, "ResumePoint")
         if keep is not None and (keep.target, keep.nonce) != (point.target, point.nonce):
             raise InvalidInputError(
-                f"it is not a point of {point.target}",
+                f"is not a point of {point.target}",
                 operation="cleanup",
                 subject=keep.target,
                 hint="Nothing was done",
@@ -167,24 +162,16 @@ class RecoverableWriter:
         unneeded = point.superseded
         if keep is not None:
             kept = {(part.container, part.name) for part in keep.parts}
-            unneeded = tuple(
-                part for part in (*point.parts, *point.superseded) if (part.container, part.name) not in kept
-            )
+            every = (*point.parts, *point.superseded)
+            unneeded = tuple(part for part in every if (part.container, part.name) not in kept)
         if unneeded:
             self._store.discard(unneeded)
         return bool(unneeded)
 
-    def _exists(self, target: str) -> bool:
-        try:
-            self._store.head(target)
-        except NotFoundError:
-            return False
-        return True
-
 
 def _not_a_point(operation: str, given: object, expected: str) -> InvalidInputError:
     return InvalidInputError(
-        f"{type(given).__name__} is not a {expected}",
+        f"expected a {expected}, got {type(given).__name__}",
         operation=operation,
         subject="point",
         hint="Resume points come from persist(), commit points from a Committer",

@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 from stateline.errors import NotInstalledError
+from stateline.state.aggregate import Aggregator, functions
+from stateline.state.aggregate.functions import *  # noqa: F403 - the list of them is there
 
 if TYPE_CHECKING:
     from stateline.pipeline.delivery import BatchKey
@@ -21,26 +23,6 @@ if TYPE_CHECKING:
     from stateline.spark.sinks.finish_files import finish_files
     from stateline.spark.stream import KeyedStream, PipelineStage
     from stateline.spark.windowed import WindowedStream
-    from stateline.state.aggregate import (
-        Aggregator,
-        approx_count_distinct,
-        collect_list,
-        collect_set,
-        count,
-        count_distinct,
-        first,
-        last,
-        max,
-        max_by,
-        mean,
-        min,
-        min_by,
-        stddev,
-        stddev_pop,
-        sum,
-        var_pop,
-        variance,
-    )
 
 __all__ = [
     "Aggregator",
@@ -50,58 +32,24 @@ __all__ = [
     "Pipeline",
     "PipelineStage",
     "WindowedStream",
-    "approx_count_distinct",
-    "collect_list",
-    "collect_set",
-    "count",
-    "count_distinct",
     "describe_java",
     "finish_files",
-    "first",
     "get_or_create_session",
-    "last",
-    "max",
-    "max_by",
-    "mean",
-    "min",
-    "min_by",
     "register",
-    "stddev",
-    "stddev_pop",
-    "sum",
-    "var_pop",
-    "variance",
 ]
+__all__ += functions.__all__
 
 _MODULES: Final = {
-    "Aggregator": "stateline.state.aggregate",
     "BatchKey": "stateline.pipeline.delivery",
     "BatchMoment": "stateline.pipeline.subtask",
     "KeyedStream": "stateline.spark.stream",
     "Pipeline": "stateline.spark.pipeline",
     "PipelineStage": "stateline.spark.stream",
     "WindowedStream": "stateline.spark.windowed",
-    "approx_count_distinct": "stateline.state.aggregate",
-    "collect_list": "stateline.state.aggregate",
-    "collect_set": "stateline.state.aggregate",
-    "count": "stateline.state.aggregate",
-    "count_distinct": "stateline.state.aggregate",
     "describe_java": "stateline.spark.java",
     "finish_files": "stateline.spark.sinks.finish_files",
-    "first": "stateline.state.aggregate",
     "get_or_create_session": "stateline.spark.session",
-    "last": "stateline.state.aggregate",
-    "max": "stateline.state.aggregate",
-    "max_by": "stateline.state.aggregate",
-    "mean": "stateline.state.aggregate",
-    "min": "stateline.state.aggregate",
-    "min_by": "stateline.state.aggregate",
     "register": "stateline.spark.data_sources",
-    "stddev": "stateline.state.aggregate",
-    "stddev_pop": "stateline.state.aggregate",
-    "sum": "stateline.state.aggregate",
-    "var_pop": "stateline.state.aggregate",
-    "variance": "stateline.state.aggregate",
 }
 """Where each public name lives."""
 

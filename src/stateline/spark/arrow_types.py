@@ -9,22 +9,45 @@ Facts:
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
+from pyspark.sql import types
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
 
-__all__ = ["arrow_schema", "declared_schema", "in_utc", "in_zone", "known_zone"]
+__all__ = ["arrow_schema", "declared_schema", "in_utc", "in_zone", "known_zone", "struct_from_ddl"]
 
 _ZONE: Final[dict[str, Any]] = (
     {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 )
+
+_PLAIN_TYPES: Final[dict[str, types.DataType]] = {
+    "boolean": types.BooleanType(),
+    "tinyint": types.ByteType(),
+    "byte": types.ByteType(),
+    "smallint": types.ShortType(),
+    "short": types.ShortType(),
+    "int": types.IntegerType(),
+    "integer": types.IntegerType(),
+    "bigint": types.LongType(),
+    "long": types.LongType(),
+    "float": types.FloatType(),
+    "real": types.FloatType(),
+    "double": types.DoubleType(),
+    "string": types.StringType(),
+    "binary": types.BinaryType(),
+    "date": types.DateType(),
+    "timestamp": types.TimestampType(),
+}
+_PLAIN_FIELD: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*[:\s]\s*([A-Za-z]+)\s*")
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -53,7 +76,7 @@ def declared_schema(schema: Any, what: str) -> pa.Schema:
     if isinstance(schema, pa.Schema):
         return schema
     try:
-        return arrow_schema(StructType.fromDDL(schema) if isinstance(schema, str) else _struct(schema))
+        return arrow_schema(struct_from_ddl(schema) if isinstance(schema, str) else _struct(schema))
     except (PySparkException, Py4JError, TypeError) as error:
         raise InvalidInputError(
             f"{schema!r} is no schema ({error})",
@@ -61,6 +84,30 @@ def declared_schema(schema: Any, what: str) -> pa.Schema:
             hint='Give a pyarrow.Schema, a StructType or text such as "total long, seen timestamp"',
             kind=ErrorKind.SCHEMA_MISMATCH,
         ) from error
+
+
+def struct_from_ddl(text: str) -> StructType:
+    """Spark's schema from its text. Where no session runs, as in tests, text of plain types is read without Spark.
+
+    Raises:
+        InvalidInputError: The text has other types, and no session runs.
+        PySparkException: Spark cannot read it.
+    """
+    if SparkContext._active_spark_context is not None:  # noqa: SLF001 - no public name asks this of every thread
+        return StructType.fromDDL(text)
+    struct = StructType()
+    for field in text.split(","):
+        found = _PLAIN_FIELD.fullmatch(field)
+        kind = None if found is None else _PLAIN_TYPES.get(found[2].lower())
+        if found is None or kind is None:
+            raise InvalidInputError(
+                f"cannot read {field.strip()!r} of {text!r} without Spark",
+                subject="schema",
+                hint="Start a session first, such as get_or_create_session(), or give a StructType",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
+        struct.add(found[1], kind)
+    return struct
 
 
 def _struct(schema: Any) -> StructType:

@@ -10,8 +10,6 @@
         results = flights.update(rows)
         backend.checkpoint()                              # one atomic record for all of them
 
-Owns the life of tables in one process. Does not own what they are made of, nor the record (``stateline.checkpoint``).
-
 Rules:
 - Nothing is durable before :meth:`KeyedStateBackend.checkpoint` returns, and all of it is after that.
 - One writer per root. A second one loses with ``FencedError`` at its next checkpoint, and nothing of it is seen.
@@ -24,7 +22,6 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
 from os import PathLike
-from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
@@ -35,7 +32,7 @@ from stateline.blob import BlobStore
 from stateline.changelog.host_cache import HostCache
 from stateline.changelog.segment_writer import Segments, SegmentWriter
 from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, SubtaskState, checkpoint_time
-from stateline.environment import Environment, system_environment
+from stateline.environment import Closable, Environment, system_environment
 from stateline.errors import ClosedError, ErrorKind, InvalidInputError
 from stateline.key_groups import KeyGroupRange, check_parallelism
 from stateline.options import check_kind, check_text, parse_int
@@ -83,7 +80,7 @@ class KeyedState:
         name: Unique within the root.
         schema: Keys and values.
         definition: What computes the values, as a checkpoint keeps it.
-        table: The present rows: a value, which every change replaces.
+        table: The present rows: an immutable value that every change replaces.
     """
 
     def __init__(self, name: str, table: StateTable, definition: str, check_open: Callable[[], None]) -> None:
@@ -162,12 +159,12 @@ class KeyedState:
     def _value(self, rows: Rows, field: pa.Field) -> pa.Array:
         column = contiguous(self._column(rows, field.name))
         if stored_type(column.type, field.name) != field.type:
-            raise self._refused(field.name, f"it has type {column.type}, the state has {field.type}")
+            raise self._refused(field.name, f"expected type {field.type}, got {column.type}")
         return column if column.type == field.type else column.cast(field.type)
 
     def _column(self, rows: Rows, name: str) -> Any:
         if rows.schema.names.count(name) != 1:
-            raise self._refused(name, f"it comes {rows.schema.names.count(name)} times")
+            raise self._refused(name, f"must come once, got it {rows.schema.names.count(name)} times")
         return rows.column(name)
 
     def _refused(self, column: str, reason: str) -> InvalidInputError:
@@ -200,7 +197,7 @@ class AggregatedState:
             One row per key of ``rows``: key columns, then results.
 
         Raises:
-            InvalidInputError: See :meth:`KeyedAggregation.update`. The state is as before.
+            InvalidInputError: As :meth:`KeyedAggregation.update`. The state is as before.
         """
         update = self.aggregation.update(self._state.table, rows)
         self._state.apply(update.changes)
@@ -212,7 +209,7 @@ class AggregatedState:
         return pa.Table.from_batches(batches, schema=self.aggregation.output_schema)
 
 
-class KeyedStateBackend:
+class KeyedStateBackend(Closable):
     """The state below one checkpoint root, or a range of it. Made by :meth:`open`. Not thread-safe.
 
     Attributes:
@@ -245,9 +242,7 @@ class KeyedStateBackend:
         check_kind(merging, MergeSettings | None, "merging", "MergeSettings")
         check_kind(runs, RunSettings | None, "runs", "RunSettings")
         check_kind(fetching, RunReaderSettings | None, "fetching", "RunReaderSettings")
-        self._merging = merging
-        self._runs = runs
-        self._fetching = fetching
+        self._merging, self._runs, self._fetching = merging, runs, fetching
         check_kind(cache, HostCache | None, "cache", "a HostCache")
         if cache is not None:
             cache.check_apart([store], "cache")
@@ -294,25 +289,14 @@ class KeyedStateBackend:
         check_kind(visible, KeyGroupRange, "key_groups", _KEY_GROUPS)
         if visible.intersection(everything) != visible or not len(visible):
             raise InvalidInputError(
-                f"{visible} is not within {everything}",
+                f"must lie within {everything}, got {visible}",
                 operation="open",
                 subject="key_groups",
-                hint="Give a part of it",
+                hint="Give a part of the key groups",
             )
         return cls(
             checkpoints.store, restored, visible, count, checkpoints=checkpoints, environment=environment, **settings
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def checkpoint_id(self) -> int | None:
@@ -374,15 +358,13 @@ class KeyedStateBackend:
         segment = Segments(self._store, self._environment, copies=self._cache).writer()
         added = {name: self._added(segment, state, checkpoint_id) for name, state in self._states.items()}
         placement = segment.finish()
-        operators |= {
-            name: OperatorState(
+        for name, state in added.items():
+            operators[name] = OperatorState(
                 name=name,
                 schema=self._states[name].schema.encode(),
                 definition=self._states[name].definition,
                 subtasks=(replace(state, runs=tuple(map(placement.of, state.runs))),),
             )
-            for name, state in added.items()
-        }
         made = self._settle(
             Checkpoint(
                 checkpoint_id=checkpoint_id,
@@ -439,16 +421,16 @@ class KeyedStateBackend:
             self._check_definition(name, known.definition, definition, exact=exact)
             return known
         if restored is not None and stored is not None:
-            wanted = schema or StateSchema.decode(stored.schema)
-            check_evolution(restored, name, wanted)
+            expected = schema or StateSchema.decode(stored.schema)
+            check_evolution(restored, name, expected)
             self._check_definition(name, stored.definition, definition, exact=exact)
-            table, definition = self._load(stored, wanted), stored.definition
+            table, definition = self._load(stored, expected), stored.definition
         elif schema is None:
             raise InvalidInputError(
-                "there is no such state",
+                "a new state needs a schema",
                 operation="state",
                 subject=repr(name),
-                hint=f"States: {', '.join(self.names())}",
+                hint=f"Give one, or the name of a stored state: {', '.join(self.names())}",
             )
         else:
             table = StateTable(schema, self.key_groups, self.max_parallelism)
@@ -462,11 +444,11 @@ class KeyedStateBackend:
         )
         return StateTable(schema, self.key_groups, self.max_parallelism, reader.open_all(mine.runs))
 
-    def _check_definition(self, name: str, stored: str, wanted: str, *, exact: bool) -> None:
-        """A plain look at what an aggregation keeps is fine; an aggregation over something else is not."""
-        if exact and stored != wanted:
+    def _check_definition(self, name: str, stored: str, given: str, *, exact: bool) -> None:
+        """Refuses an aggregation over state of another definition; as plain values, any state may be read."""
+        if exact and stored != given:
             raise InvalidInputError(
-                f"the stored state is {stored}; wanted is {wanted}",
+                f"expected the stored definition {stored}, got {given}",
                 operation="aggregation",
                 subject=repr(name),
                 hint="Restore the old aggregations, or choose another name and replay the input",
@@ -476,7 +458,7 @@ class KeyedStateBackend:
     def _check_writable(self) -> None:
         if len(self.key_groups) != self.max_parallelism:
             raise InvalidInputError(
-                f"only the key groups {self.key_groups} are open",
+                f"cannot write while only the key groups {self.key_groups} are open",
                 operation="checkpoint",
                 subject=self._store.url,
                 hint="Open the whole root to write to it",

@@ -42,7 +42,9 @@ class Places:
 
     def each(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """For each row the number that belongs to its array."""
-        return np.repeat(numbers, np.diff(self.ends, prepend=0))
+        counts = self.ends.copy()
+        counts[1:] -= self.ends[:-1]
+        return numbers.repeat(counts)
 
     def by_array(self) -> Iterator[tuple[int, slice]]:
         """The numbers of the arrays that have rows here, and where these are."""

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.floats import canonical_floats
 from stateline.key_groups import hash_columns
 from stateline.state.columns import Column, Mask, Rows, contiguous, fixed_words, take
 from stateline.state.schema import StateSchema, stored_key_type
@@ -252,13 +253,4 @@ def _normalised(column: Column, field: pa.Field) -> pa.Array:
             subject=f"column {field.name!r}",
             hint="A batch holds at most 2 GiB of text per column: raise the parallelism or lower the trigger's size",
         ) from error
-    return _canonical_floats(array) if pa.types.is_floating(array.type) else array
-
-
-def _canonical_floats(column: pa.Array) -> pa.Array:
-    """-0.0 as 0.0 and every NaN as the canonical one, so that equal keys have equal bits."""
-    values = column.fill_null(0.0).to_numpy(zero_copy_only=False)
-    zero = np.array(0.0, values.dtype)
-    values = np.where(np.isnan(values), np.array(np.nan, values.dtype), values + zero)
-    mask = None if column.null_count == 0 else column.is_null().to_numpy(zero_copy_only=False)
-    return pa.array(values, type=column.type, mask=mask, from_pandas=False)
+    return canonical_floats(array)

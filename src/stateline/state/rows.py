@@ -109,9 +109,10 @@ class Run:
         key_groups: What the run covers, inclusive. Rows outside are left out.
         max_parallelism: Number of key groups.
         handle: The durable object behind it; ``None`` while there is none.
-    """
 
-    __slots__ = ("_rows", "batches", "first_hashes", "handle", "high", "key_groups", "low", "searched")
+    Attributes:
+        searched: All rows of the object, which the parts of a run share; those outside of ``key_groups`` do not count.
+    """
 
     def __init__(
         self,
@@ -120,20 +121,38 @@ class Run:
         max_parallelism: int,
         handle: RunHandle | None = None,
     ) -> None:
+        self._cover(SearchedBatches([batch for batch in batches if len(batch)]), key_groups, max_parallelism, handle)
+
+    def _cover(
+        self, searched: SearchedBatches, key_groups: KeyGroupRange, max_parallelism: int, handle: RunHandle | None
+    ) -> None:
+        self.searched = searched
         self.key_groups = key_groups
         self.handle = handle
         self.low, self.high = hash_bounds(key_groups, max_parallelism)
-        filled = [batch for batch in batches if len(batch)]
-        firsts: Hashes = np.array([batch.keys.hashes[0] for batch in filled], dtype=np.uint64)
-        self.batches = tuple(_between(filled, firsts, self.low, self.high))
-        self.first_hashes: Hashes = np.array([batch.keys.hashes[0] for batch in self.batches], dtype=np.uint64)
-        self.searched = SearchedBatches(self.batches)
-        self._rows: int | None = None
+
+    def part(self, key_groups: KeyGroupRange, max_parallelism: int, handle: RunHandle | None) -> Run:
+        """What lies within some of its key groups, without a copy; ``handle`` is the way to it."""
+        made = Run.__new__(Run)
+        made._cover(self.searched, self.key_groups.intersection(key_groups), max_parallelism, handle)
+        return made
+
+    @cached_property
+    def batches(self) -> tuple[StateRows, ...]:
+        """The rows; no batch is empty."""
+        return tuple(self.searched.between(self.low, self.high))
 
     def __len__(self) -> int:
-        if self._rows is None:
-            self._rows = sum(map(len, self.batches))
-        return self._rows
+        low, high = self._span
+        return high - low
+
+    @cached_property
+    def _span(self) -> tuple[int, int]:
+        """How many rows of the object lie below its key groups, and below the end of them."""
+        if self.high >= _HASH_SPACE:
+            return self.searched.places([self.low])[0], len(self.searched)
+        low, high = self.searched.places([self.low, self.high])
+        return low, high
 
     def __repr__(self) -> str:
         name = "in memory" if self.handle is None else self.handle.place
@@ -142,41 +161,24 @@ class Run:
     @property
     def tombstones(self) -> int:
         """Rows that delete their key."""
-        return sum(batch.tombstones for batch in self.batches)
+        return sum(batch.tombstones for batch in self.batches) if self.searched.has_tombstones else 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of the columns."""
         return sum(batch.nbytes for batch in self.batches)
 
-    def part(self, key_groups: KeyGroupRange, max_parallelism: int, handle: RunHandle | None) -> Run:
-        """What lies within some of its key groups, without a copy; ``handle`` is the way to it."""
-        low, high = hash_bounds(key_groups, max_parallelism)
-        made = Run(self.between(low, high), key_groups, max_parallelism, handle)
-        made.searched = self.searched  # What it knows is found out once for all parts.
-        return made
-
     def counts(self, borders: Sequence[int]) -> list[int]:
         """How many rows lie between neighbours of ascending hashes, the lower one included; they may end with 2**64."""
         first, end = bisect.bisect_right(borders, self.low), bisect.bisect_left(borders, self.high)
-        inner: Hashes = np.array(borders[first:end], dtype=np.uint64)
-        numbers = (self.first_hashes.searchsorted(inner) - 1).tolist()  # The batches in which rows below a border end.
-        ends = list(itertools.accumulate(map(len, self.batches), initial=0))
-        places = [0] * first
-        for batch, border in zip(numbers, inner, strict=True):
-            places.append(0 if batch < 0 else ends[batch] + int(self.batches[batch].keys.hashes.searchsorted(border)))
-        places += [len(self)] * (len(borders) - end)
+        low, high = self._span
+        places = [low] * first + self.searched.places(borders[first:end]) + [high] * (len(borders) - end)
         return [after - before for before, after in itertools.pairwise(places)]
-
-    def covered(self, hashes: Hashes) -> tuple[int, int]:
-        """Where those of ascending hashes begin and end that lie within its key groups."""
-        return _place(hashes, self.low), _place(hashes, self.high)
 
     def between(self, low: int, high: int) -> list[StateRows]:
         """The rows whose hash is in ``[low, high)``, without a copy."""
-        if high <= self.low or self.high <= low:
-            return []
-        return _between(self.batches, self.first_hashes, low, high)
+        low, high = max(low, self.low), min(high, self.high)
+        return self.searched.between(low, high) if low < high else []
 
 
 _ROWS_FILTERED_PER_MISS: Final = 16
@@ -195,6 +197,9 @@ class SearchedBatches:
         self._misses = 0
         self._filter: HashFilter | None = None
 
+    def __len__(self) -> int:
+        return self._ends[-1]
+
     @cached_property
     def keys(self) -> list[Scattered]:
         """The key columns."""
@@ -205,9 +210,26 @@ class SearchedBatches:
         """The value columns."""
         return [Scattered(column) for column in zip(*(batch.values for batch in self._batches), strict=True)]
 
+    def between(self, low: int, high: int) -> list[StateRows]:
+        """The rows whose hash is in ``[low, high)``, without a copy; only the outer batches need a look inside."""
+        first = max(_place(self._firsts, low, side="right") - 1, 0)
+        inside = list(self._batches[first : _place(self._firsts, high)])
+        for outer in {0, len(inside) - 1} if inside else ():
+            inside[outer] = inside[outer].between(low, high)
+        return [batch for batch in inside if len(batch)]
+
+    def places(self, bounds: Sequence[int]) -> list[int]:
+        """How many rows lie below each of some hashes."""
+        hashes: Hashes = np.array(bounds, dtype=np.uint64)
+        numbers = (self._firsts.searchsorted(hashes) - 1).tolist()
+        return [
+            0 if number < 0 else self._ends[number] + int(self._batches[number].keys.hashes.searchsorted(bound))
+            for number, bound in zip(numbers, hashes, strict=True)
+        ]
+
     def live(self, places: Places) -> Mask | None:
         """Which rows do not delete their key; ``None`` where none does."""
-        if not self._has_tombstones:
+        if not self.has_tombstones:
             return None
         live = np.ones(len(places), dtype=np.bool_)
         for number, part in places.by_array():
@@ -266,7 +288,7 @@ class SearchedBatches:
         """Makes the filter as soon as it would have saved what making it costs."""
         if self._filter is None:
             self._misses += misses
-            if self._misses * _ROWS_FILTERED_PER_MISS >= self._rows:
+            if self._misses * _ROWS_FILTERED_PER_MISS >= len(self):
                 self._filter = HashFilter([batch.keys.hashes for batch in self._batches])
 
     def _next(self, hashes: Hashes, needles: Rows, places: Places) -> tuple[Rows, Places]:
@@ -302,26 +324,14 @@ class SearchedBatches:
         return np.array([len(batch) for batch in self._batches], dtype=np.int64)
 
     @cached_property
-    def _rows(self) -> int:
-        return sum(map(len, self._batches))
+    def _ends(self) -> list[int]:
+        """How many rows lie before each batch, and in all."""
+        return list(itertools.accumulate(map(len, self._batches), initial=0))
 
     @cached_property
-    def _has_tombstones(self) -> bool:
+    def has_tombstones(self) -> bool:
+        """Whether any row deletes its key."""
         return any(batch.deleted is not None for batch in self._batches)
-
-
-def _between(batches: Sequence[StateRows], firsts: Hashes, low: int, high: int) -> list[StateRows]:
-    """The rows of ascending batches whose hash is in ``[low, high)``; only the outer ones need a look inside."""
-    if not batches:
-        return []
-    first = max(_place(firsts, low, side="right") - 1, 0)
-    end = _place(firsts, high)
-    inside = list(batches[first:end])
-    for outer in {0, len(inside) - 1} if inside else ():
-        inside[outer] = inside[outer].between(low, high)
-    if inside and not len(inside[-1]):
-        inside.pop()
-    return inside if inside and len(inside[0]) else inside[1:]
 
 
 _HASH_SPACE: Final = 1 << 64

@@ -163,6 +163,7 @@ class RunReader:
         environment: Environment | None = None,
     ) -> None:
         self._store = store
+        self._url = store.url  # Asked for once: a key of each run contains it.
         self._schema = schema
         self._settings = settings or RunReaderSettings()
         self._sections = SectionReader(store, cache)
@@ -216,7 +217,7 @@ class RunReader:
         """Opens all runs that a stack has now, as :meth:`open_all`, and lets go of those that it had before."""
         runs = self.open_all(handles)
         now = self._environment.clock.monotonic()
-        self._open_runs.keep_only(self._store.url, stack, map(self._key, handles), now)
+        self._open_runs.keep_only(self._url, stack, map(self._key, handles), now)
         return runs
 
     def open_all(self, handles: Sequence[RunHandle], hashes: Hashes | None = None) -> list[Run]:
@@ -250,7 +251,7 @@ class RunReader:
             executor.close()
 
     def _key(self, handle: RunHandle) -> OpenKey:
-        return (self._store.url, handle.name, handle.offset, handle.length, handle.crc32c, handle.data, self._schema)
+        return (self._url, handle.name, handle.offset, handle.length, handle.crc32c, handle.data, self._schema)
 
     def _load(self, handle: RunHandle) -> OpenRun:
         """Finds and proves a run, or as much of it as the handle needs."""

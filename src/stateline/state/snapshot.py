@@ -183,7 +183,7 @@ class Layers:
             for start, end in edges.reshape(-1, 2).tolist():
                 part = KeyGroupRange(max(self._borders[start], first), min(self._borders[end] - 1, last))
                 piece = _within(run, part, self._table.max_parallelism)
-                if piece.batches:
+                if len(piece):
                     left.append(piece)
         return left
 

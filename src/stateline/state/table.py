@@ -13,6 +13,7 @@ Facts:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -20,9 +21,9 @@ import pyarrow as pa
 
 from stateline.errors import InvalidInputError
 from stateline.key_groups import KeyGroupRange, hash_bounds
-from stateline.state.columns import Mask, Rows, take
-from stateline.state.gather import Piece, Places, gather
-from stateline.state.keys import KeyRows
+from stateline.state.columns import Mask, take
+from stateline.state.gather import Piece, gather
+from stateline.state.keys import Hashes, KeyRows
 from stateline.state.rows import Run, SearchedBatches, StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.widths import retyped
@@ -113,17 +114,18 @@ class StateTable:
         looking = np.ones(len(keys), dtype=np.bool_)
         pieces: list[Piece] = []
         sources: list[SearchedBatches] = []
-        for run in reversed(self.runs):
-            for found, places in _search(run, keys, looking):
+        for searched, asked in _by_object(self.runs, keys.hashes):
+            wanted = np.concatenate([np.flatnonzero(looking[part]) + part.start for part in asked])
+            for found, places in searched.find(keys, wanted):
                 looking[found] = False
                 piece = Piece(found, places)
-                live = run.searched.live(places)
+                live = searched.live(places)
                 if live is not None:
                     piece = piece.take(np.flatnonzero(live))
                 if len(piece.to):
                     mask[piece.to] = True
                     pieces.append(piece)
-                    sources.append(run.searched)
+                    sources.append(searched)
         values = tuple(
             gather(field.type, pieces, [source.values[column] for source in sources], mask)
             for column, field in enumerate(self.schema.values)
@@ -175,9 +177,16 @@ def _gone(batch: StateRows, newer: Sequence[Run]) -> Mask:
     return gone
 
 
-def _search(run: Run, keys: KeyRows, looking: Mask) -> Iterator[tuple[Rows, Places]]:
-    """Where the keys that are still looked for are in one run: keys by number, and places."""
-    first, end = run.covered(keys.hashes)
-    wanted = np.flatnonzero(looking[first:end]) + first
-    if len(wanted):
-        yield from run.searched.find(keys, wanted)
+def _by_object(runs: Sequence[Run], hashes: Hashes) -> Iterator[tuple[SearchedBatches, list[slice]]]:
+    """What is to be searched for ascending hashes, newest first, and which of them each can have.
+
+    Parts of one object that are neighbours in the stack share no key group, so they are searched in one step.
+    """
+    lows: Hashes = np.array([run.low for run in runs], dtype=np.uint64)
+    lasts: Hashes = np.array([run.high - 1 for run in runs], dtype=np.uint64)
+    starts, ends = hashes.searchsorted(lows).tolist(), hashes.searchsorted(lasts, side="right").tolist()
+    for _, some in itertools.groupby(reversed(range(len(runs))), lambda number: id(runs[number].searched)):
+        parts = list(some)
+        asked = sorted((starts[part], ends[part]) for part in parts if starts[part] < ends[part])
+        if asked:
+            yield runs[parts[0]].searched, [slice(start, end) for start, end in asked]

@@ -1,75 +1,37 @@
-"""What tests of Stateline, and of stores and tools built on it, are made of. Third parties run it on their own code.
+"""What tests of stores, pipelines and processors are made of. ``docs/testing.md`` is the guide.
 
-==================  ===================================================================================================
-a unit test         ``ManualClock`` ``SeededIds`` ``SimulatedEnvironment`` ``FaultyStore`` ``CrashableStore``
-a backend           ``blob_conformance`` ``recoverable_conformance``: suites to subclass
-==================  ===================================================================================================
+==================  =================================================================================================
+a program           :class:`KeyedStreamHarness` runs it on lists of rows; :class:`OperatorHarness` runs any operator
+a store             ``blob_conformance``, ``recoverable_conformance``: suites to subclass, for pytest
+what goes wrong     :class:`FaultyStore` and its plans; :class:`CrashableStore` for the loss of power
+time and ids        :class:`ManualClock`, :class:`SeededIds`
+==================  =================================================================================================
 
-Names load when they are first used: simulated threads need ``greenlet``, the conformance suites ``pytest`` (both in
-``pip install 'stateline[testing]'``), and neither needs the other. Nothing that ships in production imports this
-package. ``docs/testing.md`` is the guide.
+Nothing that ships in production imports this package.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from stateline.testing.backends import FactoryBackend, LocalBackend, MemoryBackend, ScratchBackend
-    from stateline.testing.clock import ManualClock
-    from stateline.testing.crashable import CrashableStore
-    from stateline.testing.environment import SimulatedEnvironment
-    from stateline.testing.faults import Fault, FaultKind, RandomFaults, ScriptedFaults
-    from stateline.testing.faulty_store import FaultyStore, ResolvingStore
-    from stateline.testing.ids import SeededIds
-    from stateline.testing.invariants import INVARIANTS, InvariantViolation, require
-    from stateline.testing.scheduler import ActorKilled, Scheduler
-
-_HOMES: Final = {
-    "backends": ("FactoryBackend", "LocalBackend", "MemoryBackend", "ScratchBackend"),
-    "clock": ("ManualClock",),
-    "crashable": ("CrashableStore",),
-    "environment": ("SimulatedEnvironment",),
-    "faults": ("Fault", "FaultKind", "RandomFaults", "ScriptedFaults"),
-    "faulty_store": ("FaultyStore", "ResolvingStore"),
-    "ids": ("SeededIds",),
-    "invariants": ("INVARIANTS", "InvariantViolation", "require"),
-    "scheduler": ("ActorKilled", "Scheduler"),
-}
-_HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
+from stateline.testing.clock import ManualClock
+from stateline.testing.crashable import CrashableStore
+from stateline.testing.faults import ActorKilled, Fault, FaultKind, RandomFaults, ScriptedFaults
+from stateline.testing.faulty_store import FaultyStore, ResolvingStore
+from stateline.testing.ids import SeededIds
+from stateline.testing.keyed_stream_harness import KeyedStreamHarness, WindowedStreamHarness
+from stateline.testing.operator_harness import OperatorHarness
 
 __all__ = [
-    "INVARIANTS",
     "ActorKilled",
     "CrashableStore",
-    "FactoryBackend",
     "Fault",
     "FaultKind",
     "FaultyStore",
-    "InvariantViolation",
-    "LocalBackend",
+    "KeyedStreamHarness",
     "ManualClock",
-    "MemoryBackend",
+    "OperatorHarness",
     "RandomFaults",
     "ResolvingStore",
-    "Scheduler",
-    "ScratchBackend",
     "ScriptedFaults",
     "SeededIds",
-    "SimulatedEnvironment",
-    "require",
+    "WindowedStreamHarness",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -13,22 +13,33 @@ Example::
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
+from stateline.blob import file_bytes as file_bytes_module
+from stateline.blob import folders as folders_module
+from stateline.blob import local as local_module
 from stateline.blob.instrumented import StoreDecorator
 from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.environment import Environment, system_environment
 from stateline.errors import InvalidInputError
-from stateline.testing.backends import LOCAL_MODULES, scratch_folder
 from stateline.testing.disk_model import DiskModel, DiskState
 from stateline.testing.ids import SeededIds
 from stateline.testing.journal import Journal
 from stateline.testing.seeds import Dice
 from stateline.testing.system_calls import Gate, SystemCalls, intercepted
 
-__all__ = ["CrashableStore"]
+__all__ = ["LOCAL_MODULES", "CrashableStore", "scratch_folder"]
+
+LOCAL_MODULES: Final = (local_module, folders_module, file_bytes_module)
+"""The modules whose system calls are a local store's."""
+
+_MEMORY_DISK: Final = "/dev/shm"  # noqa: S108 - a unique folder is made below it
 
 
 class CrashableStore(StoreDecorator):
@@ -92,3 +103,14 @@ class CrashableStore(StoreDecorator):
                 recovered = LocalStore(f"{folder}/data", LocalStoreSettings(fsync=False), system_environment())
                 yield recovered
                 recovered.close()
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[str]:
+    """A new folder, on a memory disk where there is one; removed at the end."""
+    where = _MEMORY_DISK if os.access(_MEMORY_DISK, os.W_OK) else None
+    folder = tempfile.mkdtemp(prefix="stateline-", dir=where)
+    try:
+        yield str(Path(folder).resolve())
+    finally:
+        shutil.rmtree(folder)

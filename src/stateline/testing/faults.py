@@ -41,6 +41,7 @@ __all__ = [
     "REQUEST_OPERATIONS",
     "STORE_OPERATIONS",
     "SYSTEM_OPERATIONS",
+    "ActorKilled",
     "Fault",
     "FaultKind",
     "FaultPlan",
@@ -48,6 +49,10 @@ __all__ = [
     "RandomFaults",
     "ScriptedFaults",
 ]
+
+
+class ActorKilled(BaseException):
+    """Unwinds the code of a process that a fault has killed. Only the test kit raises and catches it."""
 
 
 class FaultKind(StrEnum):

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
-from stateline.blob.checksum import crc32c, crc32c_of_parts
+from stateline.blob.checksum import crc32c
 from stateline.blob.instrumented import StoreDecorator
 from stateline.blob.names import STAGING_PREFIX
-from stateline.blob.outcome import Verdict, already_exists, conflict, judge
+from stateline.blob.outcome import Fingerprint, already_exists
 from stateline.errors import (
     AccessDeniedError,
     NotFoundError,
@@ -28,8 +28,7 @@ from stateline.errors import (
     UnavailableError,
 )
 from stateline.handles import Part
-from stateline.testing.faults import Fault, FaultKind, FaultPlan
-from stateline.testing.scheduler import ActorKilled
+from stateline.testing.faults import ActorKilled, Fault, FaultKind, FaultPlan
 from stateline.testing.seeds import Dice
 
 __all__ = ["FaultyStore", "ResolvingStore", "StoreHistory"]
@@ -295,7 +294,7 @@ class ResolvingStore(StoreDecorator):
             return self.inner.put_if_absent(name, data)
         except OutcomeUnknownError as unknown:
             found = self._read_back(name, unknown)
-            if judge(found, length=len(data), crc32c=crc32c(data)) is Verdict.FOREIGN:
+            if not Fingerprint.of_bytes(data).matches(found):
                 raise already_exists(name) from unknown
             return found
 
@@ -304,9 +303,9 @@ class ResolvingStore(StoreDecorator):
             return self.inner.publish(target, parts, nonce)
         except OutcomeUnknownError as unknown:
             found = self._read_back(target, unknown)
-            length, checksum = sum(part.length for part in parts), crc32c_of_parts(parts)
-            if judge(found, length=length, crc32c=checksum, nonce=nonce) is Verdict.FOREIGN:
-                raise conflict(target, found, length=length, crc32c=checksum) from unknown
+            ours = Fingerprint.of_parts(parts, nonce)
+            if not ours.matches(found):
+                raise ours.conflict(target, found) from unknown
             return found
 
     def _read_back(self, name: str, unknown: OutcomeUnknownError) -> ObjectInfo:

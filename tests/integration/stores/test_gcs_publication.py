@@ -9,7 +9,8 @@ from test_gcs_conformance import open_gcs
 
 from stateline.blob.gcs import GcsStoreSettings
 from stateline.errors import ConflictError, CorruptDataError, DataLossError, InvalidInputError, UnavailableError
-from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings, gcs_interchange
+from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
+from stateline.recoverable.interchange import FlinkPoint, import_point
 from stateline.testing.blob_conformance import bytes_of
 from tests.kit.fault_proxy import answer
 from tests.kit.gcs_server import GcsServer
@@ -256,29 +257,19 @@ def test_a_file_that_flink_began_is_finished_here(opened):
     store = opened("gs://foo/out")
     bucket = store._client.bucket("foo")
     ids = (uuid.uuid4(), uuid.uuid4())
-    flink = gcs_interchange.FlinkResume(bucket="foo", object="out/bar", components=ids, position=30, closed=False)
+    flink = FlinkPoint(bucket="foo", object="out/bar", components=ids, position=30, closed=False)
     for entropy in (False, True):
         for index, component in enumerate(ids):
-            name = gcs_interchange.component_name(flink, component, entropy=entropy)
+            name = f"{component if entropy else ''}.inprogress/foo/out/bar/{component}"
             bucket.blob(name).upload_from_string(bytes_of(15, index))
-        read = gcs_interchange.read_resume(1, gcs_interchange.write_resume(flink))
-        point = gcs_interchange.import_point(read, store, uuid.uuid4().hex, entropy=entropy)
+        point = import_point(flink, store, uuid.uuid4().hex, entropy=entropy)
         stream = RecoverableWriter(store).recover(point)
         stream.write(b" and more")
         stream.close_for_commit().commit()
         assert store.get("bar") == bytes_of(15) + bytes_of(15, 1) + b" and more"
         store.delete(["bar"])
     with pytest.raises(DataLossError):
-        gcs_interchange.import_point(flink, store, "nonce", temporary_bucket="elsewhere")
-
-
-def test_our_points_are_found_by_flink(opened):
-    stream = RecoverableWriter(opened("gs://foo/out"), RecoverableWriterSettings(chunk_size=100)).open("bar")
-    stream.write(bytes_of(350))
-    exported = gcs_interchange.export_point(stream.persist(), "gs://foo/out")
-    assert (exported.bucket, exported.object, exported.position) == ("foo", "out/bar", 350)
-    back = gcs_interchange.import_point(exported, opened("gs://foo/out"), "nonce")
-    assert back.parts == stream.persist().parts
+        import_point(flink, store, "nonce", temporary_bucket="elsewhere")
 
 
 def test_an_independent_fake_sees_the_same_files(fake_gcs_endpoint):

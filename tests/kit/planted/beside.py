@@ -14,6 +14,7 @@ from stateline.blob.api import BlobStore
 from stateline.changelog.host_cache import HostCache
 from stateline.checkpoint import Checkpoint, CheckpointStore, Savepoint
 from stateline.checkpoint import savepoint as savepoint_module
+from stateline.checkpoint.api import SubtaskState
 from stateline.checkpoint.layout import METADATA, SAVEPOINT_PREFIX, record_name
 from stateline.checkpoint.metadata import encode_retired, encode_savepoint
 from stateline.checkpoint.objects import copy_object, extents_of, flat_names, renamed
@@ -96,6 +97,17 @@ def _without_open_files(checkpoint: Checkpoint, *arguments: Any, **more: Any) ->
     return replace(moved, outputs=tuple(replace(output, open=()) for output in moved.outputs))
 
 
+_without_deliveries = Checkpoint.without_deliveries
+
+
+def _without_inline_runs(self: Checkpoint) -> Checkpoint:
+    def named(subtask: SubtaskState) -> SubtaskState:
+        return replace(subtask, runs=tuple(run for run in subtask.runs if not run.is_inline))
+
+    operators = [replace(one, subtasks=tuple(map(named, one.subtasks))) for one in self.operators]
+    return replace(_without_deliveries(self), operators=tuple(operators))
+
+
 def _nobody(self: Savepoint) -> None:
     """Says that nobody owns it."""
 
@@ -113,6 +125,14 @@ _bug(
     "what retention took away while it was copied is left out",
     [(savepoint_module, "copy_object")],
     _skip_what_is_gone,
+    "single",
+    _SAVEPOINTS,
+)
+_bug(
+    "savepoint_without_inline_sections",
+    "a savepoint leaves out what the record itself holds of the state",
+    [(Checkpoint, "without_deliveries")],
+    _without_inline_runs,
     "single",
     _SAVEPOINTS,
 )

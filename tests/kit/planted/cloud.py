@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from stateline.blob import cloud as cloud_module
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
+from stateline.blob.outcome import Fingerprint
 from stateline.handles import Part
 from tests.kit import cloud_network
 from tests.kit.planted.bugs import PlantedBug, register_bug, replaced
@@ -38,34 +39,22 @@ def _adapter(cloud: str, class_name: str) -> Any:
     return getattr(importlib.import_module(f"stateline.blob.{cloud}"), class_name)
 
 
-def _s3_put(self: Any, name: str, data: Buffer, checksum: int, nonce: str) -> ObjectInfo:
-    made: ObjectInfo = self._send(name, data, checksum, nonce)
+def _put_instead(self: Any, name: str, data: Buffer, ours: Fingerprint) -> ObjectInfo:
+    made: ObjectInfo = self._put(name, data, ours)
     return made
 
 
-def _gcs_put(self: Any, name: str, data: Buffer, checksum: int, nonce: str) -> ObjectInfo:
-    made: ObjectInfo = self._named(self._send(self._container, self._key(name), data, checksum, {}), name)
-    return made
-
-
-def _azure_put(self: Any, name: str, data: Buffer, checksum: int, nonce: str) -> ObjectInfo:
-    made: ObjectInfo = self._send(name, data, checksum, nonce, replacing=True)
-    return made
-
-
-def _whatever_is_there(found: ObjectInfo, length: int, checksum: int, nonce: str) -> bool:
+def _whatever_is_there(found: ObjectInfo, ours: Fingerprint) -> bool:
     return True
 
 
-def _by_bytes_alone(found: ObjectInfo, length: int, checksum: int, nonce: str) -> bool:
-    return found.size == length
+def _by_bytes_alone(found: ObjectInfo, ours: Fingerprint) -> bool:
+    return found.size == ours.length
 
 
-def _by_an_upload_of_its_own(
-    self: Any, target: str, parts: Sequence[Part], length: int, checksum: int, nonce: str
-) -> ObjectInfo:
+def _by_an_upload_of_its_own(self: Any, target: str, parts: Sequence[Part], ours: Fingerprint) -> ObjectInfo:
     pieces = [part for part in parts if part.length]
-    made: ObjectInfo = self._assemble_anew(target, pieces, checksum, nonce)
+    made: ObjectInfo = self._assemble_anew(target, pieces, ours)
     return made
 
 
@@ -73,16 +62,12 @@ def _unheard() -> None:
     """Forgets that a try had no answer."""
 
 
-for _cloud, _class, _wrong in (
-    ("s3", "S3Store", _s3_put),
-    ("gcs", "GcsStore", _gcs_put),
-    ("azure", "AzureStore", _azure_put),
-):
+for _cloud, _class in (("s3", "S3Store"), ("gcs", "GcsStore"), ("azure", "AzureStore")):
     _bug(
         f"{_cloud}_creates_by_plain_put",
         "a creation is sent without its condition",
         f"stateline.blob.{_cloud}.{_class}._create",
-        lambda cloud=_cloud, owner=_class, wrong=_wrong: replaced(_adapter(cloud, owner), "_create", wrong),  # type: ignore[misc]
+        lambda cloud=_cloud, owner=_class: replaced(_adapter(cloud, owner), "_create", _put_instead),  # type: ignore[misc]
         "zombies",
         f"create_race_{_cloud}",
     )
@@ -125,7 +110,7 @@ _bug(
 _bug(
     "cloud_last_answer_counts",
     "a refusal counts as proof, though an earlier try had no answer",
-    "stateline.blob.tries.try_unanswered",
+    "stateline.blob.answers.try_unanswered",
     lambda: replaced(cloud_network, "try_unanswered", _unheard),
     "sim",
     "create_race_gcs",

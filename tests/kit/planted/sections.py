@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from stateline.blob import BlobStore, Buffer, ObjectInfo, StoreDecorator
 from stateline.changelog.section_reader import SectionReader
-from stateline.changelog.segment_writer import Placement, Segments
+from stateline.changelog.segment_writer import Placement, Segments, SegmentWriter, segment_name
 from stateline.checkpoint import retention as retention_module
 from stateline.checkpoint.api import Checkpoint, FileState
 from stateline.checkpoint.objects import with_sections
@@ -80,12 +81,31 @@ def _state_alone(self: Checkpoint) -> Iterator[str]:
     yield from (state.object_name(self.folder) for state in self.states.values() if isinstance(state, FileState))
 
 
+_flush = SegmentWriter._flush
+
+
+def _full_is_dropped(self: SegmentWriter) -> None:
+    if inspect.stack()[1].function != "add":
+        _flush(self)
+        return
+    self._name = segment_name(self.environment.ids)
+    self._sections, self._handles, self._end = [], [], 0
+
+
 _bug(
     "section_at_the_beginning",
     "every handle says that its section begins the segment",
     Placement,
     "of",
     _at_the_beginning,
+    "single",
+)
+_bug(
+    "segment_full_is_dropped",
+    "a segment that is full is dropped in favour of the next one",
+    SegmentWriter,
+    "_flush",
+    _full_is_dropped,
     "single",
 )
 _bug(
@@ -285,6 +305,10 @@ def _believed(buffer: Any, handle: RunHandle) -> None:
     """Proves nothing."""
 
 
+def _slice_believed(buffer: Any, handle: RunHandle, index: Any, batches: range) -> None:
+    """Proves nothing."""
+
+
 def _first_copy_alone(self: SectionReader, section: Any, read: Any, *, part: Any = None, read_part: Any = None) -> Any:
     if section.is_inline or self._cache is None:
         return _near(self, section, read, part=part, read_part=read_part)
@@ -309,6 +333,15 @@ _bug(
     run_store_module,
     "check_whole",
     _believed,
+    "single",
+    "sim",
+)
+_bug(
+    "copied_slice_is_believed",
+    "a slice of a run on a host is taken without a look at the checksums of its record batches",
+    run_store_module,
+    "check_slice",
+    _slice_believed,
     "single",
     "sim",
 )

@@ -12,13 +12,12 @@ from typing import Any
 
 from stateline.blob import folders as folders_module
 from stateline.blob import local as local_module
-from stateline.blob import memory as memory_module
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.checksum import crc32c
 from stateline.blob.folders import Folders
 from stateline.blob.local import LocalStore
 from stateline.blob.memory import MemoryStore
-from stateline.blob.outcome import Verdict
+from stateline.blob.outcome import Fingerprint
 from stateline.errors import AlreadyExistsError, DataLossError, NotFoundError, UnavailableError
 from stateline.handles import Part
 from tests.kit.planted.bugs import Plant, PlantedBug, register_bug, replaced
@@ -229,18 +228,12 @@ def _both(
         yield
 
 
-def _judging(judge: Any) -> contextlib.AbstractContextManager[None]:
-    return _both(replaced(memory_module, "judge", judge), replaced(local_module, "judge", judge))
+def _by_length(self: Fingerprint, found: ObjectInfo | None) -> bool:
+    return found is not None and found.size == self.length
 
 
-def _by_length(found: ObjectInfo | None, *, length: int, crc32c: int, nonce: str = "") -> Verdict:
-    if found is None:
-        return Verdict.ABSENT
-    return Verdict.OURS if found.size == length else Verdict.FOREIGN
-
-
-def _by_existence(found: ObjectInfo | None, *, length: int, crc32c: int, nonce: str = "") -> Verdict:
-    return Verdict.ABSENT if found is None else Verdict.OURS
+def _by_existence(self: Fingerprint, found: ObjectInfo | None) -> bool:
+    return found is not None
 
 
 def _both_missing_is_success() -> contextlib.AbstractContextManager[None]:
@@ -281,16 +274,16 @@ _bug(
 _bug(
     "length_only_verify",
     "an object of the right length passes for ours",
-    "blob.outcome.judge",
-    lambda: _judging(_by_length),
+    "blob.outcome.Fingerprint.matches",
+    lambda: replaced(Fingerprint, "matches", _by_length),
     ("store_publish", "store_publish_local"),
     "single",
 )
 _bug(
     "trust_existence",
     "an object that is there passes for ours",
-    "blob.outcome.judge",
-    lambda: _judging(_by_existence),
+    "blob.outcome.Fingerprint.matches",
+    lambda: replaced(Fingerprint, "matches", _by_existence),
     ("store_publish", "store_publish_local"),
     "single",
 )

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from stateline.errors import InvalidInputError
-from stateline.testing.backends import Backend, ScratchBackend
 from stateline.testing.faults import FaultKind
+from tests.kit.backends import Backend, ScratchBackend
 from tests.kit.cloud_backends import AzureBackend, GcsBackend, S3Backend
 from tests.kit.scenario import REQUEST_FAULTS, SYSTEM_CALL_FAULTS, Scenario
 from tests.kit.scenarios.changelog import Changelog
 from tests.kit.scenarios.create_race import CreateRace
+from tests.kit.scenarios.delivery import DeliveringPipeline
 from tests.kit.scenarios.files_sink import FilesSink
 from tests.kit.scenarios.late_requests import LateRequests
 from tests.kit.scenarios.micro_batch import MicroBatch
@@ -148,6 +149,14 @@ register(
         summary="the same, with files that span checkpoints and a stream that ends",
         small=lambda: Pipeline(spanning=True),
         large=lambda: Pipeline(spanning=True, batches=10, partitions=3, rows=6, keys=9),
+    )
+)
+register(
+    ScenarioEntry(
+        name="delivery",
+        summary="rows are handed to a function that keeps the keys they come under",
+        small=DeliveringPipeline,
+        large=lambda: DeliveringPipeline(batches=8, partitions=3, rows=6, keys=9),
     )
 )
 register(

@@ -15,7 +15,7 @@ from stateline.blob.checksum import crc32c
 from stateline.changelog import ChangelogHandle, ChangelogSettings, ChangelogStorage, ChangelogWriter, SequenceNumber
 from stateline.errors import AlreadyExistsError, CorruptDataError, NotFoundError
 from stateline.key_groups import KeyGroupRange
-from stateline.testing.invariants import require
+from tests.kit.invariants import require
 from tests.kit.scenario import Scenario
 from tests.kit.scenarios.retry import certain
 from tests.kit.world import Process, World

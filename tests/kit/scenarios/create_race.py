@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from stateline.errors import AlreadyExistsError, NotFoundError, OutcomeUnknownError, StatelineError
-from stateline.testing.invariants import require
+from tests.kit.invariants import require
 from tests.kit.scenario import Scenario
 from tests.kit.scenarios.retry import certain
 from tests.kit.world import Process, World

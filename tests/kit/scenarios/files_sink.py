@@ -28,9 +28,9 @@ from stateline.files import FileOutput, RollingPolicy
 from stateline.pipeline.end_of_stream import file_finisher
 from stateline.pipeline.files_decision import FilesDecision, TaskFiles, files_plan
 from stateline.pipeline.plan import PipelinePlan
-from stateline.testing.scheduler import Actor, Status
 from tests.kit.scenarios.micro_batch import MicroBatch, MicroBatchSystem, Row
 from tests.kit.scenarios.pipeline import FIRST_QUERY, ROWS, PipelineAdapter, batches_of, is_tombstone
+from tests.kit.scheduler import Actor, Status
 from tests.kit.world import Process, World
 
 __all__ = ["FilesSink", "SinkAdapter", "SinkSystem"]

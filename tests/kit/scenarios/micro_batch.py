@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from stateline.testing.faults import FaultKind
-from stateline.testing.invariants import require
 from tests.kit.effects import Effect
+from tests.kit.invariants import require
 from tests.kit.scenario import Scenario
 from tests.kit.world import Process, World
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from stateline.errors import NotFoundError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import key_group_of, subtask_for_key_group
 from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.pipeline.delivery import Delivery
 from stateline.pipeline.end_of_stream import file_finisher
 from stateline.pipeline.plan import OperatorPlan, PipelinePlan, SavepointStart
 from stateline.pipeline.subtask import BatchMoment, Processed, TaskContext, run_subtask
@@ -36,7 +37,7 @@ from stateline.state.rows import StateRows
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
-from stateline.testing.invariants import require
+from tests.kit.invariants import require
 from tests.kit.scenarios.micro_batch import MicroBatch, MicroBatchAdapter, MicroBatchSystem, Row
 from tests.kit.world import Process, World
 
@@ -131,6 +132,7 @@ class PipelineSystem(MicroBatchSystem):
         places: Where its records and its files are.
         start: The savepoint from which a new root starts.
         tables: The tables of its operator, all of which count.
+        inline_bytes: So many bytes of sections come with every other result.
         record_bytes: So many bytes of sections may be in a record.
     """
 
@@ -144,9 +146,11 @@ class PipelineSystem(MicroBatchSystem):
         places: Places = FIRST_QUERY,
         start: SavepointStart | None = None,
         tables: tuple[str, ...] = ("counts",),
+        inline_bytes: int = 0,
         record_bytes: int = 0,
     ) -> None:
         self._process = process
+        self._inline_bytes = inline_bytes
         self._places = places
         self._merging = merging
         self._tables = tables
@@ -167,13 +171,24 @@ class PipelineSystem(MicroBatchSystem):
             start=start,
         )
         self.upkeep = Upkeep(process.environment)
-        self.coordinator = MicroBatchCoordinator(
+        self.coordinator = self._new_coordinator()
+
+    def deliver(self, hand_over: Callable[[Delivery], None]) -> None:
+        """Has the output handed to a function from here on, in place of files. Called before :meth:`start`."""
+        operators = tuple(replace(operator, output=None, delivers=True) for operator in self._plan.operators)
+        self._plan = replace(self._plan, operators=operators)
+        self.coordinator = self._new_coordinator(hand_over)
+
+    def _new_coordinator(self, hand_over: Callable[[Delivery], None] | None = None) -> MicroBatchCoordinator[list[Row]]:
+        process = self._process
+        return MicroBatchCoordinator(
             self._plan,
-            CheckpointStore(process.store(places.root), environment=process.environment),
-            {"counts": process.store(places.out)},
+            CheckpointStore(process.store(self._places.root), environment=process.environment),
+            {} if hand_over is not None else {"counts": process.store(self._places.out)},
             self.run_subtasks,
             process.environment,
-            upkeep=self.upkeep,
+            hand_over,
+            self.upkeep,
         )
 
     def start(self) -> None:
@@ -217,6 +232,7 @@ class PipelineSystem(MicroBatchSystem):
             environment=process.environment,
             merging=self._merging,
             open_runs=OpenRuns(),
+            inline_bytes=self._inline_bytes if (task.checkpoint_id + task.subtask) % 2 else 0,
         )
 
     def _subtask_of(self, row: Row) -> int:
@@ -231,9 +247,17 @@ class PipelineAdapter(MicroBatchAdapter):
         retained: Checkpoints kept.
         rolling: When files are finished.
         places: Where its records and its files are.
+        inline_bytes: So many bytes of sections come with every other result, and stay in the record.
     """
 
-    def __init__(self, retained: int = 2, rolling: RollingPolicy | None = None, places: Places = FIRST_QUERY) -> None:
+    def __init__(
+        self,
+        retained: int = 2,
+        rolling: RollingPolicy | None = None,
+        places: Places = FIRST_QUERY,
+        inline_bytes: int = 0,
+    ) -> None:
+        self._inline_bytes = inline_bytes
         self._retained = retained
         self._rolling = rolling or RollingPolicy(every_checkpoint=True)
         self.places = places
@@ -243,7 +267,17 @@ class PipelineAdapter(MicroBatchAdapter):
         parallelism = _PARALLELISMS[incarnation_of(process) % len(_PARALLELISMS)]
         second = incarnation_of(process) % 2
         merging = MergeSettings(runs_max=1 + second, piece_bytes=1 if second else 1 << 20)
-        return PipelineSystem(process, parallelism, self._retained, self._rolling, merging, self.places, start)
+        return PipelineSystem(
+            process,
+            parallelism,
+            self._retained,
+            self._rolling,
+            merging,
+            self.places,
+            start,
+            inline_bytes=self._inline_bytes,
+            record_bytes=self._inline_bytes,
+        )
 
     def newest(self, world: World) -> Checkpoint | None:
         """The newest record."""

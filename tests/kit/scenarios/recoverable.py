@@ -18,8 +18,8 @@ from stateline.errors import AlreadyExistsError, ConflictError, CorruptDataError
 from stateline.handles import CommitPoint, ResumePoint
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.testing.faults import FaultKind
-from stateline.testing.invariants import require
 from tests.kit.effects import Effect
+from tests.kit.invariants import require
 from tests.kit.scenario import Scenario
 from tests.kit.scenarios.retry import certain
 from tests.kit.world import Process, World

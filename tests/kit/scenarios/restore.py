@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.errors import DataLossError, NotFoundError
-from stateline.testing.invariants import require
+from tests.kit.invariants import require
 from tests.kit.scenarios.beside import BesideQuery, holdings
 from tests.kit.scenarios.pipeline import FIRST_QUERY
 from tests.kit.world import Process, World

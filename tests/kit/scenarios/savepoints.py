@@ -2,7 +2,8 @@
 
 Owns that second query and the oracle of both. Each driver first makes a savepoint, unless one was made, while others
 may go on with the query and free what is being copied. After the query's last batch each driver runs the second query:
-it claims the savepoint, or copies it, goes on from its state, and publishes the rows that were pending in it.
+it claims the savepoint, or copies it, goes on from its state, and publishes the rows that were pending in it. Of both
+queries, every other result has its sections in the record, so savepoints have sections inline and in segments.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from stateline.checkpoint import (
 from stateline.errors import ConflictError
 from stateline.files import RollingPolicy
 from stateline.pipeline.plan import SavepointStart
-from stateline.testing.invariants import require
 from tests.kit.effects import Effect
+from tests.kit.invariants import require
 from tests.kit.scenarios.beside import BesideQuery
 from tests.kit.scenarios.micro_batch import Row
 from tests.kit.scenarios.pipeline import FIRST_QUERY, PipelineAdapter, Places
@@ -35,6 +36,7 @@ _SECOND: Final = Places("next", "next-out", "second")
 _KEPT: Final[dict[str, str]] = {"claim": _SECOND.root, "copy": "kept"}
 """Where the savepoint goes: a query claims what lies below its own root."""
 
+_INLINE_BYTES: Final = 1 << 20
 _FIRST_NUMBER: Final = 1000
 """Batches of the second query are told from those of the first by this."""
 
@@ -55,7 +57,12 @@ class SavepointAndStart(BesideQuery):
         super().__init__(**more)
         self.mode: Literal["claim", "copy"] = mode
         self.second_batches = second_batches
-        self._second = PipelineAdapter(rolling=RollingPolicy(roll_bytes=400), places=_SECOND)
+        self._second = PipelineAdapter(
+            rolling=RollingPolicy(roll_bytes=400), places=_SECOND, inline_bytes=_INLINE_BYTES
+        )
+
+    def _adapter(self, rolling: RollingPolicy) -> PipelineAdapter:
+        return PipelineAdapter(rolling=rolling, inline_bytes=_INLINE_BYTES)
 
     def watch(self, world: World, effect: Effect) -> None:
         """See :meth:`Scenario.watch`. F1: a savepoint that can be found is whole, until a query claims it."""

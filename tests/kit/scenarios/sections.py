@@ -5,19 +5,23 @@ Owns the conditions under which the pipeline works here, and what is noted of th
 - An operator has two tables and rows that wait, so a segment has several sections, which become garbage one by one.
 - Two of three results carry their sections inline. The record keeps few of them, or none, or all, one incarnation after
   the other: so the driver packs some, and what one record carried the next one packs.
+- What does not travel inline is more than a segment takes, so a subtask makes several.
 - Merges have hardly any budget, so stacks are merged in some slices of their key groups and not in others.
 - Tasks run on hosts that are picked anew in each batch. A host has copies of what was read and written there: none
   where it is new, those of earlier batches where it is not, and some of them damaged.
+- Runs have record batches of a few rows, and are never fetched whole where a slice will do: so after a restart with
+  other subtasks, hosts keep slices of runs.
 - Each record is read, as a whole and past every copy, the moment it is decided: its two tables must say the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from stateline.changelog.host_cache import HostCache
+from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.checkpoint.layout import id_of_record
 from stateline.files import RollingPolicy
@@ -25,10 +29,13 @@ from stateline.pipeline.coordinator import SubtaskTask
 from stateline.pipeline.plan import SavepointStart
 from stateline.pipeline.subtask import TaskContext
 from stateline.state import merge as merge_module
+from stateline.state import run as run_module
+from stateline.state import run_store as run_store_module
 from stateline.state.merge import MergeSettings
-from stateline.testing.backends import scratch_folder
-from stateline.testing.invariants import require
+from stateline.state.run_store import RunReaderSettings
+from stateline.testing.crashable import scratch_folder
 from tests.kit.effects import Effect
+from tests.kit.invariants import require
 from tests.kit.planted.planting import replaced
 from tests.kit.scenarios.pipeline import (
     FIRST_QUERY,
@@ -48,6 +55,9 @@ _RECORD_BYTES: Final = {2: 6000, 1: 0, 3: _INLINE_BYTES}
 """What a record may carry, by the number of subtasks, which each incarnation has of its own: some sections of a few
 rows, none, all."""
 
+_SEGMENT_BYTES: Final = 2500
+_BATCH_ROWS: Final = 2
+_READING: Final = RunReaderSettings(whole_bytes=0)
 _MERGING: Final = MergeSettings(runs_max=3, tier_runs=2, small_rows=0, rows_per_change=1.01, piece_bytes=2048)
 _HOSTS: Final = ("host-0", "host-0", "host-0", "host-0", "host-1", "")
 """One of these runs a task; the last one is a host that was never there before."""
@@ -70,8 +80,10 @@ class SectionedPipeline(Pipeline):
         super().__init__(spanning=True, **{"batches": 6, "roll_bytes": 4000, "rows": 6, "keys": 9, **more})
 
     def prepare(self, world: World) -> None:
-        """See :meth:`Scenario.prepare`. No rows are merged beyond the budget."""
+        """See :meth:`Scenario.prepare`. No rows are merged beyond the budget, and none fetched beyond a slice."""
         world.during(replaced(merge_module, "_ROWS_FREE", 0))
+        world.during(replaced(run_module, "_BATCH_ROWS_MIN", _BATCH_ROWS))
+        world.during(replaced(run_store_module, "RunReaderSettings", lambda: _READING))
         world.acknowledge(("hosts",), world.during(scratch_folder()))
 
     def watch(self, world: World, effect: Effect) -> None:
@@ -117,8 +129,20 @@ class _System(PipelineSystem):
         """Two of three results carry their sections; each subtask runs where the dice say."""
         host = _moved_to(process)
         cache = HostCache(host, _COPIES_BYTES, environment=process.environment)
-        inline = _INLINE_BYTES if (self._plan.parallelism + task.checkpoint_id + task.subtask) % 3 else 0
-        return replace(super().context(process, task), cache=cache, inline_bytes=inline)
+        context = replace(super().context(process, task), cache=cache)
+        if (self._plan.parallelism + task.checkpoint_id + task.subtask) % 3:
+            return replace(context, inline_bytes=_INLINE_BYTES)
+        return _SmallSegments(**{field.name: getattr(context, field.name) for field in fields(context)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SmallSegments(TaskContext):
+    """A context whose segments are soon full."""
+
+    @property
+    def segments(self) -> Segments:
+        """See :attr:`TaskContext.segments`."""
+        return Segments(self.root, self.environment, self.cache, segment_bytes=_SEGMENT_BYTES)
 
 
 def _moved_to(process: Process) -> Path:

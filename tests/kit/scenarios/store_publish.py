@@ -19,8 +19,8 @@ from stateline.blob.api import BlobStore
 from stateline.blob.checksum import crc32c, crc32c_of_parts
 from stateline.errors import AlreadyExistsError, ConflictError, CorruptDataError, NotFoundError
 from stateline.handles import CommitPoint
-from stateline.testing.invariants import InvariantViolation, require
 from tests.kit.effects import Effect
+from tests.kit.invariants import InvariantViolation, require
 from tests.kit.scenario import Scenario
 from tests.kit.scenarios.retry import certain
 from tests.kit.world import Process, World

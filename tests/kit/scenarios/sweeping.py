@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 from stateline.blob import sweep as staged
 from stateline.checkpoint import Checkpoint, CheckpointStore, sweep_root
 from stateline.handles import CommitPoint
-from stateline.testing.invariants import require
+from tests.kit.invariants import require
 from tests.kit.scenarios.beside import BesideQuery, holdings
 from tests.kit.scenarios.pipeline import FIRST_QUERY
 from tests.kit.world import Process, World

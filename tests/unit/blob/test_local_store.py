@@ -31,7 +31,7 @@ from stateline.errors import (
     UnavailableError,
 )
 from stateline.testing import CrashableStore, FaultKind
-from stateline.testing.backends import LOCAL_MODULES
+from stateline.testing.crashable import LOCAL_MODULES
 from stateline.testing.system_calls import SystemCalls, intercepted
 
 

@@ -23,7 +23,7 @@ from stateline.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from stateline.testing import SimulatedEnvironment
+from tests.kit.environment import SimulatedEnvironment
 from tests.kit.scenarios.late_requests import StallingStore
 
 TIMEOUT = 0.5

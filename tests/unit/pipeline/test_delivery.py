@@ -130,6 +130,6 @@ def test_rows_without_anybody_to_deliver_to_are_loud(sink):
         engine.run(rows("a"))
     coordinator = engine.coordinator
     plan = dataclasses.replace(coordinator._plan)
-    nobody = MicroBatchCoordinator(plan, engine.checkpoints, {}, engine.run_subtasks, engine.environment)
+    nobody = MicroBatchCoordinator(plan, engine.checkpoints, {}, coordinator._run_subtasks, engine.environment)
     with pytest.raises((InternalError, InvalidInputError), match="q/op/0"):
         nobody.start()

@@ -194,9 +194,9 @@ def test_any_other_bytes_are_refused(data):
 
 
 def test_something_else_than_a_point_is_refused():
-    with pytest.raises(InvalidInputError, match="CommitPoint is not a ResumePoint"):
+    with pytest.raises(InvalidInputError, match="expected a ResumePoint, got CommitPoint"):
         ResumePointSerializer().serialize(COMMIT)
-    with pytest.raises(InvalidInputError, match="NoneType is not a CommitPoint"):
+    with pytest.raises(InvalidInputError, match="expected a CommitPoint, got NoneType"):
         CommitPointSerializer().serialize(None)
 
 

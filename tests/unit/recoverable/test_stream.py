@@ -289,5 +289,5 @@ def test_bytes_of_any_shape_are_accepted():
 
 @pytest.mark.parametrize("target", [None, 5, b"file"])
 def test_a_target_that_is_no_text_is_refused(target):
-    with pytest.raises(InvalidInputError, match="is not text"):
+    with pytest.raises(InvalidInputError, match="must be text"):
         RecoverableWriter(MemoryStore(uuid.uuid4().hex)).open(target)

@@ -638,10 +638,10 @@ class NoArrow(Spread):
     ("made", "error", "said"),
     [
         (Raises, UserCodeError, "merge raised KeyError"),
-        (WrongRows, InvalidInputError, "1 rows of int64 were expected, 0"),
-        (WrongColumns, InvalidInputError, r"\['low', 'high'\] was expected, \['low'\] came"),
-        (WrongType, InvalidInputError, "result: 1 rows of int64 were expected, 1 of string"),
-        (NoArrow, InvalidInputError, "an Arrow array was expected, int came"),
+        (WrongRows, InvalidInputError, "expected 1 rows of int64, got 0"),
+        (WrongColumns, InvalidInputError, r"columns \['low', 'high'\], got \['low'\]"),
+        (WrongType, InvalidInputError, "result: expected 1 rows of int64, got 1 of string"),
+        (NoArrow, InvalidInputError, "expected an Arrow array, got int"),
     ],
 )
 def test_an_aggregator_that_does_wrong_is_told_what(made: Any, error: type[Exception], said: str) -> None:
@@ -653,10 +653,10 @@ def test_an_aggregator_that_does_wrong_is_told_what(made: Any, error: type[Excep
 @pytest.mark.parametrize(
     ("declared", "said"),
     [
-        ({"state_schema": None}, "state_schema: a pyarrow.Schema .* was expected, None came"),
-        ({"state_schema": [("low", pa.int64())]}, "state_schema: a pyarrow.Schema .* was expected, .*'low'"),
-        ({"state_schema": pa.schema([])}, "state_schema: a pyarrow.Schema of one column or more"),
-        ({"output_type": "long"}, "output_type: a pyarrow.DataType was expected, 'long' came"),
+        ({"state_schema": None}, "state_schema: expected a pyarrow.Schema .*, got None"),
+        ({"state_schema": [("low", pa.int64())]}, "state_schema: expected a pyarrow.Schema .*, got .*'low'"),
+        ({"state_schema": pa.schema([])}, "state_schema: expected a pyarrow.Schema of one column or more"),
+        ({"output_type": "long"}, "output_type: expected a pyarrow.DataType, got 'long'"),
     ],
 )
 def test_an_aggregator_that_does_not_say_what_it_keeps_is_refused_where_it_is_bound(declared: Any, said: str) -> None:
@@ -664,7 +664,7 @@ def test_an_aggregator_that_does_not_say_what_it_keeps_is_refused_where_it_is_bo
     made = type("Made", (Spread,), declared)
     with pytest.raises(InvalidInputError, match=f"x=Made: {said}"):
         agg.KeyedAggregation.bind(schema, ["k"], {"x": made("i64")})
-    with pytest.raises(InvalidInputError, match=r"x=Spread: columns: names of columns were expected, \(5,\) came"):
+    with pytest.raises(InvalidInputError, match=r"x=Spread: columns: expected column names, got \(5,\)"):
         agg.KeyedAggregation.bind(schema, ["k"], {"x": Spread(5)})
 
 
@@ -697,8 +697,8 @@ class Unnameable(Spread):
 @pytest.mark.parametrize(
     ("made", "error", "said"),
     [
-        (Forgetful, InvalidInputError, r"names of columns were expected, None came; super\(\).__init__ takes them"),
-        (Unnamed, InvalidInputError, "definition: a text was expected, None came"),
+        (Forgetful, InvalidInputError, r"expected column names, got None; super\(\).__init__ takes them"),
+        (Unnamed, InvalidInputError, "definition: expected a string, got None"),
         (Unnameable, UserCodeError, "definition raised KeyError: 'bounds'"),
     ],
 )

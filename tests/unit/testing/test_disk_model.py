@@ -4,7 +4,7 @@ import os
 
 from stateline.errors import NotFoundError
 from stateline.testing import CrashableStore
-from stateline.testing.backends import scratch_folder
+from stateline.testing.crashable import scratch_folder
 from stateline.testing.disk_model import SECTOR_BYTES, DiskModel, DiskState
 from stateline.testing.journal import Action, Change
 from stateline.testing.seeds import Dice

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -24,6 +23,7 @@ from pyspark.sql import types as spark_types
 from pyspark.sql.types import DataType, Row, StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.floats import canonical_float
 from stateline.spark.arrow_types import arrow_schema
 from stateline.state.schema import stored_type
 from stateline.state.variables import Values
@@ -246,15 +246,10 @@ def _in_utc(value: dt.datetime) -> dt.datetime:
     return value.astimezone(dt.UTC)
 
 
-def _canonical_float(value: float) -> float:
-    """One object for every NaN, so that a dict finds it; 0.0 for -0.0."""
-    return value + 0.0 if value == value else math.nan
-
-
 def _reader(kind: DataType, *, is_key: bool = False) -> Convert | None:
     """From what Arrow gives to what Spark gives; ``None`` where that is the same."""
     if is_key and isinstance(kind, _FLOATS):
-        return _canonical_float
+        return canonical_float
     if isinstance(kind, spark_types.TimestampType):
         return _local
     if isinstance(kind, spark_types.ArrayType):

@@ -24,7 +24,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from pyspark.sql.types import StructType
 
 from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
-from stateline.spark.arrow_types import arrow_schema
+from stateline.spark.arrow_types import arrow_schema, struct_from_ddl
 from stateline.state.list_state import POSITION
 from stateline.state.schema import StateSchema
 from stateline.state.variables import variable_schema
@@ -122,7 +122,7 @@ def parse_struct(schema: Any, subject: str) -> StructType:
             subject, f"its schema must be a StructType or DDL text, got {type(schema).__name__}", "Give 'count long'"
         )
     try:
-        return StructType.fromDDL(schema)
+        return struct_from_ddl(schema)
     except PySparkException as error:
         raise _bad_declaration(
             subject, f"its schema {schema!r} cannot be read", "Give DDL text such as 'count long, at timestamp'"

@@ -1,14 +1,9 @@
-"""Options of ``format("stateline_files")``.
-
-Spark hands options over as strings, its own among them, and forgets the case of their names. So a name may be written
-in Spark's way or in Python's: ``partitionBy`` and ``partition_by`` are one option.
-"""
+"""Options of ``format("stateline_files")``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, Self
+from dataclasses import dataclass, field
 
 from stateline.blob.urls import absolute_url
 from stateline.changelog.upload_table import RetryPolicy
@@ -22,21 +17,12 @@ from stateline.pipeline.plan import (
     parse_record_size,
     timeout_setting,
 )
+from stateline.spark.data_source_options import DataSourceOptions
+from stateline.spark.data_source_options import parse_names as _names
+from stateline.spark.data_source_options import parse_text as _text
 from stateline.spark.stream_checks import check_hidden, check_shared
 
 __all__ = ["FilesSinkOptions"]
-
-_ROOT_PREFIX: Final = "root."
-_STORE_PREFIX: Final = "store."
-
-
-def _text(value: Any, _: str) -> Any:
-    return value
-
-
-def _names(value: str | tuple[str, ...], _: str) -> tuple[str, ...]:
-    names = value.split(",") if isinstance(value, str) else value
-    return tuple(name.strip() for name in names if name.strip())
 
 
 def _retained(value: int | str, name: str) -> int:
@@ -44,7 +30,7 @@ def _retained(value: int | str, name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilesSinkOptions:
+class FilesSinkOptions(DataSourceOptions):
     """What a user can say about the sink.
 
     Attributes:
@@ -84,7 +70,9 @@ class FilesSinkOptions:
     compression: str | None = setting(None, _text, help="a codec of the format")
     roll_bytes: str = setting("128MB", _text, help="size at which a file is finished")
     roll_seconds: str | None = setting(
-        "auto", _text, help="age at which a file is finished; auto: 5 minutes where a stream does not end by itself"
+        "auto",
+        _text,
+        help="age at which a file is finished; auto: 5 minutes where a stream does not end by itself",
     )
     idle_seconds: str | None = setting(None, _text, help="time without rows after which a file is finished")
     every_checkpoint: bool = setting(False, parse_bool, help="finish every file with its micro-batch")
@@ -117,31 +105,6 @@ class FilesSinkOptions:
         check_hidden(self.checkpoint, self.path, "checkpoint")
         check_hidden(self.checkpoint_location, self.path, "checkpointLocation")
         check_known([self.finish], ("available_now", "stop", "never"), "value of finish")
-
-    @classmethod
-    def from_spark(cls, options: Mapping[str, str]) -> Self:
-        """Options as Spark hands them over.
-
-        Raises:
-            InvalidInputError: An unknown option, an option given twice, or a bad value.
-        """
-        known = {_plain(spec.name): spec.name for spec in fields(cls) if spec.metadata}
-        given: dict[str, Any] = {"root_options": {}, "store_options": {}}
-        for key, value in options.items():
-            if key.lower().startswith(_ROOT_PREFIX):
-                given["root_options"][key[len(_ROOT_PREFIX) :]] = value
-            elif key.lower().startswith(_STORE_PREFIX):
-                given["store_options"][key[len(_STORE_PREFIX) :]] = value
-            else:
-                if _plain(key) not in known:
-                    check_known([key], known.values())
-                name = known[_plain(key)]
-                if name in given:
-                    raise InvalidInputError(
-                        "it is given twice, in two spellings", subject=name, hint="Give each option once"
-                    )
-                given[name] = value
-        return cls(**given)
 
     @property
     def root_url(self) -> str:
@@ -178,7 +141,3 @@ class FilesSinkOptions:
             ),
             store_options=dict(self.store_options),
         )
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").lower()

@@ -1,30 +1,20 @@
-"""Options of ``format("stateline")``, the source that reads state as data.
-
-As with the sink, a name may be written in Spark's way or in Python's: ``startCheckpoint`` and ``start_checkpoint``.
-"""
+"""Options of ``format("stateline")``, the source that reads state as data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, Self
+from dataclasses import dataclass, field
+from typing import Final
 
 from stateline.errors import InvalidInputError
 from stateline.options import check_known, normalise_settings, parse_bool, parse_int, setting
+from stateline.spark.data_source_options import DataSourceOptions
+from stateline.spark.data_source_options import parse_names as _names
+from stateline.spark.data_source_options import parse_text as _text
 
 __all__ = ["LATEST", "StateSourceOptions"]
 
 LATEST: Final = "latest"
-_ROOT_PREFIX: Final = "root."
-
-
-def _text(value: Any, _: str) -> Any:
-    return value
-
-
-def _names(value: str | tuple[str, ...], _: str) -> tuple[str, ...]:
-    names = value.split(",") if isinstance(value, str) else value
-    return tuple(name.strip() for name in names if name.strip())
 
 
 def _id(value: int | str | None, name: str) -> int | None:
@@ -40,7 +30,7 @@ def _count(value: int | str | None, name: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateSourceOptions:
+class StateSourceOptions(DataSourceOptions):
     """What a user can say about the source.
 
     Attributes:
@@ -90,27 +80,6 @@ class StateSourceOptions:
     def is_feed(self) -> bool:
         """Whether changes are read, and not the rows of one checkpoint."""
         return self.mode == "changes"
-
-    @classmethod
-    def from_spark(cls, options: Mapping[str, str]) -> Self:
-        """Options as Spark hands them over.
-
-        Raises:
-            InvalidInputError: An unknown option, a bad value, or options that contradict each other.
-        """
-        known = {_plain(spec.name): spec.name for spec in fields(cls) if spec.metadata}
-        given: dict[str, Any] = {"root_options": {}}
-        for key, value in options.items():
-            if key.lower().startswith(_ROOT_PREFIX):
-                given["root_options"][key[len(_ROOT_PREFIX) :]] = value
-            else:
-                check_known([_plain(key)], known)
-                given[known[_plain(key)]] = value
-        return cls(**given)
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").lower()
 
 
 def _wrong(option: str, reason: str, hint: str) -> InvalidInputError:

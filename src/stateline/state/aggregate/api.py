@@ -1,7 +1,7 @@
 """What an aggregation is: partial states of a batch, merged with what is stored, turned into results.
 
-Owns the protocol that every aggregation keeps, and the view of a batch that it works on. Does not own any aggregation,
-nor where states are kept (``plan``).
+A new one is a module beside this, with a :class:`BoundAggregation` and the function that users call, which returns a
+:class:`Function`; and an entry in :mod:`stateline.state.aggregate.functions`.
 
 Rules, for every aggregation:
 - **Merging is exact**: the result of rows split over any batches in any way equals that of all rows at once, except
@@ -12,6 +12,7 @@ Rules, for every aggregation:
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,16 @@ from stateline.options import check_known
 from stateline.state.columns import Mask, Rows, take
 from stateline.state.keys import Groups
 
-__all__ = ["Aggregation", "BoundAggregation", "GroupedRows", "arithmetic", "field_of", "merge_nullable", "overflow"]
+__all__ = [
+    "Aggregation",
+    "BoundAggregation",
+    "Function",
+    "GroupedRows",
+    "Inputs",
+    "arithmetic",
+    "merge_nullable",
+    "overflow",
+]
 
 
 class GroupedRows:
@@ -106,9 +116,9 @@ class BoundAggregation(ABC):
             InvalidInputError: Of kind ``ARITHMETIC_OVERFLOW``.
         """
 
-    @abstractmethod
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        """The value that users see, row by row."""
+        """The value that users see, row by row: the first state column, unless a subclass says otherwise."""
+        return state[0]
 
 
 class Aggregation(ABC):
@@ -140,14 +150,58 @@ class Aggregation(ABC):
         """
 
 
-def field_of(schema: pa.Schema, column: str, definition: str) -> pa.Field:
-    """The input column called ``column``.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Inputs:
+    """The input columns of one aggregation, whose types are known.
 
-    Raises:
-        InvalidInputError: There is none; names the nearest one.
+    Attributes:
+        schema: Names and types.
+        subject: How errors name the aggregation: ``total=sum(x)``.
     """
-    check_known([column], schema.names, f"column in {definition}")
-    return schema.field(column)
+
+    schema: pa.Schema
+    subject: str
+
+    def kind(self, column: str) -> pa.DataType:
+        """The type of a column."""
+        return self.schema.field(column).type
+
+    def refused(self, reason: str, hint: str) -> InvalidInputError:
+        """The error of a column whose type does not fit."""
+        return InvalidInputError(reason, operation="aggregate", subject=self.subject, hint=hint)
+
+
+class Function(Aggregation):
+    """An aggregation as a function of :mod:`stateline.state.aggregate.functions` makes it.
+
+    Args:
+        definition: See :attr:`Aggregation.definition`.
+        columns: Input columns, each once.
+        bound: Makes the bound aggregation, or refuses the types of the columns.
+        compared: See :class:`Aggregation`.
+    """
+
+    def __init__(
+        self,
+        definition: str,
+        columns: Sequence[str],
+        bound: Callable[[Inputs], BoundAggregation],
+        *,
+        compared: Sequence[str] = (),
+    ) -> None:
+        self._definition = definition
+        self.columns = tuple(columns)
+        self.compared = tuple(compared)
+        self._bound = bound
+
+    @property
+    def definition(self) -> str:
+        return self._definition
+
+    def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
+        check_known(self.columns, schema.names, f"column in {self.definition}")
+        inputs = pa.schema([schema.field(column) for column in self.columns])
+        return self._bound(Inputs(inputs, f"{name}={self.definition}"))
 
 
 def merge_nullable(older: pa.Array, newer: pa.Array, combine: Callable[[pa.Array, pa.Array], pa.Array]) -> pa.Array:
@@ -165,20 +219,20 @@ def merge_nullable(older: pa.Array, newer: pa.Array, combine: Callable[[pa.Array
 
 
 @contextmanager
-def arithmetic(definition: str, kind: pa.DataType) -> Iterator[None]:
+def arithmetic(subject: str, kind: pa.DataType) -> Iterator[None]:
     """Turns what Arrow says about a number that does not fit into an error that names the aggregation."""
     try:
         yield
     except pa.ArrowInvalid as error:
-        raise overflow(definition, kind) from error
+        raise overflow(subject, kind) from error
 
 
-def overflow(definition: str, kind: pa.DataType) -> InvalidInputError:
+def overflow(subject: str, kind: pa.DataType) -> InvalidInputError:
     """The error of a result that does not fit its type, as Spark's ANSI mode raises it."""
     return InvalidInputError(
         f"the result does not fit {kind}",
         operation="aggregate",
-        subject=definition,
+        subject=subject,
         hint="Cast the column to a wider type before, such as "
         + ("double" if pa.types.is_decimal(kind) else "decimal(38, 0) or double")
         + "; where a stream has state of it already, give its aggregations other names, too: they begin anew",

@@ -9,51 +9,48 @@ Facts:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateline.errors import InvalidInputError
+from stateline.floats import canonical_floats
 from stateline.options import parse_int
-from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows, field_of
-from stateline.state.aggregate.lists import Lists, element_codes, first_of_each, one_form
+from stateline.state.aggregate.api import Aggregation, BoundAggregation, Function, GroupedRows, Inputs
+from stateline.state.aggregate.lists import Lists, element_codes, first_of_each
 
-__all__ = ["Collect", "CountDistinct"]
-
-
-class Collect(Aggregation):
-    """Values of a column, at most ``limit`` of them.
-
-    Args:
-        column: The column.
-        limit: Elements of a list, at most.
-        distinct: Whether equal values are kept once.
-        newest: Whether the newest values stay when there are too many, instead of the first ones.
-    """
-
-    def __init__(self, column: str, limit: int, *, distinct: bool, newest: bool = False) -> None:
-        self.columns = (column,)
-        self.compared = (column,) if distinct else ()
-        self._limit = parse_int(limit, "limit", minimum=1)
-        self._distinct = distinct
-        self._newest = newest
-
-    @property
-    def definition(self) -> str:
-        function = "collect_set" if self._distinct else "collect_list"
-        keep = ", newest" if self._newest else ""
-        return f"{function}({self.columns[0]}, limit={self._limit}{keep})"
-
-    def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
-        kind = field_of(schema, self.columns[0], self.definition).type
-        if self._distinct:
-            _check_distinct(kind, f"{name}={self.definition}")
-        return _BoundCollect(self.columns[0], kind, self._limit, distinct=self._distinct, newest=self._newest)
+__all__ = ["collect_list", "collect_set", "count_distinct"]
 
 
-class _BoundCollect(BoundAggregation):
-    def __init__(self, column: str, kind: pa.DataType, limit: int, *, distinct: bool, newest: bool) -> None:
+def collect_list(column: str, limit: int, *, newest: bool = False) -> Aggregation:
+    """Values in order of arrival, at most ``limit``: the first ones, or with ``newest`` the last ones."""
+    limit = parse_int(limit, "limit", minimum=1)
+    keep = ", newest" if newest else ""
+    bound = partial(_Collect, column, limit, distinct=False, newest=newest)
+    return Function(f"collect_list({column}, limit={limit}{keep})", (column,), bound)
+
+
+def collect_set(column: str, limit: int) -> Aggregation:
+    """Distinct values in order of first arrival, at most ``limit``."""
+    limit = parse_int(limit, "limit", minimum=1)
+    bound = partial(_Collect, column, limit, distinct=True)
+    return Function(f"collect_set({column}, limit={limit})", (column,), bound, compared=(column,))
+
+
+def count_distinct(column: str) -> Aggregation:
+    """The exact number of distinct values. The state holds all of them."""
+    return Function(f"count_distinct({column})", (column,), partial(_CountDistinct, column), compared=(column,))
+
+
+class _Collect(BoundAggregation):
+    def __init__(self, column: str, limit: int, inputs: Inputs, *, distinct: bool, newest: bool = False) -> None:
+        kind = inputs.kind(column)
+        if distinct and (pa.types.is_nested(kind) or pa.types.is_null(kind)):
+            raise inputs.refused(
+                f"values of type {kind} cannot be compared for equality",
+                "Use a number, string, date, timestamp, boolean, binary or decimal",
+            )
         self._column = column
         self._limit = limit
         self._distinct = distinct
@@ -67,39 +64,20 @@ class _BoundCollect(BoundAggregation):
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
         return [self._bounded(Lists.joined([Lists.of(older[0]), Lists.of(newer[0])])).column()]
 
-    def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        return state[0]
-
     def _bounded(self, lists: Lists) -> Lists:
         if self._distinct:
-            lists = Lists(one_form(lists.elements), lists.lengths)
+            lists = Lists(canonical_floats(lists.elements), lists.lengths)
             lists = lists.where(first_of_each(lists.owners, element_codes(lists.elements)))
         if len(lists.lengths) and int(lists.lengths.max()) > self._limit:
             lists = lists.where((lists.from_end() if self._newest else lists.places) < self._limit)
         return lists
 
 
-class CountDistinct(Aggregation):
-    """The exact number of distinct values of a column. Its state holds all of them."""
-
-    def __init__(self, column: str) -> None:
-        self.columns = self.compared = (column,)
-
-    @property
-    def definition(self) -> str:
-        return f"count_distinct({self.columns[0]})"
-
-    def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
-        kind = field_of(schema, self.columns[0], self.definition).type
-        _check_distinct(kind, f"{name}={self.definition}")
-        return _BoundCountDistinct(self.columns[0], kind)
-
-
-class _BoundCountDistinct(BoundAggregation):
+class _CountDistinct(BoundAggregation):
     output = pa.int64()
 
-    def __init__(self, column: str, kind: pa.DataType) -> None:
-        self._set = _BoundCollect(column, kind, np.iinfo(np.int64).max, distinct=True, newest=False)
+    def __init__(self, column: str, inputs: Inputs) -> None:
+        self._set = _Collect(column, np.iinfo(np.int64).max, inputs, distinct=True)
         self.state = ((".values", self._set.output),)
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
@@ -116,13 +94,3 @@ def _values(rows: GroupedRows, name: str) -> Lists:
     column = rows.column(name)
     lists = Lists(column, rows.sizes)
     return lists.where(column.is_valid().to_numpy(zero_copy_only=False)) if column.null_count else lists
-
-
-def _check_distinct(kind: pa.DataType, subject: str) -> None:
-    if pa.types.is_nested(kind) or pa.types.is_null(kind):
-        raise InvalidInputError(
-            f"values of type {kind} cannot be compared for equality",
-            operation="aggregate",
-            subject=subject,
-            hint="Use a number, string, date, timestamp, boolean, binary or decimal",
-        )

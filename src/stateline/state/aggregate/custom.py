@@ -1,8 +1,4 @@
-"""An aggregation of the user's own, over Arrow tables.
-
-Owns the class that users extend and the checks of what it returns. Does not own its meaning: it must keep the rules of
-:mod:`stateline.state.aggregate.api`, above all that merging is exact.
-"""
+"""The class that users extend to aggregate Arrow tables in their own way, and the checks of what it returns."""
 
 from __future__ import annotations
 
@@ -13,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from stateline.errors import ErrorKind, InvalidInputError, StatelineError, UserCodeError
-from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows, field_of
+from stateline.options import check_known
+from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows
 from stateline.state.columns import contiguous
 from stateline.state.schema import is_kept_alike, stored_type
 
@@ -21,7 +18,7 @@ __all__ = ["Aggregator"]
 
 
 class Aggregator(Aggregation):
-    """What users extend to keep something of their own per key.
+    """An aggregation of the user's own. It must keep the rules of :mod:`stateline.state.aggregate.api`.
 
     The spread of a column::
 
@@ -87,8 +84,7 @@ class Aggregator(Aggregation):
 
     def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
         self._check_declared(name)
-        for column in self.columns:
-            field_of(schema, column, self.definition)
+        check_known(self.columns, schema.names, f"column in {self.definition}")
         return _BoundAggregator(self, name)
 
     def _defined(self, name: str) -> Any:
@@ -104,18 +100,18 @@ class Aggregator(Aggregation):
             ) from error
 
     def _check_declared(self, name: str) -> None:
-        """Refuses a class that does not say what it keeps and gives; it would fail later, in some other way."""
+        """Refuses a class that does not declare its state and output: it would fail later, in some other way."""
         state, output = getattr(self, "state_schema", None), getattr(self, "output_type", None)
         columns = getattr(self, "columns", None)  # Of __init__, which a class with one of its own may forget to call.
         reason = None
         if not isinstance(state, pa.Schema) or not len(state):
-            reason = f"state_schema: a pyarrow.Schema of one column or more was expected, {state!r:.100} came"
+            reason = f"state_schema: expected a pyarrow.Schema of one column or more, got {state!r:.100}"
         elif not isinstance(output, pa.DataType):
-            reason = f"output_type: a pyarrow.DataType was expected, {output!r:.100} came"
+            reason = f"output_type: expected a pyarrow.DataType, got {output!r:.100}"
         elif not isinstance(columns, tuple | list) or not all(isinstance(column, str) for column in columns):
-            reason = f"columns: names of columns were expected, {columns!r:.100} came; super().__init__ takes them"
+            reason = f"columns: expected column names, got {columns!r:.100}; super().__init__ takes them"
         elif not isinstance(definition := self._defined(name), str):
-            reason = f"definition: a text was expected, {definition!r:.100} came"
+            reason = f"definition: expected a string, got {definition!r:.100}"
         if reason is not None:
             raise InvalidInputError(
                 reason,
@@ -145,8 +141,7 @@ class _BoundAggregator(BoundAggregation):
         return self._state(merged, len(newer[0]))
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        """See :meth:`BoundAggregation.result`. The user is not asked about no rows, of which a list has no type."""
-        if len(state[0]) == 0:
+        if len(state[0]) == 0:  # Arrays that user code makes of nothing often have no type.
             return pa.nulls(0, self.output)
         return self._column(
             self._call(self._aggregator.result, self._table(state)), self.output, len(state[0]), "result"
@@ -158,7 +153,7 @@ class _BoundAggregator(BoundAggregation):
     def _state(self, made: Any, rows: int) -> list[pa.Array]:
         if not isinstance(made, pa.Table) or made.schema.names != self._schema.names:
             names = made.schema.names if isinstance(made, pa.Table) else type(made).__name__
-            raise self._wrong(f"a state table with columns {self._schema.names} was expected, {names} came")
+            raise self._wrong(f"expected a state table with columns {self._schema.names}, got {names}")
         return [
             self._column(column, field.type, rows, field.name)
             for column, field in zip(made.columns, self._schema, strict=True)
@@ -166,8 +161,8 @@ class _BoundAggregator(BoundAggregation):
 
     def _column(self, made: Any, kind: pa.DataType, rows: int, what: str) -> pa.Array:
         if not isinstance(made, pa.Array | pa.ChunkedArray):
-            raise self._wrong(f"{what}: an Arrow array was expected, {type(made).__name__} came")
-        wrong = f"{what}: {rows} rows of {kind} were expected, {len(made)} of {made.type} came"
+            raise self._wrong(f"{what}: expected an Arrow array, got {type(made).__name__}")
+        wrong = f"{what}: expected {rows} rows of {kind}, got {len(made)} of {made.type}"
         if len(made) != rows or not is_kept_alike(made.type, kind):
             raise self._wrong(wrong)
         try:

@@ -9,13 +9,13 @@ Facts:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateline.errors import InvalidInputError
-from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows, field_of, merge_nullable
+from stateline.state.aggregate.api import Aggregation, BoundAggregation, Function, GroupedRows, Inputs, merge_nullable
 from stateline.state.aggregate.ordering import (
     best_rows,
     from_ordinals,
@@ -26,27 +26,48 @@ from stateline.state.aggregate.ordering import (
 )
 from stateline.state.columns import Rows, valid_mask
 
-__all__ = ["Extreme", "ValueAtExtreme"]
+__all__ = ["first", "last", "max", "max_by", "min", "min_by"]
 
 
-class Extreme(Aggregation):
-    """The smallest or the largest value of a column."""
-
-    def __init__(self, column: str, *, largest: bool) -> None:
-        self.columns = self.compared = (column,)
-        self._largest = largest
-
-    @property
-    def definition(self) -> str:
-        return f"{'max' if self._largest else 'min'}({self.columns[0]})"
-
-    def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
-        kind = _orderable(schema, self.columns[0], self.definition, name)
-        return _BoundExtreme(self.columns[0], kind, largest=self._largest)
+def min(column: str) -> Aggregation:  # noqa: A001 - Spark's word
+    """The smallest value of a column of any type that has an order. NaN is greater than every number."""
+    return Function(f"min({column})", (column,), partial(_Extreme, column, largest=False), compared=(column,))
 
 
-class _BoundExtreme(BoundAggregation):
-    def __init__(self, column: str, kind: pa.DataType, *, largest: bool) -> None:
+def max(column: str) -> Aggregation:  # noqa: A001 - Spark's word
+    """The largest value of a column of any type that has an order. NaN is greater than every number."""
+    return Function(f"max({column})", (column,), partial(_Extreme, column, largest=True), compared=(column,))
+
+
+def first(column: str, *, by: str) -> Aggregation:
+    """The value of the row that is first in the order of ``by``, usually a time; the smallest value among equals."""
+    return _value_at(column, by, "first", largest=False)
+
+
+def last(column: str, *, by: str) -> Aggregation:
+    """The value of the row that is last in the order of ``by``, usually a time; the largest value among equals."""
+    return _value_at(column, by, "last", largest=True)
+
+
+def min_by(column: str, by: str) -> Aggregation:
+    """The value where ``by`` is smallest; the smallest value among equals."""
+    return _value_at(column, by, "min_by", largest=False)
+
+
+def max_by(column: str, by: str) -> Aggregation:
+    """The value where ``by`` is largest; the largest value among equals."""
+    return _value_at(column, by, "max_by", largest=True)
+
+
+def _value_at(column: str, by: str, function: str, *, largest: bool) -> Aggregation:
+    columns = (column,) if column == by else (column, by)
+    bound = partial(_ValueAtExtreme, column, by, largest=largest)
+    return Function(f"{function}({column}, by={by})", columns, bound, compared=(by,))
+
+
+class _Extreme(BoundAggregation):
+    def __init__(self, column: str, inputs: Inputs, *, largest: bool) -> None:
+        kind = _orderable(inputs, column)
         self._column = column
         self._largest = largest
         self._choose = np.maximum if largest else np.minimum
@@ -73,44 +94,14 @@ class _BoundExtreme(BoundAggregation):
             return [from_ordinals(best, self.output, None)]
         return [merge_nullable(older[0], newer[0], self._better)]
 
-    def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        return state[0]
-
     def _better(self, older: pa.Array, newer: pa.Array) -> pa.Array:
         newer_wins = greater(newer, older) if self._largest else greater(older, newer)
         return pc.if_else(newer_wins, newer, older)
 
 
-class ValueAtExtreme(Aggregation):
-    """The value of a column in the row where another column is smallest or largest.
-
-    Args:
-        column: The value.
-        by: What decides.
-        largest: Whether the largest ``by`` wins.
-        function: The name that the user called, for the definition.
-    """
-
-    def __init__(self, column: str, by: str, *, largest: bool, function: str) -> None:
-        self.columns = (column,) if column == by else (column, by)
-        self.compared = (by,)
-        self._column = column
-        self._by = by
-        self._largest = largest
-        self._function = function
-
-    @property
-    def definition(self) -> str:
-        return f"{self._function}({self._column}, by={self._by})"
-
-    def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
-        value = field_of(schema, self._column, self.definition).type
-        by = _orderable(schema, self._by, self.definition, name)
-        return _BoundValueAtExtreme(self._column, self._by, value, by, largest=self._largest)
-
-
-class _BoundValueAtExtreme(BoundAggregation):
-    def __init__(self, column: str, by: str, value: pa.DataType, by_type: pa.DataType, *, largest: bool) -> None:
+class _ValueAtExtreme(BoundAggregation):
+    def __init__(self, column: str, by: str, inputs: Inputs, *, largest: bool) -> None:
+        value, by_type = inputs.kind(column), _orderable(inputs, by)
         self._column = column
         self._by = by
         self._largest = largest
@@ -130,9 +121,6 @@ class _BoundValueAtExtreme(BoundAggregation):
         newer_wins = pc.coalesce(newer_wins, older[1].is_null())
         return [pc.if_else(newer_wins, new, old) for old, new in zip(older, newer, strict=True)]
 
-    def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        return state[0]
-
     def _better(self, one: pa.Array, other: pa.Array) -> pa.Array:
         return greater(one, other) if self._largest else greater(other, one)
 
@@ -146,14 +134,12 @@ class _BoundValueAtExtreme(BoundAggregation):
         return pc.and_(pc.invert(differ), better)
 
 
-def _orderable(schema: pa.Schema, column: str, definition: str, name: str) -> pa.DataType:
-    kind = field_of(schema, column, definition).type
+def _orderable(inputs: Inputs, column: str) -> pa.DataType:
+    kind = inputs.kind(column)
     if not is_orderable(kind):
-        raise InvalidInputError(
-            f"{column!r} has type {kind}, which has no order",
-            operation="aggregate",
-            subject=f"{name}={definition}",
-            hint="Use a number, string, date, timestamp, boolean, binary or decimal",
+        raise inputs.refused(
+            f"column {column!r} has type {kind}, which has no order",
+            "Use a number, string, date, timestamp, boolean, binary or decimal",
         )
     return kind
 

@@ -1,12 +1,8 @@
-"""Arithmetic on columns of lists, without a loop over rows.
-
-Owns cutting, joining and deduplicating lists of many rows at once. Does not own what the elements mean.
-"""
+"""Columns of lists: cutting, joining and deduplicating those of many rows at once, without a loop over rows."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Self
 
@@ -16,7 +12,7 @@ import pyarrow.compute as pc
 
 from stateline.state.columns import Mask, Rows
 
-__all__ = ["Lists", "element_codes", "first_of_each", "one_form"]
+__all__ = ["Lists", "element_codes", "first_of_each"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,16 +82,7 @@ def first_of_each(owners: Rows, codes: Rows) -> Mask:
     return mask
 
 
-def one_form(elements: pa.Array) -> pa.Array:
-    """The same elements, where equal ones have equal bits: NaN equals NaN, and -0.0 is 0.0, as in Spark's sets."""
-    if not pa.types.is_floating(elements.type):
-        return elements
-    # Arrow tells NaN apart by their bits, and a division of zeros sets the sign that a literal does not have.
-    nan = pa.scalar(math.nan, elements.type)
-    return pc.if_else(pc.is_nan(elements), nan, pc.add(elements, pa.scalar(0.0, elements.type)))
-
-
 def element_codes(elements: pa.Array) -> Rows:
-    """A number for each element of one form, equal exactly where elements are."""
+    """A number for each element, equal exactly where elements are, floats in canonical form."""
     codes: Rows = elements.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes

@@ -11,6 +11,7 @@ Facts:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,19 +19,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateline.errors import InvalidInputError
 from stateline.state.aggregate.api import (
     Aggregation,
     BoundAggregation,
+    Function,
     GroupedRows,
+    Inputs,
     arithmetic,
-    field_of,
     merge_nullable,
     overflow,
 )
 from stateline.state.columns import Mask, Rows, from_words, valid_mask
 
-__all__ = ["Count", "Mean", "Sum", "Variance"]
+__all__ = ["count", "mean", "stddev", "stddev_pop", "sum", "var_pop", "variance"]
 
 Doubles = npt.NDArray[np.float64]
 Longs = npt.NDArray[np.int64]
@@ -42,28 +43,49 @@ _INT_LIMIT: Final = 1 << 31
 _LONG_LIMIT: Final = 1 << 63
 
 
-class Count(Aggregation):
-    """Rows, or values that are not null."""
-
-    def __init__(self, column: str | None = None) -> None:
-        self.columns = () if column is None else (column,)
-
-    @property
-    def definition(self) -> str:
-        return f"count({self.columns[0] if self.columns else '*'})"
-
-    def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:  # noqa: ARG002 - the protocol, not its use
-        for column in self.columns:
-            field_of(schema, column, self.definition)
-        return _BoundCount(self.columns)
+def count(column: str | None = None) -> Aggregation:
+    """The number of rows; with a column, of its values that are not null."""
+    if column is None:
+        return Function("count(*)", (), _Count)
+    return Function(f"count({column})", (column,), _Count)
 
 
-class _BoundCount(BoundAggregation):
+def sum(column: str) -> Aggregation:  # noqa: A001 - Spark's word
+    """The sum of a numeric column. One that does not fit is an error, as in Spark's ANSI mode."""
+    return Function(f"sum({column})", (column,), partial(_Sum, column))
+
+
+def mean(column: str) -> Aggregation:
+    """The arithmetic mean of a numeric column."""
+    return Function(f"mean({column})", (column,), partial(_Mean, column))
+
+
+def variance(column: str) -> Aggregation:
+    """The sample variance of a numeric column; null for fewer than two values."""
+    return Function(f"var_samp({column})", (column,), partial(_Variance, column, sample=True, root=False))
+
+
+def var_pop(column: str) -> Aggregation:
+    """The population variance of a numeric column."""
+    return Function(f"var_pop({column})", (column,), partial(_Variance, column, sample=False, root=False))
+
+
+def stddev(column: str) -> Aggregation:
+    """The sample standard deviation of a numeric column; null for fewer than two values."""
+    return Function(f"stddev_samp({column})", (column,), partial(_Variance, column, sample=True, root=True))
+
+
+def stddev_pop(column: str) -> Aggregation:
+    """The population standard deviation of a numeric column."""
+    return Function(f"stddev_pop({column})", (column,), partial(_Variance, column, sample=False, root=True))
+
+
+class _Count(BoundAggregation):
     state = (("", pa.int64()),)
     output = pa.int64()
 
-    def __init__(self, columns: tuple[str, ...]) -> None:
-        self._columns = columns
+    def __init__(self, inputs: Inputs) -> None:
+        self._columns = tuple(inputs.schema.names)
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
         valid = valid_mask(rows.column(self._columns[0])) if self._columns else None
@@ -72,107 +94,52 @@ class _BoundCount(BoundAggregation):
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
         return [merge_nullable(older[0], newer[0], pc.add)]
 
-    def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        return state[0]
 
-
-class Sum(Aggregation):
-    """The sum of a numeric column."""
-
-    def __init__(self, column: str) -> None:
-        self.columns = (column,)
-
-    @property
-    def definition(self) -> str:
-        return f"sum({self.columns[0]})"
-
-    def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
-        kind = _numeric(schema, self.columns[0], self.definition, name)
-        return _BoundSum(self.columns[0], kind, self.definition)
-
-
-class _BoundSum(BoundAggregation):
-    def __init__(self, column: str, kind: pa.DataType, definition: str) -> None:
+class _Sum(BoundAggregation):
+    def __init__(self, column: str, inputs: Inputs) -> None:
         self._column = column
-        self._definition = definition
-        self.output = _sum_type(kind)
+        self._subject = inputs.subject
+        self.output = _sum_type(_numeric(inputs, column))
         self.state = (("", self.output),)
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
-        return [_sums(rows, self._column, self.output, self._definition)]
+        return [_sums(rows, self._column, self.output, self._subject)]
 
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
-        return [_add(older[0], newer[0], self._definition)]
-
-    def result(self, state: Sequence[pa.Array]) -> pa.Array:
-        return state[0]
+        return [_add(older[0], newer[0], self._subject)]
 
 
-class Mean(Aggregation):
-    """The arithmetic mean of a numeric column."""
-
-    def __init__(self, column: str) -> None:
-        self.columns = (column,)
-
-    @property
-    def definition(self) -> str:
-        return f"mean({self.columns[0]})"
-
-    def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
-        kind = _numeric(schema, self.columns[0], self.definition, name)
-        return _BoundMean(self.columns[0], kind, self.definition)
-
-
-class _BoundMean(BoundAggregation):
-    def __init__(self, column: str, kind: pa.DataType, definition: str) -> None:
+class _Mean(BoundAggregation):
+    def __init__(self, column: str, inputs: Inputs) -> None:
+        kind = _numeric(inputs, column)
         self._column = column
-        self._definition = definition
+        self._subject = inputs.subject
         self._sum_type = _sum_type(kind) if pa.types.is_decimal(kind) else pa.float64()
         self.output = _mean_type(kind)
         self.state = ((".sum", self._sum_type), (".count", pa.int64()))
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
         valid = valid_mask(rows.column(self._column))
-        return [_sums(rows, self._column, self._sum_type, self._definition), pa.array(rows.counts(valid))]
+        return [_sums(rows, self._column, self._sum_type, self._subject), pa.array(rows.counts(valid))]
 
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
-        return [_add(older[0], newer[0], self._definition), merge_nullable(older[1], newer[1], pc.add)]
+        return [_add(older[0], newer[0], self._subject), merge_nullable(older[1], newer[1], pc.add)]
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
         total, count = state
         if pa.types.is_float64(self.output):
             return pc.divide(total, count.cast(pa.float64(), safe=False))
-        return _decimal_mean(total, count, self.output, self._definition)
+        return _decimal_mean(total, count, self.output, self._subject)
 
 
-class Variance(Aggregation):
-    """Sample or population variance or standard deviation of a numeric column.
+class _Variance(BoundAggregation):
+    """Sample or population variance, or its root. A sample of one value has none: its divisor is ``n - 1``."""
 
-    Args:
-        column: The column.
-        sample: Whether the divisor is ``n - 1``; a single value then has no variance: null.
-        root: Whether the standard deviation is wanted.
-    """
-
-    def __init__(self, column: str, *, sample: bool, root: bool) -> None:
-        self.columns = (column,)
-        self._sample = sample
-        self._root = root
-
-    @property
-    def definition(self) -> str:
-        return f"{'stddev' if self._root else 'var'}_{'samp' if self._sample else 'pop'}({self.columns[0]})"
-
-    def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
-        _numeric(schema, self.columns[0], self.definition, name)
-        return _BoundVariance(self.columns[0], sample=self._sample, root=self._root)
-
-
-class _BoundVariance(BoundAggregation):
     state = ((".count", pa.int64()), (".mean", pa.float64()), (".squares", pa.float64()))
     output = pa.float64()
 
-    def __init__(self, column: str, *, sample: bool, root: bool) -> None:
+    def __init__(self, column: str, inputs: Inputs, *, sample: bool, root: bool) -> None:
+        _numeric(inputs, column)
         self._column = column
         self._sample = sample
         self._root = root
@@ -218,11 +185,8 @@ class _BoundVariance(BoundAggregation):
         return from_words(np.sqrt(value) if self._root else value, pa.float64(), defined)
 
 
-# -- types ------------------------------------------------------------------------------------------------------------
-
-
-def _numeric(schema: pa.Schema, column: str, definition: str, name: str) -> pa.DataType:
-    kind = field_of(schema, column, definition).type
+def _numeric(inputs: Inputs, column: str) -> pa.DataType:
+    kind = inputs.kind(column)
     fits = (
         (pa.types.is_integer(kind) and not pa.types.is_uint64(kind))
         or pa.types.is_float32(kind)
@@ -230,11 +194,9 @@ def _numeric(schema: pa.Schema, column: str, definition: str, name: str) -> pa.D
         or pa.types.is_decimal128(kind)
     )
     if not fits:
-        raise InvalidInputError(
-            f"{column!r} has type {kind}, which is not numeric",
-            operation="aggregate",
-            subject=f"{name}={definition}",
-            hint="Cast the column to a number before, or count it",
+        raise inputs.refused(
+            f"column {column!r} has type {kind}, which is not numeric",
+            "Cast the column to a number before, or count it",
         )
     return kind
 
@@ -256,10 +218,7 @@ def _mean_type(kind: pa.DataType) -> pa.DataType:
     return pa.decimal128(digits, scale)
 
 
-# -- sums -------------------------------------------------------------------------------------------------------------
-
-
-def _sums(rows: GroupedRows, name: str, kind: pa.DataType, definition: str) -> pa.Array:
+def _sums(rows: GroupedRows, name: str, kind: pa.DataType, subject: str) -> pa.Array:
     """The sum of each group as ``kind``; null where all values are."""
     column = rows.column(name)
     valid = valid_mask(column)
@@ -267,13 +226,13 @@ def _sums(rows: GroupedRows, name: str, kind: pa.DataType, definition: str) -> p
     if pa.types.is_float64(kind):
         return from_words(np.add.reduceat(_doubles(column), rows.starts), kind, some)
     if pa.types.is_decimal(kind):
-        return _decimal_sums(column, valid, rows, kind, some, definition)
-    return from_words(_long_sums(_longs(column), rows, definition), kind, some)
+        return _decimal_sums(column, valid, rows, kind, some, subject)
+    return from_words(_long_sums(_longs(column), rows, subject), kind, some)
 
 
-def _add(older: pa.Array, newer: pa.Array, definition: str) -> pa.Array:
+def _add(older: pa.Array, newer: pa.Array, subject: str) -> pa.Array:
     kind = newer.type
-    with arithmetic(definition, kind):
+    with arithmetic(subject, kind):
         if not pa.types.is_decimal(kind):
             return merge_nullable(older, newer, pc.add_checked)
         wide = pa.decimal256(kind.precision, kind.scale)
@@ -285,7 +244,7 @@ def _add_wide(left: pa.Array, right: pa.Array) -> pa.Array:
     return pc.add(left, right).cast(left.type)
 
 
-def _long_sums(values: Longs, rows: GroupedRows, definition: str) -> Longs:
+def _long_sums(values: Longs, rows: GroupedRows, subject: str) -> Longs:
     largest = max(-int(values.min()), int(values.max()), 0)
     if largest * int(rows.sizes.max()) < _LONG_LIMIT:
         sums: Longs = np.add.reduceat(values, rows.starts)
@@ -293,13 +252,13 @@ def _long_sums(values: Longs, rows: GroupedRows, definition: str) -> Longs:
     low = np.add.reduceat(values & _HALF_MASK, rows.starts)
     high = np.add.reduceat(values >> _HALF_BITS, rows.starts) + (low >> _HALF_BITS)
     if ((high >= _INT_LIMIT) | (high < -_INT_LIMIT)).any():
-        raise overflow(definition, pa.int64())
+        raise overflow(subject, pa.int64())
     joined: Longs = (high << _HALF_BITS) | (low & _HALF_MASK)
     return joined
 
 
 def _decimal_sums(
-    column: pa.Array, valid: Mask | None, rows: GroupedRows, kind: pa.DataType, some: Mask | None, definition: str
+    column: pa.Array, valid: Mask | None, rows: GroupedRows, kind: pa.DataType, some: Mask | None, subject: str
 ) -> pa.Array:
     """Exact sums of 128-bit integers: four limbs of 32 bits are added by themselves, then carries are moved up."""
     words = np.frombuffer(column.buffers()[1], dtype=np.int64).reshape(-1, 2)
@@ -313,21 +272,21 @@ def _decimal_sums(
         sums[place + 1] += sums[place] >> _HALF_BITS
         sums[place] &= _HALF_MASK
     if ((sums[3] >= _INT_LIMIT) | (sums[3] < -_INT_LIMIT)).any():
-        raise overflow(definition, kind)
+        raise overflow(subject, kind)
     joined = np.empty((len(rows), 2), dtype=np.int64)
     joined[:, 0] = sums[0] | (sums[1] << _HALF_BITS)
     joined[:, 1] = sums[2] | (sums[3] << _HALF_BITS)
     bitmap = None if some is None or some.all() else pa.py_buffer(np.packbits(some, bitorder="little"))
     widest = pa.decimal128(_DECIMAL_DIGITS_MAX, kind.scale)
     made = pa.Array.from_buffers(widest, len(rows), [bitmap, pa.py_buffer(joined)])
-    with arithmetic(definition, kind):
+    with arithmetic(subject, kind):
         # Arrow does not look at the digits when it makes an array; the wider cast and back does.
         return made.cast(pa.decimal256(_DECIMAL_DIGITS_MAX + 1, kind.scale)).cast(kind)
 
 
-def _decimal_mean(total: pa.Array, count: pa.Array, kind: pa.DataType, definition: str) -> pa.Array:
+def _decimal_mean(total: pa.Array, count: pa.Array, kind: pa.DataType, subject: str) -> pa.Array:
     """The quotient, rounded half away from zero, as Spark divides decimals."""
-    with arithmetic(definition, kind):
+    with arithmetic(subject, kind):
         extra = kind.scale + 1 - total.type.scale
         wide = total.cast(pa.decimal256(_DECIMAL_DIGITS_MAX + extra, total.type.scale + extra))
         some = pc.greater(count, 0)
@@ -345,9 +304,6 @@ def _first_valid(valid: Mask | None, rows: GroupedRows) -> Rows:
     places = np.flatnonzero(valid)
     first[rows.index.take(places[::-1])] = places[::-1]  # The first one of a group is written last.
     return first
-
-
-# -- columns ----------------------------------------------------------------------------------------------------------
 
 
 def _longs(column: pa.Array) -> Longs:

@@ -1,8 +1,5 @@
 """The order of values as SQL sees it, in whole columns.
 
-Owns the mapping of values to integers of the same order, element-wise comparison, and the search for the best row of
-each group. Does not own what is done with it (``extremes``).
-
 Facts:
 - NaN equals NaN and is greater than every other number; -0.0 equals 0.0 (Spark SQL, "NaN semantics").
 - Strings and binaries are compared by unsigned bytes, as Spark's default collation does.
@@ -18,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateline.floats import canonical_words
 from stateline.state.aggregate.api import GroupedRows
 from stateline.state.columns import Mask, Rows, fixed_words, from_words, valid_mask
 
@@ -151,9 +149,7 @@ def _in_larger_groups(rows: GroupedRows) -> Mask:
 
 
 def _float_ordinals(values: npt.NDArray[Any]) -> Ordinals:
-    doubles = values.astype(np.float64) + 0.0
-    doubles[np.isnan(doubles)] = np.nan
-    bits = doubles.view(np.int64)
+    bits = canonical_words(values.astype(np.float64)).view(np.int64)
     return np.where(bits < 0, bits ^ _HIGHEST, bits)
 
 

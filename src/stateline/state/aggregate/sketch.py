@@ -7,14 +7,15 @@ Facts:
   relative standard deviation of about ``1.04 / sqrt(2**p)``.
 - Registers are kept sparse, as a sorted list of ``register << 6 | rank``: a key with few values costs few bytes.
 - The estimate is Ertl's improved raw estimator (arXiv:1702.01284): no tables of measured bias, and no jump between
-  ranges.
-  So results are not digit for digit those of Spark's ``approx_count_distinct``; both keep the deviation asked for.
+  ranges. So results are not digit for digit those of Spark's ``approx_count_distinct``; both keep the deviation asked
+  for.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -23,11 +24,11 @@ import pyarrow as pa
 
 from stateline.errors import InvalidInputError
 from stateline.key_groups import check_key_type, hash_columns
-from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows, field_of
+from stateline.state.aggregate.api import Aggregation, BoundAggregation, Function, GroupedRows, Inputs
 from stateline.state.aggregate.lists import Lists
 from stateline.state.columns import Rows
 
-__all__ = ["ApproxCountDistinct"]
+__all__ = ["approx_count_distinct"]
 
 _RANK_BITS: Final = 6
 _RANK_MASK: Final = (1 << _RANK_BITS) - 1
@@ -38,40 +39,25 @@ _CONVERGED: Final = 64
 """Terms after which Ertl's series have converged to a double's last digit, whatever the argument."""
 
 
-class ApproxCountDistinct(Aggregation):
-    """About how many distinct values a column has.
-
-    Args:
-        column: The column.
-        rsd: Relative standard deviation, 0.005 to 0.39.
-    """
-
-    def __init__(self, column: str, rsd: float = 0.05) -> None:
-        self.columns = self.compared = (column,)
-        # Spark's rule, so that one rsd means one number of registers in both.
-        is_share = isinstance(rsd, int | float) and 0 < rsd < 1
-        precision = math.ceil(2 * math.log2(1.106 / rsd)) if is_share else 0
-        if not _PRECISION_MIN <= precision <= _PRECISION_MAX:
-            raise InvalidInputError(
-                f"{rsd!r} is out of bounds", subject="rsd", hint="Give a relative standard deviation of 0.005 to 0.39"
-            )
-        self._precision = precision
-
-    @property
-    def definition(self) -> str:
-        return f"approx_count_distinct({self.columns[0]}, registers={1 << self._precision})"
-
-    def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:  # noqa: ARG002 - the protocol, not its use
-        column = self.columns[0]
-        kind = field_of(schema, column, self.definition).type
-        check_key_type(kind, column, "be counted by approx_count_distinct")
-        return _BoundSketch(column, kind, self._precision)
+def approx_count_distinct(column: str, rsd: float = 0.05) -> Aggregation:
+    """About how many distinct values there are, with relative standard deviation ``rsd``, 0.005 to 0.39."""
+    # Spark's rule, so that one rsd means one number of registers in both.
+    is_share = isinstance(rsd, int | float) and 0 < rsd < 1
+    precision = math.ceil(2 * math.log2(1.106 / rsd)) if is_share else 0
+    if not _PRECISION_MIN <= precision <= _PRECISION_MAX:
+        raise InvalidInputError(
+            f"must be 0.005 to 0.39, got {rsd!r}", subject="rsd", hint="Give a relative standard deviation"
+        )
+    definition = f"approx_count_distinct({column}, registers={1 << precision})"
+    return Function(definition, (column,), partial(_Sketch, column, precision), compared=(column,))
 
 
-class _BoundSketch(BoundAggregation):
+class _Sketch(BoundAggregation):
     output = pa.int64()
 
-    def __init__(self, column: str, kind: pa.DataType, precision: int) -> None:
+    def __init__(self, column: str, precision: int, inputs: Inputs) -> None:
+        kind = inputs.kind(column)
+        check_key_type(kind, column, "be counted by approx_count_distinct")
         self._column = column
         self._hashed = _hashed_type(kind)
         self._precision = precision

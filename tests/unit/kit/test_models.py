@@ -12,7 +12,7 @@ from stateline.blob.memory import MemoryStore
 from stateline.blob.names import check_name
 from stateline.errors import ClosedError, ConflictError, StatelineError
 from stateline.key_groups import check_key_type, hash_columns
-from stateline.testing.backends import scratch_folder
+from stateline.testing.crashable import scratch_folder
 from tests.kit import strategies
 from tests.kit.models import KeyedStateModel, OutputModel, RecoverableFileModel, StoreModel
 

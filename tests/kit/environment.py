@@ -18,8 +18,9 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from stateline.environment import Cancellable, Environment, Executor, Monitor
+from stateline.testing.faults import ActorKilled
 from stateline.testing.ids import SeededIds
-from stateline.testing.scheduler import ActorKilled, Group, Scheduler
+from tests.kit.scheduler import Group, Scheduler
 
 __all__ = [
     "SimulatedClock",
@@ -272,7 +273,7 @@ def _complete(future: SimulatedFuture[Any], function: Callable[..., Any], args: 
         result = function(*args)
     except ActorKilled:
         raise
-    except BaseException as error:  # noqa: BLE001 - as ThreadPoolExecutor: the caller of result() gets it
+    except BaseException as error:
         future.set_exception(error)
     else:
         future.set_result(result)

@@ -5,8 +5,9 @@ from concurrent.futures import CancelledError
 import pytest
 
 from stateline.environment import SystemExecutors
-from stateline.testing import InvariantViolation, Scheduler, SimulatedEnvironment
-from stateline.testing.scheduler import Group
+from tests.kit.environment import SimulatedEnvironment
+from tests.kit.invariants import InvariantViolation
+from tests.kit.scheduler import Group, Scheduler
 
 
 @pytest.fixture

@@ -2,9 +2,11 @@
 
 import pytest
 
-from stateline.testing import ActorKilled, InvariantViolation, ManualClock, Scheduler, SimulatedEnvironment
-from stateline.testing.scheduler import Group, Status
+from stateline.testing import ActorKilled, ManualClock
 from stateline.testing.seeds import Dice
+from tests.kit.environment import SimulatedEnvironment
+from tests.kit.invariants import InvariantViolation
+from tests.kit.scheduler import Group, Scheduler, Status
 
 
 @pytest.fixture

@@ -6,40 +6,25 @@ Owns how a world reaches a backend. A third party tests a store of its own with 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from itertools import count
-from pathlib import Path
 from typing import Final, Protocol
 
-from stateline.blob import file_bytes as file_bytes_module
-from stateline.blob import folders as folders_module
-from stateline.blob import local as local_module
 from stateline.blob.api import BlobStore
 from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.blob.memory import MemoryStore
 from stateline.environment import Clock, Environment
+from stateline.testing.crashable import LOCAL_MODULES, scratch_folder
 from stateline.testing.journal import Journal
 from stateline.testing.system_calls import Gate, SystemCalls, intercepted
 
 __all__ = [
-    "LOCAL_MODULES",
     "Backend",
     "FactoryBackend",
     "LocalBackend",
     "MemoryBackend",
     "ScratchBackend",
-    "scratch_folder",
 ]
-
-
-LOCAL_MODULES: Final = (local_module, folders_module, file_bytes_module)
-"""The modules whose system calls are a local store's."""
-
-
-_MEMORY_DISK: Final = "/dev/shm"  # noqa: S108 - a unique folder is made below it
 
 
 _STORE_EPOCH: Final = 1_700_000_000.0
@@ -104,7 +89,7 @@ class MemoryBackend:
         return MemoryStore(full, Environment(clock=clock, ids=environment.ids, executors=environment.executors))
 
     @contextlib.contextmanager
-    def attached(self, gate: Gate) -> Iterator[None]:  # noqa: ARG002 - memory makes no system calls
+    def attached(self, gate: Gate) -> Iterator[None]:
         yield
         for name in self._names:
             MemoryStore.forget(f"{self._label}-{name}")
@@ -192,7 +177,7 @@ class FactoryBackend:
         return self._factory(name, environment)
 
     @contextlib.contextmanager
-    def attached(self, gate: Gate) -> Iterator[None]:  # noqa: ARG002 - its system calls are its own
+    def attached(self, gate: Gate) -> Iterator[None]:
         self._reset()
         yield
 
@@ -212,14 +197,3 @@ class _StoreClock:
 
     def sleep(self, seconds: float) -> None:
         self._clock.sleep(seconds)
-
-
-@contextlib.contextmanager
-def scratch_folder() -> Iterator[str]:
-    """A new folder, on a memory disk where there is one; removed at the end."""
-    where = _MEMORY_DISK if os.access(_MEMORY_DISK, os.W_OK) else None
-    folder = tempfile.mkdtemp(prefix="stateline-", dir=where)
-    try:
-        yield str(Path(folder).resolve())
-    finally:
-        shutil.rmtree(folder)

@@ -16,25 +16,23 @@ Rules:
 
 from __future__ import annotations
 
-import importlib
 import traceback
 from collections.abc import Callable, Collection
 from enum import Enum
 from typing import Any, Final
 
-from stateline.errors import InternalError, NotInstalledError
-from stateline.testing.clock import ManualClock
-from stateline.testing.invariants import InvariantViolation
-from stateline.testing.trace import Trace
+import greenlet
 
-__all__ = ["Actor", "ActorKilled", "Group", "Scheduler", "Status"]
+from stateline.errors import InternalError
+from stateline.testing.clock import ManualClock
+from stateline.testing.faults import ActorKilled
+from tests.kit.invariants import InvariantViolation
+from tests.kit.trace import Trace
+
+__all__ = ["Actor", "Group", "Scheduler", "Status"]
 
 MAX_STEPS: Final = 200_000
 """Steps after which a run counts as a livelock."""
-
-
-class ActorKilled(BaseException):
-    """Unwinds the code of a simulated process that has died. Only the test kit raises and catches it."""
 
 
 class Status(Enum):
@@ -100,25 +98,14 @@ class Scheduler:
     Args:
         clock: Virtual time; advanced when every actor waits.
         trace: Where kills and the like are noted.
-
-    Raises:
-        NotInstalledError: ``greenlet`` is missing.
     """
 
     def __init__(self, clock: ManualClock | None = None, trace: Trace | None = None) -> None:
-        try:
-            self._greenlets: Any = importlib.import_module("greenlet")
-        except ModuleNotFoundError as error:
-            raise NotInstalledError(
-                "the package greenlet is missing",
-                operation="simulate",
-                hint="pip install 'stateline[testing]'",
-            ) from error
         self.clock = clock or ManualClock()
         self.trace = trace or Trace()
         self.actors: list[Actor] = []
         self.steps = 0
-        self._hub = self._greenlets.getcurrent()
+        self._hub = greenlet.getcurrent()
         self._current: Actor | None = None
         self._last: Actor | None = None
         self._closed = False
@@ -135,7 +122,7 @@ class Scheduler:
         """A new actor that will call ``function()``; it starts when it is first chosen."""
         self._check_alive()
         actor = Actor(name, group or Group(name), function)
-        actor.fiber = self._greenlets.greenlet(lambda: self._body(actor), parent=self._hub)
+        actor.fiber = greenlet.greenlet(lambda: self._body(actor), parent=self._hub)
         self.actors.append(actor)
         return actor
 
@@ -298,7 +285,7 @@ class Scheduler:
         except InvariantViolation:
             actor.status = Status.FAILED
             raise
-        except Exception as error:  # noqa: BLE001 - whatever the code under test raises is its result
+        except Exception as error:
             actor.status = Status.KILLED if actor.group.dead else Status.FAILED
             actor.error = error
 
@@ -310,7 +297,7 @@ class Scheduler:
         return actor.predicate()
 
     def _wait_outside(self, predicate: Callable[[], bool], due: float | None) -> bool:
-        if self._greenlets.getcurrent() is not self._hub:
+        if greenlet.getcurrent() is not self._hub:
             raise InternalError("a wait outside of the scheduler's own thread", operation="wait")
         self.run(until=lambda: predicate() or (due is not None and self.clock.monotonic() >= due), deadline=due)
         if predicate():

@@ -4,9 +4,11 @@ import pytest
 
 from stateline.blob.memory import MemoryStore
 from stateline.errors import AlreadyExistsError, InvalidInputError, OutcomeUnknownError
-from stateline.testing import FactoryBackend, Fault, FaultKind, InvariantViolation, require
+from stateline.testing import Fault, FaultKind
 from stateline.testing.faults import NoFaults, ScriptedFaults
+from tests.kit.backends import FactoryBackend
 from tests.kit.explore import Setting, fault_pairs, single_faults, zombie_sweep
+from tests.kit.invariants import InvariantViolation, require
 from tests.kit.scenario import Scenario, opened, restart
 from tests.kit.simulation import replay, run_seed, shrink, simulate
 from tests.kit.world import World
