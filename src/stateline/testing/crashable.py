@@ -1,6 +1,6 @@
 """A local store on a disk that may lose its power: for tests that want to look at every state it may leave behind.
 
-Owns a store, its journal and the restoring of states. ``power_failure`` does the same for whole scenarios.
+Owns a store, its journal and the restoring of states.
 
 Example::
 

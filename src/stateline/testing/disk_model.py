@@ -1,7 +1,7 @@
 """What a disk may hold after the power went: every state that POSIX allows, and nothing that it forbids.
 
-Owns the model of persistence. Does not own the record of what was asked (``journal``) nor what must still hold then
-(``power_failure``).
+Owns the model of persistence. Does not own the record of what was asked (``journal``) nor what must still hold
+then.
 
 The model, for a program that only appends to files:
 

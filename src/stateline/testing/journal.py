@@ -1,6 +1,6 @@
 """What a program asked of a file system, in order, by inode: the input of the model of power loss.
 
-Owns the identity of files and folders over their life. Does not own what may be lost (``power_failure``) nor the
+Owns the identity of files and folders over their life. Does not own what may be lost nor the
 interception itself (``system_calls``).
 
 Facts:
