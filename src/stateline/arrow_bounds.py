@@ -1,7 +1,5 @@
 """How much memory an Arrow record batch would take, found out before it is taken; and whether its values lie within it.
 
-Owns the reading of the few numbers that say so. Does not own the reading of batches (pyarrow), nor checksums.
-
 Facts:
 - A compressed buffer begins with its uncompressed length, 8 bytes, and Arrow allocates that much before it looks at the
   rest. So eight bytes can ask for any amount of memory.

@@ -1,8 +1,7 @@
 """The one door to the world: clocks, identifiers, threads, waiting.
 
-Owns every source of nondeterminism. Does not own stores (``stateline.blob``), nor how real threads are kept
-(``threads``). No other module calls ``time``, ``uuid``, ``random`` or starts a thread (ruff's ``banned-api`` and
-``tests/arch`` hold this), so a simulator can drive the whole house from a seed by passing another :class:`Environment`.
+No other module calls ``time``, ``uuid``, ``random`` or starts a thread (ruff's ``banned-api`` and ``tests/arch`` hold
+this), so a simulator can drive the whole package from a seed by passing another :class:`Environment`.
 
 Rules:
 - Wall-clock time is for people and for ages; safety never depends on it. Durations use the monotonic clock.
@@ -141,10 +140,7 @@ class Monitor(Protocol):
     def __enter__(self) -> object: ...
 
     def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
     def wait_for(self, predicate: Callable[[], bool], timeout_seconds: float | None = None) -> bool:

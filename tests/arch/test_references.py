@@ -34,23 +34,29 @@ def prose(module: Module) -> Iterator[tuple[int, str]]:
 
 
 @functools.cache
-def words(module: Module) -> frozenset[str]:
-    """Every name in the code of a module, and every text in it that is not prose."""
-    texts = {id(node.value) for node in ast.walk(module.tree) if isinstance(node, ast.Expr)}
-    found: set[str] = set()
-    for node in ast.walk(module.tree):
-        found |= {str(getattr(node, field, None)) for field in ("id", "attr", "arg", "name", "asname")}
-        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and id(node) not in texts:
-            text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
-            found |= {text, *re.findall(r"\w+", text)}
-    return frozenset(found)
+def names(module: Module) -> frozenset[str]:
+    """Every name in the code of a module."""
+    fields = ("id", "attr", "arg", "name", "asname")
+    return frozenset(str(getattr(node, field, None)) for node in ast.walk(module.tree) for field in fields)
+
+
+@functools.cache
+def package_names() -> frozenset[str]:
+    return frozenset().union(*map(names, modules()))
 
 
 @functools.cache
 def package_words() -> frozenset[str]:
-    """Every name that any module of the package knows, modules included."""
-    names = {part for module in modules() for part in module.name.split(".")}
-    return frozenset(names.union({path.stem for path in SOURCE.glob("*.py")}, LIBRARY_WORDS, *map(words, modules())))
+    """Names of the package and of its modules, and the words of texts that are not prose: options, formats, fields."""
+    found = {part for module in modules() for part in module.name.split(".")}
+    found |= {path.stem for path in SOURCE.glob("*.py")} | LIBRARY_WORDS | package_names()
+    for module in modules():
+        docstrings = {id(node.value) for node in ast.walk(module.tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and id(node) not in docstrings:
+                text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+                found |= {text, *re.findall(r"\w+", text)}
+    return frozenset(found)
 
 
 @functools.cache
@@ -60,23 +66,26 @@ def known_modules() -> dict[str, Module]:
 
 def resolves(target: str, module: Module) -> bool:
     """Whether a name means something where it is written: in its module, in the package, or in a library."""
-    first, *rest = target.split(".")
-    if first in FOREIGN or hasattr(builtins, first) or target in package_words():
+    parts = target.split(".")
+    if parts[0] in FOREIGN or hasattr(builtins, parts[0]):
         return True
-    if first == "stateline":
-        parts = target.split(".")
-        length = max(length for length in range(1, len(parts) + 1) if ".".join(parts[:length]) in known_modules())
-        module, rest = known_modules()[".".join(parts[:length])], parts[length:]
-        first, rest = rest[0] if rest else "", rest[1:]
-        return (not first or first in words(module)) and set(rest) <= package_words()
-    return {first, *rest} <= package_words()
+    if parts[0] != "stateline":
+        return set(parts) <= package_names() | names(module)
+    known = known_modules()
+    length = max(length for length in range(1, len(parts) + 1) if ".".join(parts[:length]) in known)
+    there, rest = known[".".join(parts[:length])], parts[length:]
+    is_there = not rest or rest[0] in names(there) or f'"{rest[0]}"' in there.text  # What __getattr__ of it loads.
+    return is_there and set(rest[1:]) <= package_names()
 
 
 def unresolved(module: Module) -> list[str]:
     found = []
     for line, text in prose(module):
+        found += [(line, target) for target in ROLE.findall(text) if not resolves(target, module)]
         found += [
-            (line, target) for role in (ROLE, DOTTED) for target in role.findall(text) if not resolves(target, module)
+            (line, target)
+            for target in DOTTED.findall(text)
+            if target not in package_words() and not resolves(target, module)
         ]
         found += [(line, word) for word in SNAKE.findall(text) if word not in package_words()]
     return [f"{module.relative}:{line} {target}" for line, target in found]
@@ -90,7 +99,7 @@ def test_every_reference_resolves() -> None:
     "text",
     [
         "See :class:`Gone`.",
-        "See :meth:`~stateline.errors.StatelineError.gone`.",
+        "See :meth:`~stateline.errors.StatelineError.gone_for_good`.",
         "See :mod:`stateline.gone`.",
         "Does not own the rest (``stateline.gone``).",
         "Does not own the rest (``gone_with_the_wind``).",

@@ -154,10 +154,7 @@ def _series(column: pa.ChunkedArray, kind: DataType, time_zone: str) -> pd.Serie
     series = column.to_pandas(date_as_object=True, timestamp_as_object=nested, integer_object_nulls=nested)
     if nested or pa.types.is_temporal(column.type):
         convert = _create_converter_to_pandas(
-            kind,
-            timezone=time_zone,
-            struct_in_pandas="dict",
-            error_on_duplicated_field_names=False,
+            kind, timezone=time_zone, struct_in_pandas="dict", error_on_duplicated_field_names=False
         )
         series = convert(series)
     if series.dtype.kind == "M":

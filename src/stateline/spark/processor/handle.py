@@ -16,7 +16,7 @@ from pyspark.sql.streaming import stateful_processor as spark_api
 
 from stateline.errors import InternalError, InvalidInputError
 from stateline.spark.processor.values import StructCodec, row_class
-from stateline.spark.processor.variables import EVENT_TIME, PROCESSING_TIME, Variable
+from stateline.spark.processor.variables import EVENT_TIME, PROCESSING_TIME, Kind, TimeMode, Variable
 from stateline.state.keys import KeyRows
 from stateline.state.list_state import ListState
 from stateline.state.map_state import MapState
@@ -162,7 +162,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         tables: The table of each variable, by its name.
         timers: The timers of the keys; ``None`` where the time mode has none.
         keys: The keys of the batch.
-        time_mode: In lower case.
+        time_mode: That of the program.
         now_ms: Processing time of the batch.
         sequence: Number of the batch in the life of the state.
     """
@@ -174,7 +174,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         timers: Timers | None,
         keys: KeyRows,
         *,
-        time_mode: str,
+        time_mode: TimeMode,
         now_ms: int,
         sequence: int,
     ) -> None:
@@ -197,38 +197,21 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         made = {name: self._changes_of(state) for name, state in self._states.items()}
         return {name: rows for name, rows in made.items() if rows is not None}
 
-    def getValueState(
-        self,
-        stateName: str,
-        schema: Any,
-        ttlDurationMs: int | None = None,
-    ) -> spark_api.ValueState:
-        """The value state that ``init`` declares."""
+    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> spark_api.ValueState:
         variable, table, lifetime = self._declared("value", stateName)
         codec = StructCodec(variable.value, variable.subject)
         state = self._states[stateName] = ValueState(table, self._keys, codec, lifetime)
         return _ValueVariable(self.cursor, codec, state)
 
-    def getListState(
-        self,
-        stateName: str,
-        schema: Any,
-        ttlDurationMs: int | None = None,
-    ) -> spark_api.ListState:
-        """The list state that ``init`` declares."""
+    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> spark_api.ListState:
         variable, table, lifetime = self._declared("list", stateName)
         codec = StructCodec(variable.value, variable.subject)
         state = self._states[stateName] = ListState(table, self._keys, codec, lifetime, self._sequence)
         return _ListVariable(self.cursor, codec, state)
 
     def getMapState(
-        self,
-        stateName: str,
-        userKeySchema: Any,
-        valueSchema: Any,
-        ttlDurationMs: int | None = None,
+        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> spark_api.MapState:
-        """The map state that ``init`` declares."""
         variable, table, lifetime = self._declared("map", stateName)
         if variable.key is None:
             raise InternalError("a map has no key", operation="init", subject=variable.subject)
@@ -242,7 +225,6 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         self._timers_of("registerTimer").register(self.cursor.key, _time_ms(expiryTimestampMs, "registerTimer"))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Removes a timer of the present key."""
         self._timers_of("deleteTimer").delete(self.cursor.key, _time_ms(expiryTimestampMs, "deleteTimer"))
 
     def listTimers(self) -> Iterator[int]:
@@ -268,7 +250,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
                 error.subject = f"{error.subject}, key {key!r}"
             raise
 
-    def _declared(self, kind: str, name: str) -> tuple[Variable, StateTable, Lifetime]:
+    def _declared(self, kind: Kind, name: str) -> tuple[Variable, StateTable, Lifetime]:
         variable = self._variables.get(name)
         if variable is None or variable.kind != kind:
             known = ", ".join(known.definition for known in self._variables.values())

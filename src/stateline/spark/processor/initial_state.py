@@ -51,8 +51,7 @@ def initial_rows(initial: Any, keys: Sequence[str]) -> InitialRows | None:
     rows: Any = getattr(initial, "_df", initial)
     if not hasattr(rows, "isStreaming") or rows.isStreaming:
         raise _refused(
-            "must be a DataFrame with an end, not a stream",
-            "Give a DataFrame from spark.read, or its groupBy",
+            "must be a DataFrame with an end, not a stream", "Give a DataFrame from spark.read, or its groupBy"
         )
     columns = StreamColumns.of(rows)
     found = {name: columns.own(name) for name in keys}

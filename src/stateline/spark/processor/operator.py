@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self, get_type_hints
+from typing import Any, Final, Literal, Self, TypeAlias, get_args, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerVal
 from pyspark.sql.types import StructField, StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.options import parse_choice
 from stateline.pipeline.event_time import WatermarkPlan
 from stateline.pipeline.subtask import HASH_COLUMN, BatchMoment, Processed
 from stateline.spark.arrow_types import arrow_schema
@@ -36,6 +37,7 @@ from stateline.spark.processor.values import StructCodec, row_class
 from stateline.spark.processor.variables import (
     EVENT_TIME,
     PROCESSING_TIME,
+    TimeMode,
     Variable,
     definition,
     discover,
@@ -50,11 +52,11 @@ from stateline.state.table import StateTable
 from stateline.state.timers import EXPIRY, Timers, expired_timers, next_timer
 from stateline.state.variables import expiry_test, variable_schema
 
-__all__ = ["ProcessorProgram"]
+__all__ = ["Form", "OutputMode", "ProcessorProgram"]
 
-_FORMS: Final = ("row", "pandas")
-_OUTPUT_MODES: Final = ("update", "append")
-_TIME_MODES: Final = ("none", PROCESSING_TIME, EVENT_TIME)
+Form: TypeAlias = Literal["row", "pandas"]
+OutputMode: TypeAlias = Literal["update", "append"]
+
 _TIMERS: Final = "timers"
 _VARIABLE: Final = "state."
 
@@ -65,12 +67,11 @@ class ProcessorProgram:
 
     Attributes:
         processor: Pickled.
-        form: ``row`` or ``pandas``.
+        form: Whether it takes rows or data frames.
         keys: Names of the grouping columns, as the user gave them.
         grouped_by: The names of the same columns in the input.
         input: Spark's schema of the rows.
         output: Spark's schema of the output.
-        time_mode: In lower case.
         variables: What ``init`` declares, by name.
         time_zone: The session's, for rows and data frames.
         initial: Schema of the initial state, if there is any.
@@ -79,12 +80,12 @@ class ProcessorProgram:
     """
 
     processor: bytes
-    form: str
+    form: Form
     keys: tuple[str, ...]
     grouped_by: tuple[str, ...]
     input: StructType
     output: StructType
-    time_mode: str
+    time_mode: TimeMode
     variables: Mapping[str, Variable]
     time_zone: str
     initial: StructType | None = None
@@ -120,12 +121,12 @@ class ProcessorProgram:
                 f"must be a StatefulProcessor, got {type(processor).__name__}",
                 "Give an instance of a subclass of pyspark.sql.streaming.StatefulProcessor",
             )
-        _choice(output_mode, _OUTPUT_MODES, "output_mode")
-        mode = _choice(time_mode, _TIME_MODES, "time_mode")
+        parse_choice(output_mode, get_args(OutputMode), "output_mode")
+        mode = parse_choice(time_mode, get_args(TimeMode), "time_mode")
         pickled = shipped(processor, "process", type(processor).__name__)
         program = cls(
             processor=pickled,
-            form=_form_of(processor) if form is None else _choice(form, _FORMS, "form"),
+            form=_form_of(processor) if form is None else parse_choice(form, get_args(Form), "form"),
             keys=tuple(keys),
             grouped_by=tuple(grouped_by or keys),
             input=schema,
@@ -368,7 +369,7 @@ def _unpacked(table: pa.Table, column: str, schema: StructType) -> pa.Table:
     return pa.table(structs.flatten(), names=schema.names)
 
 
-def _form_of(processor: StatefulProcessor) -> str:
+def _form_of(processor: StatefulProcessor) -> Form:
     """The form that the annotations of ``handleInputRows`` speak of; rows where they speak of none."""
     function = type(processor).handleInputRows
     try:
@@ -379,22 +380,13 @@ def _form_of(processor: StatefulProcessor) -> str:
     return "pandas" if "dataframe" in said or "pandas" in said or "pd." in said else "row"
 
 
-def _choice(value: object, allowed: Sequence[str], name: str) -> str:
-    chosen = value.lower() if isinstance(value, str) else ""
-    if chosen not in allowed:
-        raise _refused(name, f"{value!r} is not valid", f"Give one of {', '.join(allowed)}")
-    return chosen
-
-
-def _late_by(time_mode: str, watermark: WatermarkPlan | None) -> str | None:
+def _late_by(time_mode: TimeMode, watermark: WatermarkPlan | None) -> str | None:
     """The column by which rows are late; ``None`` if none is."""
     if time_mode != EVENT_TIME:
         return None
     if watermark is None:
         raise _refused(
-            "time_mode",
-            "EventTime needs a watermark",
-            "Call df.withWatermark(...), or give KeyedStream(watermark=...)",
+            "time_mode", "EventTime needs a watermark", "Call df.withWatermark(...), or give KeyedStream(watermark=...)"
         )
     return watermark.column if watermark.drops_late_rows else None
 

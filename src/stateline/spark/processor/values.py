@@ -51,13 +51,7 @@ class StructCodec:
     """
 
     def __init__(
-        self,
-        struct: StructType,
-        subject: str,
-        *,
-        is_output: bool = False,
-        is_key: bool = False,
-        by_name: bool = False,
+        self, struct: StructType, subject: str, *, is_output: bool = False, is_key: bool = False, by_name: bool = False
     ) -> None:
         self._subject = subject
         self._expected = struct.simpleString().removeprefix("struct")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -29,8 +29,10 @@ from stateline.state.list_state import POSITION
 from stateline.state.schema import StateSchema
 from stateline.state.variables import variable_schema
 
-__all__ = ["EVENT_TIME", "PROCESSING_TIME", "Variable", "definition", "discover", "parse_struct"]
+__all__ = ["EVENT_TIME", "PROCESSING_TIME", "Kind", "TimeMode", "Variable", "definition", "discover", "parse_struct"]
 
+Kind: TypeAlias = Literal["value", "list", "map"]
+TimeMode: TypeAlias = Literal["none", "processingtime", "eventtime"]
 EVENT_TIME: Final = "eventtime"
 PROCESSING_TIME: Final = "processingtime"
 
@@ -44,14 +46,14 @@ class Variable:
     """One state variable.
 
     Attributes:
-        kind: ``value``, ``list`` or ``map``.
+        kind: Which of PySpark's states.
         name: Its name, unique in the processor.
         value: Schema of its values.
         key: Schema of the keys of a map.
         ttl_ms: Time to live; ``None`` for ever.
     """
 
-    kind: str
+    kind: Kind
     name: str
     value: StructType
     key: StructType | None = None
@@ -80,12 +82,12 @@ class Variable:
         return variable_schema(grouping, subkey, arrow_schema(self.value), has_ttl=self.ttl_ms is not None)
 
 
-def discover(processor: bytes, time_mode: str) -> dict[str, Variable]:
+def discover(processor: bytes, time_mode: TimeMode) -> dict[str, Variable]:
     """Runs ``init`` and ``close`` of a copy of the processor and returns what it declared, by name.
 
     Args:
         processor: Pickled.
-        time_mode: In lower case.
+        time_mode: That of the program.
 
     Raises:
         InvalidInputError: A declaration that cannot be: a name used twice, a negative time to live, one without
@@ -132,25 +134,15 @@ def parse_struct(schema: Any, subject: str) -> StructType:
 class _RecordingHandle(StatefulProcessorHandle):
     """Takes declarations; state and timers are not there yet."""
 
-    def __init__(self, time_mode: str) -> None:
+    def __init__(self, time_mode: TimeMode) -> None:
         self._time_mode = time_mode
         self.variables: dict[str, Variable] = {}
 
-    def getValueState(
-        self,
-        stateName: str,
-        schema: StructType | str,
-        ttlDurationMs: int | None = None,
-    ) -> ValueState:
+    def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ValueState:
         self._declare("value", stateName, schema, None, ttlDurationMs)
         return _Undefined(f"value state {stateName!r}")
 
-    def getListState(
-        self,
-        stateName: str,
-        schema: StructType | str,
-        ttlDurationMs: int | None = None,
-    ) -> ListState:
+    def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ListState:
         self._declare("list", stateName, schema, None, ttlDurationMs)
         return _Undefined(f"list state {stateName!r}")
 
@@ -172,7 +164,7 @@ class _RecordingHandle(StatefulProcessorHandle):
             return getattr(_Undefined("a timer"), name)
         return super().__getattribute__(name)
 
-    def _declare(self, kind: str, name: str, value: Any, key: Any, ttl_ms: int | None) -> None:
+    def _declare(self, kind: Kind, name: str, value: Any, key: Any, ttl_ms: int | None) -> None:
         subject = f"{kind} state {name!r}"
         if name in self.variables:
             raise _bad_declaration(subject, "cannot use this name twice", "Give each state variable a name of its own")
@@ -225,7 +217,7 @@ def _fields(struct: StructType) -> str:
     return text.removeprefix("struct<").removesuffix(">")
 
 
-def definition(grouping: pa.Schema, variables: Mapping[str, Variable], time_mode: str) -> str:
+def definition(grouping: pa.Schema, variables: Mapping[str, Variable], time_mode: TimeMode) -> str:
     """What a processor keeps, as text: the same for the same state."""
     keys = ", ".join(f"{field.name} {field.type}" for field in grouping)
     kept = [variable.definition for _, variable in sorted(variables.items())]

@@ -31,13 +31,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    Filter,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -72,7 +66,6 @@ class StateSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name that ``format()`` takes."""
         return "stateline"
 
     def schema(self) -> StructType:
@@ -236,7 +229,19 @@ def _slices(stored: StoredState, options: StateSourceOptions) -> list[SubtaskSta
 # -- readers ----------------------------------------------------------------------------------------------------------
 
 
-class _SnapshotReader(DataSourceReader):
+class _Reader(DataSourceReader):
+    """What tasks of all readers do. They get plain values and read no record."""
+
+    _rows: _Rows
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._rows.read(partition)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_rows": self._rows}
+
+
+class _SnapshotReader(_Reader):
     """The rows of one checkpoint or savepoint."""
 
     def __init__(self, options: StateSourceOptions, schema: StructType) -> None:
@@ -245,16 +250,7 @@ class _SnapshotReader(DataSourceReader):
         self._rows = _Rows.of(self._stored, options, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Slices of key groups."""
         return [_partition(_Task(state=state)) for state in _slices(self._stored, self._options)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task."""
-        return self._rows.read(partition)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Only what tasks need: they read no record."""
-        return {"_rows": self._rows}
 
 
 class _PointReader(_SnapshotReader):
@@ -268,13 +264,12 @@ class _PointReader(_SnapshotReader):
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One task for a point read, else slices of key groups."""
         if self._keys is not None:
             return [_partition(_Task(state=self._stored.whole(), keys=self._keys))]
         return super().partitions()
 
 
-class _FeedReader(DataSourceReader):
+class _FeedReader(_Reader):
     """The changes between two checkpoints."""
 
     def __init__(self, options: StateSourceOptions, schema: StructType) -> None:
@@ -301,16 +296,7 @@ class _FeedReader(DataSourceReader):
         self._rows = _Rows.of(after, options, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Slices of key groups."""
         return self._partitions
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task."""
-        return self._rows.read(partition)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Only what tasks need."""
-        return {"_rows": self._rows}
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -328,7 +314,6 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self.latestOffset()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a new stream begins."""
         start = self._options.start_checkpoint
         if start == LATEST:
             return self.latestOffset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from stateline.errors import InvalidInputError
 from stateline.options import check_known, normalise_settings, parse_bool, parse_int, setting
@@ -51,7 +51,7 @@ class StateSourceOptions(DataSourceOptions):
     path: str = setting("", _text, help="checkpoint root, checkpoint or savepoint")
     operator: str | None = setting(None, _text, help="whose state")
     checkpoint: int | None = setting(None, _id, help="a retained checkpoint, instead of the newest")
-    mode: str | None = setting(None, _text, help="snapshot or changes")
+    mode: Literal["snapshot", "changes"] | None = setting(None, _text, help="snapshot or changes")
     start_checkpoint: int | str | None = setting(None, _start, help="changes begin after this checkpoint")
     end_checkpoint: int | None = setting(None, _id, help="changes end with this checkpoint")
     columns: tuple[str, ...] = setting("", _names, help="only these columns, separated by commas")
