@@ -120,7 +120,7 @@ def check_parallelism(parallelism: int, max_parallelism: int) -> None:
         1,
         MAX_PARALLELISM_LIMIT,
         "max_parallelism",
-        "Choose it well: state keeps it for its whole life",
+        "State keeps it for its whole life",
     )
     _check_number(parallelism, 1, max_parallelism, "parallelism", "At most max_parallelism subtasks have key groups")
 
