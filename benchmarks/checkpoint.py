@@ -21,10 +21,12 @@ from stateline.blob import InstrumentedStore, open_store
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.key_groups import hash_columns
-from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator
+from stateline.pipeline.coordinator import MicroBatchCoordinator
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.messages import Batch
 from stateline.pipeline.operators.aggregation import AggregateProgram
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan
-from stateline.pipeline.subtask import TaskContext, run_subtask
+from stateline.pipeline.plan import PipelinePlan
+from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.state import aggregate as agg
 from stateline.state.open_runs import OpenRuns
 
@@ -39,24 +41,24 @@ class Engine:
         schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
         aggregations = {"n": agg.count(), "s": agg.sum("v"), "m": agg.max("v")}
         self.program = AggregateProgram.bind(schema, ["k"], aggregations)
-        tables = {name: schema.encode() for name, schema in self.program.tables.items()}
-        self.operator = OperatorPlan(name="counts", tables=tables, definition=self.program.definition)
         self.store = InstrumentedStore(open_store(f"file://{folder}"))
         self.open_runs = OpenRuns()
-        plan = PipelinePlan(
-            root_url=f"file://{folder}", parallelism=SUBTASKS, max_parallelism=KEY_GROUPS, operators=(self.operator,)
+        self.plan = PipelinePlan(
+            root_url=f"file://{folder}",
+            parallelism=SUBTASKS,
+            max_parallelism=KEY_GROUPS,
+            graph=Graph.of_one_input([OperatorPlan.of("counts", self.program)]),
         )
         self.coordinator: MicroBatchCoordinator[Any] = MicroBatchCoordinator(
-            plan, CheckpointStore(self.store), {}, self.run_subtasks, system_environment()
+            self.plan, CheckpointStore(self.store), {}, self.run_subtasks, system_environment()
         )
         self.batch_id = 0
 
     def run_subtasks(self, batch: Batch[Any], tasks: Any) -> Any:
-        context = TaskContext(root=self.store, output=None, environment=system_environment(), open_runs=self.open_runs)
-        return [
-            run_subtask(context, self.operator, self.program, task, batch.data[task.subtask], KEY_GROUPS)
-            for task in tasks
-        ]
+        context = TaskResources(
+            root=self.store, output=None, environment=system_environment(), open_runs=self.open_runs
+        )
+        return [run_subtask(context, self.plan, self.program, task, batch.data[task.subtask]) for task in tasks]
 
     def run(self, keys: Any) -> tuple[float, float, int, dict[str, int]]:
         """Seconds of one batch, and of its checkpoint; bytes written and requests."""

@@ -20,9 +20,12 @@ from stateline.blob import InstrumentedStore, open_store
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.key_groups import hash_columns, key_group_of, subtask_for_key_group
-from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan, PipelineSettings
-from stateline.pipeline.subtask import Processed, TaskContext, run_subtask
+from stateline.pipeline.coordinator import MicroBatchCoordinator
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.messages import Batch
+from stateline.pipeline.operators.api import Processed
+from stateline.pipeline.plan import PipelinePlan, PipelineSettings
+from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.state import StateSchema
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.rows import StateRows
@@ -87,22 +90,19 @@ def measure(case: Case, folder: Path, batches: int) -> list[dict[str, int]]:
     """The requests of each batch but the first."""
     store = InstrumentedStore(open_store(f"file://{folder}", {"fsync": "false"}))
     program = Values(case)
-    tables = {name: schema.encode() for name, schema in program.tables.items()}
-    operator = OperatorPlan(name="values", tables=tables, definition=program.definition)
-
     plan = PipelinePlan(
         root_url=store.url,
         parallelism=case.subtasks,
         max_parallelism=KEY_GROUPS,
-        operators=(operator,),
+        graph=Graph.of_one_input([OperatorPlan.of("values", program)]),
         inline_bytes=PipelineSettings().inline_bytes,
     )
 
     def run_subtasks(batch: Batch[Any], tasks: Any) -> Any:
-        context = TaskContext(
+        context = TaskResources(
             root=store, output=None, environment=system_environment(), inline_bytes=plan.subtask_inline_bytes
         )
-        return [run_subtask(context, operator, program, task, batch.data[task.subtask], KEY_GROUPS) for task in tasks]
+        return [run_subtask(context, plan, program, task, batch.data[task.subtask]) for task in tasks]
 
     coordinator: MicroBatchCoordinator[Any] = MicroBatchCoordinator(
         plan, CheckpointStore(store), {}, run_subtasks, system_environment()

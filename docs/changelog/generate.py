@@ -71,7 +71,7 @@ NAMES: Final = (
     ("confirm", "confirm", "also gives away what was truncated while its snapshot was being built"),
     ("reset", "reset", "local copies stay too, because the next checkpoint reuses them"),
     ("close", "close", "idempotent; fails every persist that waits; late results are released, never deleted whole"),
-    ("SequenceNumber, SequenceNumberRange", "SequenceNumber, SequenceNumberRange", "same"),
+    ("SequenceNumber, SequenceNumberRange", "SequenceNumber", "ranges are pairs of numbers, `from_` and `to`"),
     ("StateChange, StateChangeSet", "StateChange, StateChangeSet", "same; kept as columns"),
     ("SnapshotResult", "SnapshotResult", "fields `remote`, `local`"),
     (

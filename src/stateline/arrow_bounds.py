@@ -24,9 +24,11 @@ from stateline.errors import CorruptDataError
 __all__ = ["MAX_INFLATED_BYTES", "check_file", "check_nested_values", "check_stream", "check_table", "check_values"]
 
 MAX_INFLATED_BYTES: Final = 256 * 1024 * 1024
-"""Bytes of the buffers of one record batch, after decompression. A writer does not compress a larger one."""
+"""Bytes of the buffers of one record batch of a file, or of all of a stream, after decompression. A writer does not
+compress more."""
 
 _CONTINUATION: Final = 0xFFFFFFFF
+_DICTIONARY_BATCH: Final = 2
 _RECORD_BATCH: Final = 3
 _FILE_END_BYTES: Final = 4 + 6
 _BLOCK: Final = struct.Struct("<qiiq")
@@ -55,14 +57,16 @@ def check_file(data: memoryview, batches: Iterable[int], subject: str) -> None:
 
 
 def check_stream(data: memoryview, subject: str) -> None:
-    """Checks every record batch of an IPC stream; what follows its end is not looked at.
+    """Checks all batches of an IPC stream together; what follows its end is not looked at.
 
     Raises:
-        CorruptDataError: One would take too much memory, or it is not a stream.
+        CorruptDataError: They would take too much memory, or the bytes are not a stream.
     """
+    total = 0
     try:
         for start, body in _messages(data):
-            _check(_announced(data, start, body), subject)
+            total += _announced(data, start, body)
+            _check(total, subject)
     except (struct.error, IndexError) as error:
         raise _corrupt(f"is not an Arrow stream: {error}", subject) from error
 
@@ -87,9 +91,11 @@ def _announced(data: memoryview, message: int, body: int) -> int:
     """The bytes that the compressed buffers of a message say they have; 0 where nothing is compressed."""
     header = _root(data, message + _PREFIX.size)
     kind = _field(data, header, 1)
-    if kind is None or data[kind] != _RECORD_BATCH:
+    if kind is None or data[kind] not in (_DICTIONARY_BATCH, _RECORD_BATCH):
         return 0
     place = _field(data, header, 2)
+    if place is not None and data[kind] == _DICTIONARY_BATCH:
+        place = _field(data, place + _number(data, "<I", place), 1)  # The batch of its values.
     if place is None:
         return 0
     batch = place + _number(data, "<I", place)
@@ -136,7 +142,7 @@ def _number(data: memoryview, layout: str, at: int) -> int:
 
 def _check(announced: int, subject: str) -> None:
     if announced > MAX_INFLATED_BYTES:
-        raise _corrupt(f"a record batch announces {announced} bytes, more than {MAX_INFLATED_BYTES}", subject)
+        raise _corrupt(f"announces {announced} bytes of batches, expected at most {MAX_INFLATED_BYTES}", subject)
 
 
 def _corrupt(message: str, subject: str) -> CorruptDataError:

@@ -16,9 +16,10 @@ import os
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor as PlainPool
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
@@ -39,10 +40,12 @@ __all__ = [
     "SystemExecutors",
     "SystemIds",
     "executor_of",
+    "side_by_side",
     "system_environment",
 ]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Closable(ABC):
@@ -246,6 +249,37 @@ def executor_of(given: Executor | PlainPool | None, environment: Environment, na
                 hint="Give a concurrent.futures.Executor, or one with the methods of stateline.environment.Executor",
             )
     return given
+
+
+def side_by_side(
+    environment: Environment, name: str, function: Callable[[T], R], items: Iterable[T], num_threads: int
+) -> list[R]:
+    """``function`` of every item, several at a time on threads called ``name``; the results in order.
+
+    Every call has ended when this returns or raises; of several errors the first in order is raised. Where no thread
+    can be started, the caller's own does the work.
+    """
+    work = list(items)
+    if len(work) < 2:
+        return [function(item) for item in work]
+    executor = environment.executors.executor(name, min(num_threads, len(work)))
+    monitor = environment.executors.monitor()
+
+    def wake(_: Future[R]) -> None:
+        with monitor:
+            monitor.notify_all()
+
+    futures: list[Future[R]] = []
+    try:
+        with suppress(RuntimeError):
+            futures.extend(executor.submit(function, item) for item in work)
+        for future in futures:
+            future.add_done_callback(wake)
+        with monitor:
+            monitor.wait_for(lambda: all(future.done() for future in futures))
+        return [future.result() for future in futures] + [function(item) for item in work[len(futures) :]]
+    finally:
+        executor.close()
 
 
 _SYSTEM: Final = Environment()

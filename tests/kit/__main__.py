@@ -89,14 +89,16 @@ def _load(module: str) -> None:
 def _check(options: argparse.Namespace) -> None:
     """Refuses what would be ignored."""
     if options.scenario and options.suite in ("planted", "model", "list"):
-        raise InvalidInputError(f"{options.suite} takes none", subject="--scenario", hint="Leave it out, or use sim")
+        raise InvalidInputError(f"cannot be used with {options.suite}", subject="--scenario", hint="Leave it out")
     if (options.bug or options.by) and options.suite != "planted":
-        raise InvalidInputError(f"{options.suite} takes none", subject="--bug and --by", hint="Use planted")
+        raise InvalidInputError(
+            f"cannot be used with {options.suite}", subject="--bug and --by", hint="Use them with planted"
+        )
     if options.trace and options.suite != "model":
         if options.suite != "sim" or options.seed is None:
-            raise InvalidInputError("it needs sim and one seed", subject="--trace", hint="Add --seed N")
+            raise InvalidInputError("must come with sim and one seed", subject="--trace", hint="Add --seed N")
         if options.json:
-            raise InvalidInputError("a trace is no JSON document", subject="--trace", hint="Leave --json away")
+            raise InvalidInputError("cannot be printed as JSON", subject="--trace", hint="Leave out --json")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -155,7 +157,7 @@ def _explore(options: argparse.Namespace) -> int:
     for name in names:
         entry = scenario(name)
         if not _suits(options.suite, entry):
-            raise InvalidInputError("it makes no system calls", subject=f"scenario {name}", hint="Choose a local one")
+            raise InvalidInputError("must run on local disk", subject=f"scenario {name}", hint="Choose a local one")
         began = clock.monotonic()
         result = _RUNNERS[options.suite](entry, options).named(name)
         results.append(result)
@@ -210,9 +212,7 @@ def _catches(options: argparse.Namespace) -> Iterator[planted.Catch]:
     """By the given suites, or for each bug by those that must catch it."""
     for name in options.bug or sorted(planted.BUGS):
         if name not in planted.BUGS:
-            raise InvalidInputError(
-                "there is none", subject=f"bug {name}", hint=f"Known: {', '.join(sorted(planted.BUGS))}"
-            )
+            raise InvalidInputError("unknown bug", subject=repr(name), hint=f"Known: {', '.join(sorted(planted.BUGS))}")
         yield from planted.matrix([name], options.by or planted.BUGS[name].suites)
 
 

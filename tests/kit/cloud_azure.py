@@ -12,7 +12,7 @@ Facts that it keeps (Azure Storage REST reference):
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
@@ -222,15 +222,15 @@ class _Listing:
         self._prefix = prefix
         self._page_size = page_size
 
-    def by_page(self) -> Iterator[list[_Properties]]:
+    def by_page(self, continuation_token: str | None = None) -> _Listing:
         """See the SDK."""
-        after = ""
-        while True:
-            page = self._container.call("request.list", self._prefix, self._page_after(after))
-            yield page
-            if len(page) < self._page_size:
-                return
-            after = page[-1].name
+        self.continuation_token = continuation_token
+        return self
+
+    def __next__(self) -> list[_Properties]:
+        page = self._container.call("request.list", self._prefix, self._page_after(self.continuation_token or ""))
+        self.continuation_token = page[-1].name if len(page) == self._page_size else None
+        return page
 
     def _page_after(self, after: str) -> Callable[[AzureService], list[_Properties]]:
         def page(service: AzureService) -> list[_Properties]:

@@ -183,9 +183,11 @@ class GcsClient:
         """See the SDK."""
         return _Bucket(self, name)
 
-    def list_blobs(self, container: str, *, prefix: str, page_size: int = 3, **_: Any) -> _Listing:
+    def list_blobs(
+        self, container: str, *, prefix: str, page_size: int = 3, page_token: str | None = None, **_: Any
+    ) -> _Listing:
         """See the SDK."""
-        return _Listing(self, self.bucket(container), prefix, page_size)
+        return _Listing(self, self.bucket(container), prefix, page_size, page_token)
 
     def call(
         self,
@@ -210,24 +212,25 @@ class GcsClient:
 
 
 class _Listing:
-    """See the SDK: pages are fetched one by one."""
+    """See the SDK: pages are fetched one by one, and after an error there are no more."""
 
-    def __init__(self, client: GcsClient, bucket: _Bucket, prefix: str, page_size: int) -> None:
+    def __init__(self, client: GcsClient, bucket: _Bucket, prefix: str, page_size: int, token: str | None) -> None:
         self._client = client
         self._bucket = bucket
         self._prefix = prefix
         self._page_size = page_size
+        self.next_page_token = token
 
     @property
     def pages(self) -> Iterator[_Page]:
         """See the SDK."""
-        after = ""
         while True:
+            after = self.next_page_token or ""
             found, more = self._client.call("request.list", self._prefix, self._page_after(after))
+            self.next_page_token = found[-1][0] if more else None
             yield _Page([_Blob(self._bucket, name, None).shows(item) for name, item in found])
             if not more:
                 return
-            after = found[-1][0]
 
     def _page_after(self, after: str) -> Callable[[GcsService], tuple[list[tuple[str, _Object]], bool]]:
         def page(service: GcsService) -> tuple[list[tuple[str, _Object]], bool]:

@@ -1,5 +1,8 @@
 """Every planted bug is caught by each suite that must catch it: the proof that the suites see."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.kit.planted import beside as planted_beside
@@ -39,6 +42,11 @@ def test_there_are_enough_bugs():
         assert bug.suites
         assert set(bug.scenarios) <= set(SCENARIOS)
         assert set(bug.suites) <= set(planted.SUITES)
+
+
+def test_each_bug_has_its_row_in_the_list():
+    rows = (Path(planted.__file__).parent / "README.md").read_text()
+    assert re.findall(r"^\| `(\w+)`", rows, re.MULTILINE) == sorted(planted.BUGS)
 
 
 @pytest.mark.parametrize("name", sorted(planted.BUGS))

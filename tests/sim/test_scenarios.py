@@ -2,7 +2,7 @@
 
 import pytest
 
-from stateline.files import FileWriter, folding
+from stateline.files import FileJoiner, folding
 from tests.kit.explore import Setting, fault_pairs, single_faults, zombie_sweep
 from tests.kit.power_failure import power_loss, power_losses
 from tests.kit.scenarios import SCENARIOS
@@ -107,14 +107,14 @@ def test_the_real_components_hold(name):
 @pytest.mark.parametrize("name", ["pipeline_spanning", "files_sink"])
 def test_rows_that_wait_may_be_joined_at_every_checkpoint(name, monkeypatch):
     """Where files stay open for long, sixteen objects are joined now and then; no scenario is as long as that."""
-    joins, store_again = [], FileWriter._store_again
+    joins, store_again = [], FileJoiner._store_again
 
-    def counted(writer, files, names):
+    def counted(joiner, files, names, segment):
         joins.append(names)
-        store_again(writer, files, names)
+        store_again(joiner, files, names, segment)
 
     monkeypatch.setattr(folding, "_OBJECTS_IN_TIER", 2)
-    monkeypatch.setattr(FileWriter, "_store_again", counted)
+    monkeypatch.setattr(FileJoiner, "_store_again", counted)
     entry = SCENARIOS[name]
     assert holds(single_faults(entry.small(), setting(entry), sample=40)).points > 20
     assert holds(zombie_sweep(entry.small(), setting(entry), sample=30)).points > 10

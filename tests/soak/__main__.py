@@ -1,8 +1,8 @@
 """``make soak``: looks for trouble for as long as ``SOAK_MINUTES`` says.
 
 New seeds, zombies and power losses in the simulator; real processes killed at their system calls; a real Spark driver
-killed at every step of the protocol and at random times; many micro-batches of one driver. ``SOAK_SUITES`` picks some
-of them by name, separated by commas.
+killed at every step of the protocol and at random times; many micro-batches of one driver. Each has its share of the
+time; ``SOAK_SUITES`` picks some of them by name, separated by commas, which then share it all.
 
 Each slice appends one line of JSON to the report, so that a soak can be stopped and resumed: it goes on with the seeds
 after those of the report. Exit status 1 at the first violation, whose line has the whole story.
@@ -10,46 +10,35 @@ after those of the report. Exit status 1 at the first violation, whose line has 
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from tests.soak.slices import SLICES, SUITES, Slice
+from tests.soak.schedule import Schedule
+from tests.soak.slices import SHARES, SLICES
 
 REPORT = Path(os.environ.get("SOAK_REPORT", "soak-report.jsonl"))
 MINUTES = float(os.environ.get("SOAK_MINUTES", "60"))
-CHOSEN = os.environ.get("SOAK_SUITES", ",".join(SUITES)).split(",")
-
-
-def slices(first: int) -> Iterator[tuple[int, Slice]]:
-    for number in itertools.count(first):
-        for chosen in SLICES:
-            if chosen.suite in CHOSEN:
-                yield number, chosen
-
-
-def next_number() -> int:
-    if not REPORT.exists():
-        return 0
-    return 1 + max((json.loads(line)["number"] for line in REPORT.read_text().splitlines()), default=-1)
+CHOSEN = os.environ.get("SOAK_SUITES", ",".join(SHARES)).split(",")
 
 
 def main() -> int:
-    if unknown := set(CHOSEN) - set(SUITES):
-        sys.stderr.write(f"SOAK_SUITES names {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}\n")
+    if unknown := set(CHOSEN) - set(SHARES):
+        sys.stderr.write(f"SOAK_SUITES names {', '.join(sorted(unknown))}; there are {', '.join(SHARES)}\n")
         return 2
+    schedule = Schedule([each for each in SLICES if each.suite in CHOSEN], SHARES)
+    if REPORT.exists():
+        schedule.resume(map(json.loads, REPORT.read_text().splitlines()))
     ends_at = time.monotonic() + MINUTES * 60
     with REPORT.open("a") as report:
-        for number, chosen in slices(next_number()):
-            if time.monotonic() >= ends_at:
-                return 0
+        while time.monotonic() < ends_at:
+            number, chosen = schedule.next()
             began = time.monotonic()
             found = chosen.run(number)
             seconds = round(time.monotonic() - began, 1)
+            schedule.took(chosen, seconds)
             line = {"number": number, "suite": chosen.suite, "scenario": chosen.scenario, "seconds": seconds, **found}
             report.write(json.dumps(line) + "\n")
             report.flush()

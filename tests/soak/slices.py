@@ -21,7 +21,10 @@ from tests.spark.killing import survive
 
 ROOT = Path(__file__).parents[2]
 
-SUITES = ("seeds", "zombies", "powerloss", "processes", "spark", "batches")
+SHARES = {"seeds": 0.14, "zombies": 0.1, "powerloss": 0.06, "processes": 0.05, "spark": 0.6, "batches": 0.05}
+"""How much of its time a soak gives to each suite. A kill of a driver takes a session of Spark, and is what a soak has
+too little of: the other suites find in minutes what they find."""
+
 SEEDS = 200
 KILLS = 10
 BATCHES = 400
@@ -107,4 +110,3 @@ SLICES = [
     Slice("spark", "driver kills", _killed_drivers),
     Slice("batches", "spark", _many_batches),
 ]
-"""In the order of one round."""

@@ -17,10 +17,12 @@ from stateline.blob import open_store
 from stateline.checkpoint.api import OperatorState, SubtaskState
 from stateline.environment import system_environment
 from stateline.key_groups import hash_columns, key_group_of, range_for_subtask, subtask_for_key_group
-from stateline.pipeline.coordinator import SubtaskTask
 from stateline.pipeline.event_time import WatermarkPlan
-from stateline.pipeline.plan import OperatorPlan
-from stateline.pipeline.subtask import HASH_COLUMN, TaskContext, run_subtask
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.messages import SubtaskInput
+from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext
+from stateline.pipeline.plan import PipelinePlan
+from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.processor.operator import ProcessorProgram
 from stateline.state.rescale import rescale
@@ -41,8 +43,8 @@ class _Watched:
     def __getattr__(self, name):
         return getattr(self._program, name)
 
-    def process(self, batches, tables, moment):
-        processed = self._program.process(batches, tables, moment)
+    def process(self, batches, tables, context):
+        processed = self._program.process(batches, tables, context)
         if processed.output is not None:
             self._taken += processed.output.to_pylist()
         return processed
@@ -80,10 +82,11 @@ class Bench:
         """Runs one batch; returns what it put out, as tuples, sorted."""
         taken: list[dict[str, Any]] = []
         program = _Watched(self.program, taken)
-        plan = OperatorPlan(
-            name="p",
-            tables={name: table.encode() for name, table in program.tables.items()},
-            definition=program.definition,
+        plan = PipelinePlan(
+            root_url=self.store.url,
+            parallelism=parallelism,
+            max_parallelism=GROUPS,
+            graph=Graph.of_one_input([OperatorPlan.of("p", program)]),
         )
         table = self._table(rows)
         hashes = table[HASH_COLUMN].to_numpy().view(np.uint64)
@@ -94,21 +97,22 @@ class Bench:
             mine = table.filter(pa.array(owners == subtask))
             results.append(
                 run_subtask(
-                    TaskContext(root=self.store, output=None, environment=system_environment()),
+                    TaskResources(root=self.store, output=None, environment=system_environment()),
                     plan,
                     program,
-                    SubtaskTask(
-                        checkpoint_id=self.checkpoint_id,
+                    SubtaskInput(
                         operator="p",
                         subtask=subtask,
                         states={name: self._state(name, subtask, parallelism) for name in program.tables},
                         open_files=(),
-                        now=now,
-                        watermark_us=None if watermark is None else int(watermark * 1_000_000),
-                        late_watermark_us=None if late is None else int(late * 1_000_000),
+                        context=BatchContext(
+                            self.checkpoint_id,
+                            now,
+                            None if watermark is None else int(watermark * 1_000_000),
+                            None if late is None else int(late * 1_000_000),
+                        ),
                     ),
                     mine.to_batches() if mine.num_rows else [],
-                    GROUPS,
                 )
             )
         self.states = {

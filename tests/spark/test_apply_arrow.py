@@ -133,5 +133,5 @@ def test_a_function_or_an_aggregator_that_cannot_go_to_the_tasks_is_refused_befo
             return state["n"]
 
     for make in (lambda k: k.apply_arrow(holds, "n long", "n long"), lambda k: k.aggregate(n=Holds())):
-        with pytest.raises(InvalidInputError, match=r"operator by_key: it must go to the tasks, and cannot be copied"):
+        with pytest.raises(InvalidInputError, match=r"operator by_key: cannot be copied to the tasks"):
             make(events.keyed())

@@ -15,8 +15,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from stateline.errors import InvalidInputError
-from stateline.files.formats import folder_values
-from stateline.files.partitions import partition_folder
+from stateline.files.partitions import folder_values, partition_folder
 from stateline.spark import Aggregator, KeyedStream, count, first, sum
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot find this module.
@@ -130,7 +129,7 @@ def test_a_name_that_could_mean_two_columns_is_refused(spark, tmp_path, stream):
     ):
         with pytest.raises(InvalidInputError, match=r"ambiguous: the stream has \['k', 'K'\]"):
             make()
-    with pytest.raises(InvalidInputError, match="named twice"):
+    with pytest.raises(InvalidInputError, match=r"cannot name .* twice"):
         KeyedStream(stream, ["key", "KEY"], place)
     KeyedStream(both, "AT", place).aggregate(n=count())
     spark.conf.set("spark.sql.caseSensitive", "true")

@@ -216,7 +216,7 @@ def test_a_rolled_back_checkpoint_is_noticed_also_where_the_session_says_its_pla
         for name in ("offsets/1", "commits/1"):
             (place / "checkpoints" / "named" / name).unlink()
         add_rows(place, 2, 20, 10)
-        with pytest.raises(StreamingQueryException, match="decided with other source offsets"):
+        with pytest.raises(StreamingQueryException, match="expected the source offsets"):
             run_named()
     finally:
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
@@ -323,7 +323,7 @@ def test_bad_options_are_refused_by_name(spark, place, options, message):
 )
 def test_records_that_readers_would_find_are_refused(spark, place, options):
     add_rows(place, 0, 0, 10)
-    with pytest.raises(StreamingQueryException, match=r"checkpoint.* lies among the files of the output"):
+    with pytest.raises(StreamingQueryException, match=r"checkpoint.* must not lie among the files of the output"):
         start(spark, place, **{name: str(place / value) for name, value in options.items()}).awaitTermination()
     start(spark, place, checkpoint=str(place / "out" / "_records")).awaitTermination()
 

@@ -141,7 +141,7 @@ def test_a_string_of_another_collation_may_be_kept_where_it_is_not_compared(even
         (lambda e: e.keyed(watermark=("att", "1 minute")), "Did you mean 'at'"),
         (lambda e: e.keyed(watermark="at"), "Give a pair"),
         (lambda e: e.keyed(late_data="ignore"), "drop, keep"),
-        (lambda e: e.keyed(e.events().withWatermark("at", "1 minute"), watermark=("at", "2 minutes")), "there are two"),
+        (lambda e: e.keyed(e.events().withWatermark("at", "1 minute"), watermark=("at", "2 minutes")), "got two"),
         (lambda e: e.keyed().aggregate("append", n=st.count()), "in mode append a row is final"),
         (lambda e: e.keyed().window("at", "1 minute").aggregate("append", n=st.count()), "in mode append"),
         (

@@ -65,7 +65,7 @@ def objects_nobody_reaches(work: Path) -> list[str]:
     return verify_root(CheckpointStore(open_store(f"file://{work}/state"))).orphaned
 
 
-def check_late_task(cluster: StandaloneCluster, work: Path, driver: Daemon) -> None:
+def assert_late_task_counts_once(cluster: StandaloneCluster, work: Path, driver: Daemon) -> None:
     """It ran on both hosts, wrote on both, and counts once."""
     first = (work / "late-began").read_text()
     assert [path.name for path in work.glob("again-*") if not path.name.endswith(first)], "it ran on one host only"
@@ -85,7 +85,7 @@ def test_both_attempts_of_a_speculated_task_write_and_one_counts(cluster, work):
     )
     driver = start_with_a_late_task(cluster, work, *(f"spark.{setting}" for setting in settings))
     wait_until((work / "late-went-on").exists, 200, "the late task", cluster.logs)
-    check_late_task(cluster, work, driver)
+    assert_late_task_counts_once(cluster, work, driver)
 
 
 @pytest.mark.timeout(600)
@@ -104,7 +104,7 @@ def test_a_frozen_executor_that_wakes_up_after_its_batch_changes_nothing(cluster
         for pid in family:
             if "java" not in Path(f"/proc/{pid}/comm").read_text():
                 os.kill(pid, signal.SIGCONT)  # Its executor would end it, did it know what has happened.
-        check_late_task(cluster, work, driver)
+        assert_late_task_counts_once(cluster, work, driver)
     assert (work / "late-went-on").exists()
 
 

@@ -286,7 +286,7 @@ def test_a_processor_that_cannot_go_to_the_tasks_is_refused_where_it_is_given(sp
     for inside in (threading.Lock(), spark):
         holds = Does()
         holds.inside = inside
-        with pytest.raises(InvalidInputError, match=r"process Does: it must go to the tasks, and cannot be copied"):
+        with pytest.raises(InvalidInputError, match=r"process Does: cannot be copied to the tasks"):
             bench(holds)
     assert "Traceback" not in capfd.readouterr().err
 
@@ -369,10 +369,10 @@ def test_state_of_other_variables_or_types_than_those_stored_is_refused_at_the_s
             self.value = handle.getValueState("value", "n string, t timestamp")
 
     for processor, message in (
-        (Other(), r"stored: .*value\(n:bigint,t:timestamp\); wanted: .*value\(n:string,t:timestamp\)"),
+        (Other(), r"stored: .*value\(n:bigint,t:timestamp\); got: .*value\(n:string,t:timestamp\)"),
         (
             Does(declare=lambda handle: handle.getListState("more", "n long")),
-            r"has \['op'\], the program asks for \['op/state.more', 'op/state.value'\]",
+            r"expected \['op'\] as in the checkpoint, got \['op/state.more', 'op/state.value'\]",
         ),
     ):
         program = bench(processor).program

@@ -179,7 +179,7 @@ def test_what_cannot_start_is_refused_before_anything_runs(spark, source, old, t
     with pytest.raises(NotFoundError, match="no savepoint"):
         start(plain(keyed(events, tmp_path, "new", start_from=f"file://{tmp_path}/nothing")))
     url = f"{made.url}/_metadata"
-    with pytest.raises(InvalidInputError, match="changed its meaning"):
+    with pytest.raises(InvalidInputError, match="cannot change its meaning"):
         start(keyed(events, tmp_path, "new", start_from=url).aggregate(n=count("value")))
     with pytest.raises(InvalidInputError, match="not a savepoint"):
         start(plain(keyed(events, tmp_path, "new", start_from=f"{old.store.url}/chk-2")))
@@ -187,7 +187,7 @@ def test_what_cannot_start_is_refused_before_anything_runs(spark, source, old, t
         start(plain(keyed(events, tmp_path, "new", start_from=made.url, options={"start_mode": "claim"})))
     with pytest.raises(InvalidInputError, match="max_parallelism"):
         start(plain(keyed(events, tmp_path, "new", start_from=made.url, max_parallelism=64)))
-    with pytest.raises(InvalidInputError, match=r"changed its meaning.*stored.*wanted"):
+    with pytest.raises(InvalidInputError, match=r"cannot change its meaning.*stored.*got"):
         start(keyed(events, tmp_path, "new", start_from=made.url).aggregate(n=count("value")))
     with pytest.raises(InvalidInputError, match="start_mode"):
         keyed(events, tmp_path, "new", start_from=made.url, options={"start_mode": "move"})
@@ -217,7 +217,7 @@ def test_aggregations_may_be_added_dropped_and_widened(spark, tmp_path):
 
     with pytest.raises(InvalidInputError, match="total was dropped before"):
         start(n=count(), total=sum("value"))
-    with pytest.raises(InvalidInputError, match="'top' changed its meaning"):
+    with pytest.raises(InvalidInputError, match="'top' cannot change its meaning"):
         start(n=count(), top=sum("value"))
     with pytest.raises(InvalidInputError, match=r"cannot change its type.*stored.*wanted"):
         keyed(narrow, tmp_path, "q").aggregate(n=count(), top=max("value")).state_only().start(str(tmp_path / "x"))

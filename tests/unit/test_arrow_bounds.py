@@ -43,6 +43,26 @@ def test_a_length_that_is_too_large_is_refused(compression):
             check(data)
 
 
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_batches_of_a_stream_are_bounded_together(compression):
+    half = struct.pack("<q", MAX_INFLATED_BYTES // 2 + 1)
+    data = encoded(pa.ipc.new_stream, compression).replace(struct.pack("<q", 500 * len(TEXT)), half)
+    with pytest.raises(CorruptDataError, match="announces"):
+        check_stream(memoryview(data), "object")
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_dictionaries_of_a_stream_are_bounded(compression):
+    batch = pa.record_batch({"text": pa.array([TEXT] * 500).dictionary_encode()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_batch(batch)
+    stream = bytearray(sink.getvalue())
+    check_stream(memoryview(stream), "object")
+    with pytest.raises(CorruptDataError, match="announces"):
+        check_stream(memoryview(stream.replace(struct.pack("<q", len(TEXT)), TOO_MUCH)), "object")
+
+
 def test_other_bytes_are_refused():
     for data in (b"", b"ARROW1", bytes(40), b"\xff" * 40):
         with pytest.raises(CorruptDataError):

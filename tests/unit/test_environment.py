@@ -19,6 +19,7 @@ from stateline.environment import (
     SystemExecutors,
     SystemIds,
     executor_of,
+    side_by_side,
     system_environment,
 )
 from stateline.errors import ClosedError, InvalidInputError, UnavailableError
@@ -393,3 +394,52 @@ def test_nobody_waits_in_a_forked_process_for_a_thread_of_the_other():
 def test_a_pool_of_processes_is_refused():
     with ProcessPoolExecutor(1) as pool, pytest.raises(InvalidInputError, match="threads of this process"):
         executor_of(pool, system_environment(), "work", 1)
+
+
+def test_calls_side_by_side_run_at_the_same_time_and_keep_their_order():
+    barrier = threading.Barrier(3)
+
+    def together(item):
+        barrier.wait(LONG)
+        return item * 10
+
+    assert side_by_side(system_environment(), "calls", together, range(3), 3) == [0, 10, 20]
+
+
+def test_no_more_calls_run_side_by_side_than_were_asked_for():
+    running, most = [], []
+
+    def counted(item):
+        running.append(item)
+        most.append(len(running))
+        running.remove(item)
+        return item
+
+    assert side_by_side(system_environment(), "calls", counted, range(50), 2) == list(range(50))
+    assert max(most) <= 2
+
+
+def test_of_calls_side_by_side_the_first_error_in_order_is_raised_when_all_have_ended():
+    ended, failed = [], threading.Event()
+
+    def failing(item):
+        if item == 2:
+            failed.set()
+            raise ValueError(item)
+        failed.wait(LONG)
+        ended.append(item)
+        if item == 1:
+            raise KeyError(item)
+
+    with pytest.raises(KeyError):
+        side_by_side(system_environment(), "calls", failing, range(4), 4)
+    assert sorted(ended) == [0, 1, 3]
+
+
+def test_calls_that_get_no_thread_run_in_that_of_the_caller(monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    names = side_by_side(system_environment(), "calls", lambda _: threading.current_thread().name, range(3), 3)
+    assert names == [threading.current_thread().name] * 3

@@ -76,7 +76,8 @@ class BlobStore(Closable):
 
     Every method may raise, besides what it lists: :class:`InvalidInputError` (a name that is not one),
     :class:`AccessDeniedError`, :class:`UnavailableError`, :class:`StorageFullError`,
-    :class:`TooManyOpenFilesError`, and after :meth:`close` :class:`ClosedError`.
+    :class:`TooManyOpenFilesError`, and after :meth:`close` :class:`ClosedError`. Every method that changes something
+    may raise :class:`OutcomeUnknownError`: the answer was lost, and reading back failed.
     """
 
     @property
@@ -86,11 +87,7 @@ class BlobStore(Closable):
 
     @abstractmethod
     def put(self, name: str, data: Buffer) -> ObjectInfo:
-        """Writes a whole object, replacing any of that name. For names that are unique anyway; idempotent.
-
-        Raises:
-            OutcomeUnknownError: The answer was lost and reading back failed.
-        """
+        """Writes a whole object, replacing any of that name. For names that are unique anyway; idempotent."""
 
     @abstractmethod
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
@@ -101,12 +98,12 @@ class BlobStore(Closable):
 
         Raises:
             AlreadyExistsError: The name holds other bytes.
-            OutcomeUnknownError: The answer was lost and reading back failed.
         """
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:  # noqa: ARG002
         """As :meth:`put_if_absent` of the concatenation of ``pieces``, which some stores write without joining them.
 
+        ``read_soon`` says that this host will read the object within seconds, so that its page cache should have it.
         The returned info need not have a checksum: whoever makes large objects has checksums of its own inside.
         """
         return self.put_if_absent(name, b"".join(pieces))
@@ -116,7 +113,7 @@ class BlobStore(Closable):
         """All bytes of an object.
 
         Raises:
-            NotFoundError: There is none.
+            NotFoundError: There is no such object.
         """
 
     @abstractmethod
@@ -168,7 +165,6 @@ class BlobStore(Closable):
         Raises:
             NotFoundError: There is no ``source``.
             AlreadyExistsError: ``target`` holds other bytes.
-            OutcomeUnknownError: The answer was lost and reading back failed.
         """
         return self.put_if_absent(target, self.get(source))
 
@@ -222,7 +218,6 @@ class BlobStore(Closable):
             ConflictError: ``target`` holds something else: another length, CRC32C or nonce. It was not touched.
             DataLossError: Neither ``target`` nor all of ``parts`` exist.
             CorruptDataError: A piece or the result is not what the parts say. Nothing was published.
-            OutcomeUnknownError: The answer was lost and reading back failed.
         """
 
     @abstractmethod

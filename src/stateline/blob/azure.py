@@ -27,7 +27,7 @@ empty file: no block has no bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -43,7 +43,6 @@ from stateline.blob.azure_blocks import check_count, fits_one_put, is_block, rec
 from stateline.blob.checksum import crc32c
 from stateline.blob.cloud import CloudStore
 from stateline.blob.cloud_settings import CloudSettings, parse_endpoint, parse_secret
-from stateline.blob.names import check_prefix
 from stateline.blob.outcome import Fingerprint, PieceError, damaged_part, parts_missing
 from stateline.blob.urls import split_cloud_url
 from stateline.environment import Environment
@@ -105,23 +104,6 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         key = self._key(name)
         return self._reading("head", name, lambda: _info(name, self._client.get_blob_client(key).get_blob_properties()))
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        check_prefix(prefix)
-        listing = self._client.list_blobs(
-            name_starts_with=self._folder + prefix, include=["metadata"], results_per_page=self._settings.page_size
-        )
-        pages = listing.by_page()
-
-        def following() -> Sequence[Any] | None:
-            page = next(pages, None)
-            return page if page is None else [*page]
-
-        while (blobs := self._reading("list", prefix, following)) is not None:
-            for blob in blobs:
-                name = self._name_of(blob.name)
-                if name is not None and _FOLDER_MARK not in (blob.metadata or {}):
-                    yield _info(name, blob)
-
     def delete(self, names: Iterable[str]) -> None:
         keys = [self._key(name) for name in checked_names(names)]
         with self._telling("delete", ""):
@@ -137,7 +119,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         return Part(name=self._stage_object(data).name, length=len(data), crc32c=crc32c(data))
 
     def read_staged(self, part: Part) -> bytes | None:
-        """See :meth:`BlobStore.read_staged`. Blocks cannot be read before they are published."""
+        """The bytes of a piece that is a blob. A block cannot be read before it is published."""
         if is_block(part):
             self._check_open()
             return None
@@ -272,16 +254,19 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
         data: bytes = self._client.get_blob_client(key).download_blob(**extent, **pin).readall()
         return data
 
+    def _page(self, prefix: str, token: str | None) -> tuple[Sequence[ObjectInfo], str | None]:
+        listing = self._client.list_blobs(
+            name_starts_with=prefix, include=["metadata"], results_per_page=self._settings.page_size
+        )
+        pages = listing.by_page(token)
+        blobs = [_info(blob.name, blob) for blob in next(pages) if _FOLDER_MARK not in (blob.metadata or {})]
+        return blobs, pages.continuation_token
+
     def _is_beyond_end(self, error: Exception) -> bool:
         return isinstance(error, sdk.HttpResponseError) and error.status_code == 416
 
     def _delete_one(self, key: str) -> None:
-        try:
-            with self._asking():
-                self._client.get_blob_client(key).delete_blob(delete_snapshots="include")
-        except Refusal as refusal:
-            if refusal.answer is not Answer.ABSENT:
-                raise
+        self._if_there(lambda: self._client.get_blob_client(key).delete_blob(delete_snapshots="include"), Answer.ABSENT)
 
     # -- the SDK --------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ Facts:
   is there (:meth:`CloudStore._created`), and length, CRC32C and nonce decide.
 - A request without an answer may still be under way and land later. If nothing is there yet, the outcome stays unknown.
 - What the SDK says at the end is the answer to its last try. Where an earlier try had none, a refusal proves nothing:
-  each backend tells of such tries (``tries``), and the outcome of a change is then unknown.
+  each store tells of such tries (:func:`~stateline.blob.answers.try_unanswered`), and the outcome of a change is then
+  unknown.
 - SDK clients hold sockets and locks that do not survive ``fork`` or pickling: each process builds its own.
 """
 
@@ -16,9 +17,10 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 from stateline.blob.answers import Answer, Asking, Refusal, safe_cause, typed_error
@@ -26,7 +28,7 @@ from stateline.blob.api import BlobStore, Buffer, ObjectInfo, closed_store
 from stateline.blob.arguments import check_range, checked_parts, own_bytes
 from stateline.blob.checksum import crc32c
 from stateline.blob.cloud_settings import CloudSettings
-from stateline.blob.names import STAGING_PREFIX, check_name, check_staged_name
+from stateline.blob.names import STAGING_PREFIX, check_name, check_prefix, check_staged_name
 from stateline.blob.outcome import Fingerprint, PieceError, already_exists, damaged_part, parts_missing, too_short
 from stateline.blob.translation import Translated
 from stateline.blob.urls import split_cloud_url
@@ -137,6 +139,14 @@ class CloudStore(BlobStore, Generic[C, S]):
             key: The key in the container.
             bounds: Start and end of the range; all bytes if ``None``.
             pin: Conditions that a service has of its own.
+        """
+
+    @abstractmethod
+    def _page(self, prefix: str, token: str | None) -> tuple[Sequence[ObjectInfo], str | None]:
+        """One request for a page of a listing: objects by key, and the token of the next page, if there is one.
+
+        After an error, the iterator of an SDK may end as if the listing were complete. So each page is asked for by
+        itself.
         """
 
     @abstractmethod
@@ -302,6 +312,15 @@ class CloudStore(BlobStore, Generic[C, S]):
 
         return Asking(refused)
 
+    def _if_there(self, remove: Callable[[], object], *gone: Answer) -> None:
+        """Runs a deletion of what may be gone already, as the answers ``gone`` say."""
+        try:
+            with self._asking():
+                remove()
+        except Refusal as refusal:
+            if refusal.answer not in gone:
+                raise
+
     def _telling(self, operation: str, name: str, url: str = "") -> Translated:
         """Around one public call: a :class:`Refusal` leaves as a typed error.
 
@@ -447,6 +466,25 @@ class CloudStore(BlobStore, Generic[C, S]):
             if found is None or not ours.matches(found):
                 raise
             return found
+
+    # -- listings -------------------------------------------------------------------------------------------------
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        for page in self._pages(partial(self._page, self._folder + prefix), prefix):
+            for found in page:
+                name = self._name_of(found.name)
+                if name is not None:
+                    yield replace(found, name=name, container="")
+
+    def _pages(self, read: Callable[[str | None], tuple[R, str | None]], name: str, url: str = "") -> Iterator[R]:
+        """The pages of a listing; ``read`` is given the token of each."""
+        token: str | None = None
+        while True:
+            page, token = self._reading("list", name, partial(read, token), url)
+            yield page
+            if not token:
+                return
 
 
 def _is_ours(found: ObjectInfo, ours: Fingerprint) -> bool:

@@ -45,7 +45,7 @@ from stateline.blob.cloud_settings import CloudSettings, parse_endpoint
 from stateline.blob.gcs_compose import Step, compose_steps
 from stateline.blob.gcs_names import check_staged, is_entropy_folder, staging_key
 from stateline.blob.gcs_replies import NONCE, encoded_checksum, object_info, part_of, text_of, url_of
-from stateline.blob.names import STAGING_PREFIX, check_prefix
+from stateline.blob.names import STAGING_PREFIX
 from stateline.blob.outcome import Fingerprint, PieceError, parts_missing
 from stateline.errors import CorruptDataError, InternalError, InvalidInputError, StatelineError
 from stateline.handles import Part
@@ -92,13 +92,6 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
     def head(self, name: str) -> ObjectInfo:
         return replace(self._head_key(self._container, self._key(name)), name=name, container="")
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        check_prefix(prefix)
-        for found in self._list_keys(self._container, self._folder + prefix):
-            name = self._name_of(found.name)
-            if name is not None:
-                yield replace(found, name=name, container="")
-
     def delete(self, names: Iterable[str]) -> None:
         self._delete([(self._container, self._key(name), "") for name in checked_names(names)])
 
@@ -121,8 +114,13 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
     def list_staged(self) -> Iterator[ObjectInfo]:
         """Pieces that this root staged. Names are those in :attr:`ObjectInfo.container`, not below the root."""
         for container in sorted({self._container, self._settings.temporary_bucket} - {""}):
-            for folder in (STAGING_PREFIX, *self._entropy_folders(container)):
-                yield from self._list_keys(container, folder + self._own, marked=True)
+            folders = self._pages(partial(self._page_of_folders, container), "", url_of(container, STAGING_PREFIX))
+            for folder in (STAGING_PREFIX, *sorted({folder for page in folders for folder in page})):
+                prefix = folder + self._own
+                for page in self._pages(
+                    partial(self._page_of_pieces, container, prefix), "", url_of(container, prefix)
+                ):
+                    yield from page
 
     def staged_part(self, container: str, name: str) -> Part:
         """The part for a staged object that another program made, with its length, checksum and generation.
@@ -267,15 +265,6 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
         """Metadata that tells our pieces from those of a store with another root."""
         return {_ROOT: f"/{self._prefix}"}
 
-    def _entropy_folders(self, container: str) -> Sequence[str]:
-        folders: set[str] = set()
-        listing = self._client.list_blobs(container, prefix=STAGING_PREFIX, delimiter="/", **self._patience())
-        pages = iter(listing.pages)
-        place = url_of(container, STAGING_PREFIX)
-        while (page := self._reading("list", "", lambda: next(pages, None), place)) is not None:
-            folders.update(page.prefixes)
-        return sorted(folder for folder in folders if is_entropy_folder(folder))
-
     # -- requests -------------------------------------------------------------------------------------------------
 
     def _send(
@@ -302,7 +291,7 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
     def _put(self, name: str, data: bytes, ours: Fingerprint) -> ObjectInfo:
         return replace(self._send(self._container, self._key(name), data, ours, {}), name=name, container="")
 
-    def _read(self, key: str, bounds: tuple[int, int] | None = None, **pin: str) -> bytes:  # noqa: ARG002 - has none
+    def _read(self, key: str, bounds: tuple[int, int] | None = None, **pin: str) -> bytes:  # noqa: ARG002 - nothing pins
         if bounds is None:
             return self._download(self._container, key)
         data: bytes = self._blob(self._container, key).download_as_bytes(
@@ -325,31 +314,43 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
             "head", "", lambda: (blob.reload(**self._patience()), object_info(blob))[1], url_of(container, key)
         )
 
-    def _list_keys(self, container: str, prefix: str, *, marked: bool = False) -> Iterator[ObjectInfo]:
-        """Objects of a bucket by key; with ``marked`` only pieces that this root staged."""
+    def _page(self, prefix: str, token: str | None) -> tuple[Sequence[ObjectInfo], str | None]:
+        page, following = self._blobs(self._container, prefix, token)
+        return [object_info(blob) for blob in page], following
+
+    def _page_of_pieces(
+        self, container: str, prefix: str, token: str | None
+    ) -> tuple[Sequence[ObjectInfo], str | None]:
+        """Pieces that this root staged."""
+        page, following = self._blobs(container, prefix, token)
+        ours = f"/{self._prefix}"
+        return [object_info(blob) for blob in page if (blob.metadata or {}).get(_ROOT) == ours], following
+
+    def _page_of_folders(self, container: str, token: str | None) -> tuple[Sequence[str], str | None]:
+        page, following = self._blobs(container, STAGING_PREFIX, token, delimiter="/")
+        return [folder for folder in page.prefixes if is_entropy_folder(folder)], following
+
+    def _blobs(self, container: str, prefix: str, token: str | None, **extent: str) -> tuple[Any, str | None]:
         listing = self._client.list_blobs(
-            container, prefix=prefix, page_size=self._settings.page_size, **self._patience()
+            container,
+            prefix=prefix,
+            page_size=self._settings.page_size,
+            page_token=token,
+            **extent,
+            **self._patience(),
         )
-        pages = iter(listing.pages)
-        place = url_of(container, prefix)
-        while (page := self._reading("list", "", lambda: next(pages, None), place)) is not None:
-            for blob in page:
-                if not marked or (blob.metadata or {}).get(_ROOT) == f"/{self._prefix}":
-                    yield object_info(blob)
+        return next(listing.pages), listing.next_page_token
 
     def _delete(self, objects: Sequence[tuple[str, str, str]]) -> None:
         with self._telling("delete", ""):
             self._each(lambda place: self._delete_one(*place), objects)
 
     def _delete_one(self, container: str, key: str, version: str) -> None:
-        try:
-            with self._asking():
-                pin = {"if_generation_match": int(version)} if version else {}
-                self._blob(container, key).delete(**pin, **self._patience())
-        except Refusal as refusal:
-            # Gone, or replaced by something that is not ours to delete.
-            if refusal.answer not in (Answer.ABSENT, Answer.TAKEN):
-                raise
+        pin = {"if_generation_match": int(version)} if version else {}
+        # It may be gone, or replaced by something that is not ours to delete.
+        self._if_there(
+            lambda: self._blob(container, key).delete(**pin, **self._patience()), Answer.ABSENT, Answer.TAKEN
+        )
 
     def _blob(self, container: str, key: str, version: str = "") -> Any:
         bucket = self._client.bucket(container)

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar, cast
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
-from stateline.handles import Part
 
 __all__ = ["InstrumentedStore", "StoreDecorator"]
 
@@ -19,11 +19,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _forwarded(method: F) -> F:
-    """A method of a decorator that calls the method of that name of the inner store."""
+    """A method of a decorator that calls the one of the same name of the inner store."""
     name = method.__name__
 
-    def forward(self: StoreDecorator, *args: object, **named: object) -> object:
-        return getattr(self.inner, name)(*args, **named)
+    def forward(self: StoreDecorator, *args: Any, **named: Any) -> Any:
+        return self._forward(name, args, named)
 
     forward.__name__, forward.__qualname__, forward.__doc__ = name, f"StoreDecorator.{name}", method.__doc__
     return cast("F", forward)
@@ -32,20 +32,12 @@ def _forwarded(method: F) -> F:
 class StoreDecorator(BlobStore):
     """Forwards every call to ``inner``; subclasses override what they change.
 
-    Calls that :class:`BlobStore` makes of others (``get_ranges``, ``put_all_if_absent``) pass through those of the
-    decorator.
+    ``get_ranges`` and ``put_all_if_absent`` are not forwarded: they call ``get_range`` and ``put_if_absent`` of the
+    decorator, which may have been overridden.
     """
 
     def __init__(self, inner: BlobStore) -> None:
         self.inner = inner
-
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    @property
-    def copies_cheaply(self) -> bool:
-        return self.inner.copies_cheaply
 
     put = _forwarded(BlobStore.put)
     put_if_absent = _forwarded(BlobStore.put_if_absent)
@@ -61,8 +53,24 @@ class StoreDecorator(BlobStore):
     discard = _forwarded(BlobStore.discard)
     read_staged = _forwarded(BlobStore.read_staged)
     list_staged = _forwarded(BlobStore.list_staged)
-    local_path = _forwarded(BlobStore.local_path)
-    close = _forwarded(BlobStore.close)
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @property
+    def copies_cheaply(self) -> bool:
+        return self.inner.copies_cheaply
+
+    def local_path(self, name: str) -> Path | None:
+        return self.inner.local_path(name)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _forward(self, operation: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Makes one request of the inner store. To override for what concerns all of them."""
+        return getattr(self.inner, operation)(*args, **named)
 
 
 class InstrumentedStore(StoreDecorator):
@@ -88,78 +96,20 @@ class InstrumentedStore(StoreDecorator):
             self.calls.clear()
             self.bytes_written = self.bytes_read = 0
 
-    def put(self, name: str, data: Buffer) -> ObjectInfo:
-        self._count("put", written=len(data))
-        return self.inner.put(name, data)
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
+        """Forwards the pieces as they are, and counts them as ``put_if_absent``."""
+        self._count("put_if_absent", pieces)
+        return self.inner.put_all_if_absent(name, pieces, read_soon=read_soon)
 
-    def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
-        self._count("put_if_absent", written=len(data))
-        return self.inner.put_if_absent(name, data)
+    def _forward(self, operation: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        self._count(operation, (*args, *named.values()))
+        result = super()._forward(operation, args, named)
+        if isinstance(result, bytes):
+            with self._lock:
+                self.bytes_read += len(result)
+        return result
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
-        """See :meth:`BlobStore.put_all_if_absent`; counted as ``put_if_absent``."""
-        self._count("put_if_absent", written=sum(map(len, pieces)))
-        return self.inner.put_all_if_absent(name, pieces)
-
-    def get(self, name: str) -> bytes:
-        self._count("get")
-        data = self.inner.get(name)
-        self._count_read(len(data))
-        return data
-
-    def get_range(self, name: str, start: int, end: int) -> bytes:
-        self._count("get_range")
-        data = self.inner.get_range(name, start, end)
-        self._count_read(len(data))
-        return data
-
-    def head(self, name: str) -> ObjectInfo:
-        self._count("head")
-        return self.inner.head(name)
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        self._count("list")
-        return self.inner.list(prefix)
-
-    def delete(self, names: Iterable[str]) -> None:
-        self._count("delete")
-        self.inner.delete(names)
-
-    def copy(self, source: str, target: str) -> ObjectInfo:
-        self._count("copy")
-        return self.inner.copy(source, target)
-
-    def stage(self, target: str, data: Buffer) -> Part:
-        self._count("stage", written=len(data))
-        return self.inner.stage(target, data)
-
-    def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:
-        self._count("prepare")
-        return self.inner.prepare(target, parts, nonce)
-
-    def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
-        self._count("publish")
-        return self.inner.publish(target, parts, nonce)
-
-    def discard(self, parts: Iterable[Part]) -> None:
-        self._count("discard")
-        self.inner.discard(parts)
-
-    def read_staged(self, part: Part) -> bytes | None:
-        self._count("read_staged")
-        data = self.inner.read_staged(part)
-        self._count_read(len(data or b""))
-        return data
-
-    def list_staged(self) -> Iterator[ObjectInfo]:
-        self._count("list_staged")
-        return self.inner.list_staged()
-
-    def _count(self, operation: str, *, written: int = 0) -> None:
+    def _count(self, operation: str, given: Sequence[Any]) -> None:
         with self._lock:
             self.calls[operation] += 1
-            self.bytes_written += written
-
-    def _count_read(self, read: int) -> None:
-        with self._lock:
-            self.bytes_read += read
+            self.bytes_written += sum(len(data) for data in given if isinstance(data, Buffer))

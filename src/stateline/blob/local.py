@@ -109,10 +109,11 @@ class LocalStore(BlobStore):
         self._put_new(name, [data])
         return self._info(name, len(data), crc32c(data))
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
-        """Creates an object from pieces; a long one is written past the page cache where that works."""
-        self._put_new(name, pieces, unread_bytes=sum(map(len, pieces)))
-        return self._info(name, sum(map(len, pieces)), None)
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
+        """Creates an object from pieces; a long one that nobody reads soon goes past the page cache where possible."""
+        size = sum(map(len, pieces))
+        self._put_new(name, pieces, unread_bytes=0 if read_soon else size)
+        return self._info(name, size, None)
 
     def get(self, name: str) -> bytes:
         with self._translated("get", name), self._opened(name) as descriptor:

@@ -13,7 +13,7 @@ together. The nonce and the CRC32C of an object are kept as its metadata.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -26,7 +26,6 @@ from botocore.config import Config
 from stateline.blob.answers import Answer, answer_of_status, try_unanswered
 from stateline.blob.api import ObjectInfo
 from stateline.blob.arguments import checked_names
-from stateline.blob.names import check_prefix
 from stateline.blob.s3_requests import S3StoreSettings, object_info
 from stateline.blob.s3_uploads import S3Uploads
 
@@ -67,31 +66,27 @@ class S3Store(S3Uploads):
         arguments = {"Bucket": self._container, "Key": key, **self._checked(ChecksumMode="ENABLED")}
         return self._reading("head", name, lambda: object_info(name, self._client.head_object(**arguments)))
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Objects without nonces and checksums, which S3 does not list."""
-        check_prefix(prefix)
-        arguments: dict[str, Any] = {"Prefix": self._folder + prefix, "MaxKeys": self._settings.page_size}
-        while True:
-            page = self._reading(
-                "list", prefix, lambda: self._client.list_objects_v2(Bucket=self._container, **arguments)
-            )
-            for found in page.get("Contents", ()):
-                name = self._name_of(found["Key"])
-                if name is not None:
-                    yield ObjectInfo(
-                        name=name,
-                        size=found["Size"],
-                        modified_at=found["LastModified"].timestamp(),
-                        version=found["ETag"],
-                    )
-            if not page.get("IsTruncated"):
-                return
-            arguments["ContinuationToken"] = page["NextContinuationToken"]
-
     def delete(self, names: Iterable[str]) -> None:
         deletions = self._deletions([self._key(name) for name in checked_names(names)])
         with self._telling("delete", ""):
             self._each(lambda request: request(), deletions)
+
+    def _page(self, prefix: str, token: str | None) -> tuple[Sequence[ObjectInfo], str | None]:
+        """A page without nonces and checksums, which S3 does not list."""
+        following = {"ContinuationToken": token} if token else {}
+        page = self._client.list_objects_v2(
+            Bucket=self._container, Prefix=prefix, MaxKeys=self._settings.page_size, **following
+        )
+        infos = [
+            ObjectInfo(
+                name=found["Key"],
+                size=found["Size"],
+                modified_at=found["LastModified"].timestamp(),
+                version=found["ETag"],
+            )
+            for found in page.get("Contents", ())
+        ]
+        return infos, page["NextContinuationToken"] if page.get("IsTruncated") else None
 
     def _is_beyond_end(self, error: Exception) -> bool:
         return isinstance(error, sdk.ClientError) and error.response["ResponseMetadata"]["HTTPStatusCode"] == 416

@@ -268,12 +268,7 @@ class S3Uploads(S3Requests):
 
     def _end(self, place: Mapping[str, Any]) -> None:
         """Aborts an upload, if it is still there."""
-        try:
-            with self._asking():
-                self._client.abort_multipart_upload(**place)
-        except Refusal as refusal:
-            if refusal.answer not in (Answer.ENDED, Answer.ABSENT):
-                raise
+        self._if_there(lambda: self._client.abort_multipart_upload(**place), Answer.ENDED, Answer.ABSENT)
 
     def _aborted(self, upload: _Upload) -> bool:
         """Gives a failed upload up; whether the service confirmed it. Lifecycle rules remove one that stays."""

@@ -60,7 +60,7 @@ def open_store(
     """Opens the store that a URL names. No I/O happens before the first call on it.
 
     Args:
-        url: See the table in the module docstring, or a path of the local disk.
+        url: One of :mod:`stateline.blob.urls`, or a path of the local disk.
         options: Settings of that store, as strings; unknown ones are refused.
         environment: Clock, ids and threads; the real ones by default.
 

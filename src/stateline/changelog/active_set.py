@@ -1,7 +1,5 @@
 """The set that is still growing: what was appended since the last one was closed.
 
-Owns its bytes, and what of them is a whole change. Does not own the closed sets (``writer``).
-
 An interrupt (Ctrl-C, any handler of a signal that raises) may come between any two steps of Python. Therefore:
 
 - A change is there from one step on: the ``append`` to ``ends`` that follows its bytes. What lies beyond ``ends`` is

@@ -1,8 +1,5 @@
 """What a state changelog is: values, and the protocols between its parts. No I/O, no threads.
 
-Owns the vocabulary. Does not own any behaviour: ``writer``, ``scheduler``, ``retry``, ``uploader``, ``registry`` and
-``reader`` keep what is promised here.
-
 The life of a change::
 
     writer.append(5, b"...")                  # active: part of no change set yet
@@ -21,7 +18,7 @@ from any thread. Callbacks of an upload are run by the owner of the writer, neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self, TypeAlias
 
@@ -39,7 +36,6 @@ __all__ = [
     "FailureCallback",
     "RetriableAction",
     "SequenceNumber",
-    "SequenceNumberRange",
     "SnapshotResult",
     "StateChange",
     "StateChangeUploadScheduler",
@@ -68,7 +64,9 @@ class SequenceNumber(msgspec.Struct, frozen=True, order=True):
             or not 0 <= self.value <= _MAX_SEQUENCE_NUMBER
         ):
             raise InvalidInputError(
-                f"{self.value!r} is no sequence number", subject="SequenceNumber", hint="Give 0 to 2**63 - 1"
+                f"must be an integer from 0 to 2**63 - 1, got {self.value!r}",
+                subject="SequenceNumber",
+                hint="Take numbers from next_sequence_number",
             )
 
     @classmethod
@@ -86,34 +84,6 @@ class SequenceNumber(msgspec.Struct, frozen=True, order=True):
 
     def __str__(self) -> str:
         return str(self.value)
-
-
-class SequenceNumberRange(msgspec.Struct, frozen=True):
-    """The half-open range ``[start, end)`` of sequence numbers; may be empty.
-
-    Raises:
-        InvalidInputError: ``end < start``.
-    """
-
-    start: SequenceNumber
-    end: SequenceNumber
-
-    def __post_init__(self) -> None:
-        check_kind(self.start, SequenceNumber, "start")
-        check_kind(self.end, SequenceNumber, "end")
-        if self.end < self.start:
-            raise InvalidInputError(
-                f"[{self.start}, {self.end}) is no range", subject="SequenceNumberRange", hint="Give start <= end"
-            )
-
-    def __len__(self) -> int:
-        return self.end.value - self.start.value
-
-    def __contains__(self, sequence_number: object) -> bool:
-        return isinstance(sequence_number, SequenceNumber) and self.start <= sequence_number < self.end
-
-    def __str__(self) -> str:
-        return f"[{self.start}, {self.end})"
 
 
 class StateChange(msgspec.Struct, frozen=True, gc=False):
@@ -185,13 +155,6 @@ class UploadTasksResult:
         self.successful = dict(successful or {})
         self.failed = dict(failed or {})
 
-    def complete(self) -> None:
-        """Completes and fails the tasks. A task that is finished already stays as it is."""
-        for task, results in self.successful.items():
-            task.complete(results)
-        for task, error in self.failed.items():
-            task.fail(error)
-
     def handles(self) -> Iterator[SegmentHandle]:
         """Every segment that this result made durable."""
         for results in self.successful.values():
@@ -210,15 +173,12 @@ class StateChangeUploader(Protocol):
         Raises:
             OSError: Nothing is durable, or nobody can tell. Another attempt may succeed.
         """
-        ...
 
     def discard(self, result: UploadTasksResult) -> None:
         """Gives up what a late :meth:`upload` made, because another attempt had won. A failed delete is no error."""
-        ...
 
     def close(self) -> None:
         """Gives connections back. Idempotent."""
-        ...
 
 
 class AvailabilityProvider(Protocol):
@@ -227,11 +187,9 @@ class AvailabilityProvider(Protocol):
     @property
     def available(self) -> bool:
         """Whether there is room for another upload right now."""
-        ...
 
     def availability_future(self) -> Future[None]:
         """Done when there is room: at once, or as soon as an upload ends or the scheduler is closed."""
-        ...
 
 
 class StateChangeUploadScheduler(Protocol):
@@ -240,18 +198,15 @@ class StateChangeUploadScheduler(Protocol):
     @property
     def availability(self) -> AvailabilityProvider:
         """Whether :meth:`upload` would return without waiting."""
-        ...
 
     def upload(self, task: UploadTask) -> None:
         """Takes a task over: it will be completed or failed exactly once, on any thread.
 
         May wait for room, and may be interrupted then: the task is failed before the interruption passes on.
         """
-        ...
 
     def close(self) -> None:
         """Fails every unfinished task and wakes every waiting caller. Idempotent."""
-        ...
 
 
 class RetriableAction(Protocol):
@@ -259,19 +214,12 @@ class RetriableAction(Protocol):
 
     def try_execute(self) -> object:
         """One attempt. Attempts share nothing, so that a slow one can be raced by another."""
-        ...
 
     def discard(self, result: object) -> None:
         """Takes back what a late attempt made. Called once per superfluous success."""
-        ...
 
     def complete(self, result: object) -> None:
         """The first success. Called at most once, and never after :meth:`fail`."""
-        ...
 
     def fail(self, error: BaseException) -> None:
         """No attempt is left. Called at most once, and never after :meth:`complete`."""
-        ...
-
-
-SequenceNumbers: TypeAlias = Sequence[SequenceNumber]

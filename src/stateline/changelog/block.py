@@ -1,8 +1,5 @@
 """The bytes of one block: a record-batch message of an Arrow IPC stream, constant but for a few numbers in it.
 
-Owns encoding and decoding of one block, and the messages before the first and after the last one. Does not own the
-table that says where blocks are (``changes``, whose docstring describes the whole format, this part included).
-
 A block holds the changes of some neighbouring key groups, as one record batch with the columns ``key_group`` (int16)
 and ``change`` (binary), both without nulls. Any Arrow reader opens the stream of a schema message, blocks, and the end
 of stream.

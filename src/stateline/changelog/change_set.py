@@ -1,8 +1,4 @@
-"""One change set: what a writer collected between two sequence numbers.
-
-Owns the life of its bytes in memory: columns first, the encoded section once somebody asked for it, never both. Does
-not own the section's format.
-"""
+"""One change set: what a writer collected between two sequence numbers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """The format of a section of kind ``changes``, version 1: one change set of one writer.
 
-This module owns the bytes of such a section: one Arrow IPC stream, and behind its end a table of its blocks. ``block``
-owns the bytes of one block, ``segment`` the object around the section. This page is generated into the documentation.
-
 **Changes are one Arrow IPC stream and a table**::
 
     changes  := schema-message block* end-of-stream table
@@ -276,12 +273,12 @@ def decode_table(data: bytes, subject: str) -> ChangesTable:
         UnsupportedVersionError: A newer version wrote it.
     """
     if len(data) < _HEADER.size:
-        _refuse(f"{len(data)} bytes are no table, which has at least {_HEADER.size}", subject)
+        _refuse(f"{len(data)} bytes are too few for a table of changes: expected at least {_HEADER.size}", subject)
     magic, version, compression, zero, log_id, number, payload, size, changes, count, low, high, zero_too, checksum = (
         _HEADER.unpack_from(data)
     )
     if magic != _MAGIC:
-        _refuse("there is no table of changes", subject)
+        _refuse("expected the magic number of a table of changes", subject)
     if version > FORMAT_VERSION:
         raise UnsupportedVersionError(
             f"version {version} is newer than {FORMAT_VERSION}",
@@ -290,7 +287,7 @@ def decode_table(data: bytes, subject: str) -> ChangesTable:
             hint="Upgrade Stateline",
         )
     if version != FORMAT_VERSION or count > _MAX_BLOCKS or len(data) != _HEADER.size + count * _ENTRY.size:
-        _refuse(f"{len(data)} bytes are no table of {count} blocks of version {version}", subject)
+        _refuse(f"{len(data)} bytes do not fit a table of {count} blocks of version {version}", subject)
     if crc32c(data[_HEADER.size :], crc32c(data[: _HEADER.size - _CRC.size])) != checksum:
         _refuse("the checksum of the table does not match", subject)
     if zero or zero_too or number < 0 or compression not in tuple(Compression):

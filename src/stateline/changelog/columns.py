@@ -1,8 +1,5 @@
 """Changes as columns: how they wait in memory between ``append`` and the section.
 
-Owns the representation of waiting changes, the conversion of what users give, and the stable sort by key group. Does
-not own any stored byte (``block``, ``changes``).
-
 Invariants:
 - ``offsets`` has one number more than there are changes, ascending; change ``i`` is ``data[offsets[i]:offsets[i +
   1]]``.
@@ -70,11 +67,15 @@ class ChangeColumns:
             is_integer = isinstance(change.key_group, int | np.integer)
             if not is_integer or not StateChange.META <= change.key_group < MAX_PARALLELISM_LIMIT:
                 raise InvalidInputError(
-                    f"{change.key_group!r} is no key group", subject="StateChange", hint="Give -1 to 32767"
+                    f"the key group must be an integer from -1 to 32767, got {change.key_group!r}",
+                    subject="StateChange",
+                    hint="Take it from key_group_of, or give StateChange.META",
                 )
             if not isinstance(change.value, bytes | bytearray | memoryview):
                 raise InvalidInputError(
-                    f"the value is {type(change.value).__name__}, not bytes", subject="StateChange", hint="Encode it"
+                    f"the value must be bytes, got {type(change.value).__name__}",
+                    subject="StateChange",
+                    hint="Encode it",
                 )
         key_groups = np.fromiter((change.key_group for change in changes), np.int16, len(changes))
         return cls(key_groups, *_joined([change.value for change in changes]))

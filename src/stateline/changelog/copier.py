@@ -1,6 +1,4 @@
-"""Second copies of uploads, on their way to this host's disk: nice to have, never in the way.
-
-Owns the thread that writes them, and the waiting. Does not own where they go (``host_cache``).
+"""Copies of objects and sections, on their way to this host's disk: nice to have, never in the way.
 
 A slow, full, broken or hanging disk costs whoever waits at most the timeout. A copy holds its bytes until it is
 written, so only a few are under way, and more are skipped, not queued.
@@ -9,12 +7,10 @@ written, so only a few are under way, and more are skipped, not queued.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
-from stateline.blob.api import BlobStore, Buffer
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.environment import Environment
 
@@ -41,19 +37,23 @@ class Copier:
         self._executor = environment.executors.executor("stateline-local-copy", 1)
         self._pending = 0
 
-    def start(self, place: BlobStore, name: str, pieces: Sequence[Buffer]) -> LocalCopy:
-        """Begins to copy an object that is being, or was, uploaded to ``place``; never fails and never waits.
+    def start(self, write: Callable[[], object], delete: Callable[[], None]) -> LocalCopy:
+        """Begins a copy; never fails and never waits.
 
-        Whoever starts it may call :meth:`LocalCopy.wait` when the object is durable, so that the next reader on this
-        host finds the copy, or :meth:`LocalCopy.abandon` when it will not be.
+        Call :meth:`LocalCopy.wait` once its original is durable, so that the next reader on this host finds the copy,
+        or :meth:`LocalCopy.abandon` when there will be no original.
+
+        Args:
+            write: Writes the copy. An ``OSError`` or ``ValueError`` only means that there is none.
+            delete: Deletes it.
         """
-        copy = LocalCopy(self, partial(place.delete, [name]))
+        copy = LocalCopy(self, delete)
         with self.monitor:
             skip = self._pending >= _MAX_PENDING
             self._pending += 1
         try:
             if not skip:
-                self._executor.submit(self._run, copy, place, name, pieces)
+                self._executor.submit(self._run, copy, write)
         except RuntimeError:  # No thread is to be had.
             skip = True
         if skip:
@@ -69,14 +69,14 @@ class Copier:
         """Ends the thread. Copies stay for the next process on this host."""
         self._executor.close(wait=False)
 
-    def _run(self, copy: LocalCopy, place: BlobStore, name: str, pieces: Sequence[Buffer]) -> None:
+    def _run(self, copy: LocalCopy, write: Callable[[], object]) -> None:
         done = False
         try:
             if not copy.abandoned:
-                place.put_all_if_absent(name, pieces)
+                write()
                 done = True
         except (OSError, ValueError) as error:
-            _LOG.debug("no local copy of %s: %s", name, error)
+            _LOG.debug("no local copy: %s", error)
         finally:
             self._end(copy, done=done)
 

@@ -1,7 +1,5 @@
 """What a checkpoint remembers of a changelog: frozen values and their bytes. No I/O.
 
-Owns :class:`SegmentHandle`, :class:`ChangelogHandle` and their encoding. Does not own the objects that they name.
-
 Rules:
 - A handle is made only after what it names is durable.
 - It names an object by its exact, relative name in the store of the changelog, and carries the checksum of the
@@ -126,7 +124,7 @@ class ChangelogHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             )
         data = bytes(b)
         if len(data) < _PREFIX.size:
-            raise _damaged(f"{len(data)} bytes are no changelog handle", 0)
+            raise _damaged(f"{len(data)} bytes are too few for a changelog handle", 0)
         magic, version, zero, length, checksum = _PREFIX.unpack_from(data)
         if magic != _MAGIC:
             raise _damaged("the magic number is missing", 0)

@@ -1,8 +1,5 @@
 """Bytes of objects elsewhere, on this host's disk: copies of uploads, downloads, fetched sections and slices of them.
 
-Owns the folder: its files, its bound, who goes first. Does not own what the bytes mean. **Nothing is proved here**:
-whoever reads checks what came before use, and calls :meth:`HostCache.drop` on damage; then it is fetched again.
-
 Rules:
 - Files are in a folder of their own, :data:`OWN_FOLDER`, below the one that the user names, for this user only. Only
   what has a name that is made here counts for the bound, and only that is deleted.
@@ -31,6 +28,7 @@ import struct
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -152,14 +150,14 @@ class HostCache:
         except OSError as error:
             kind = AccessDeniedError if isinstance(error, PermissionError) else InvalidInputError
             raise kind(
-                f"it cannot be made ({error.strerror})",
+                f"cannot be created ({error.strerror})",
                 operation="open cache",
                 subject=str(self.folder),
                 hint="Give a folder that this user can write to",
             ) from error
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise AccessDeniedError(
-                "it is a link, belongs to another user, or others may write to it",
+                "must be a folder of this user, not a link, that nobody else can write to",
                 operation="open cache",
                 subject=str(self.folder),
                 hint="Give a folder that only this user can write to",
@@ -227,7 +225,7 @@ class HostCache:
 
     def start(self, store: BlobStore, name: str, pieces: Sequence[Buffer]) -> LocalCopy:
         """Begins to copy a whole object that is being, or was, uploaded: see :meth:`Copier.start`."""
-        return self.copier.start(HostCopies(self, store), name, pieces)
+        return self.copier.start(partial(self.put, store.url, name, pieces), partial(self.delete, store.url, name))
 
     def save(
         self,
@@ -238,18 +236,17 @@ class HostCache:
         extents: Sequence[Extent],
         part: tuple[int, int] | None = None,
     ) -> None:
-        """Keeps proved bytes of a section that were fetched, if it can. What lies between the extents stays a hole."""
+        """Keeps proved bytes of a section, if it can, and waits for that for a moment.
+
+        What lies between the extents stays a hole. The bytes must not change afterwards.
+        """
         suffix = "" if part is None else f"-{part[0]}-{part[1]}"
         room = sum(_size(extent.data) for extent in extents)
         if part is not None:  # Each extent may begin and end within a page.
             room += 2 * _PAGE_BYTES * len(extents)
-        try:
-            self._write(f"{_key(store_url, name)}-{offset}-{length}{suffix}.copy", extents, length, room)
-        except (OSError, ValueError) as error:
-            self.metrics.counter("local_copies_skipped").increment()
-            _LOG.debug("no local copy of %s: %s", name, error)
-        else:
-            self.metrics.counter("local_copies").increment()
+        file = f"{_key(store_url, name)}-{offset}-{length}{suffix}.copy"
+        write = partial(self._write, file, extents, length, room)
+        self.copier.start(write, partial(self._unlink, file)).wait()
 
     def put(self, store_url: str, name: str, pieces: Sequence[Buffer]) -> int:
         """Copies a whole object now. Returns its size.
@@ -267,8 +264,11 @@ class HostCache:
 
     def delete(self, store_url: str, name: str) -> None:
         """Deletes the copy of a whole object, if there is one."""
+        self._unlink(f"{_key(store_url, name)}.copy")
+
+    def _unlink(self, file: str) -> None:
         with suppress(FileNotFoundError):
-            os.unlink(self.folder / f"{_key(store_url, name)}.copy")
+            os.unlink(self.folder / file)
 
     def download(self, store: BlobStore, name: str) -> None:
         """Fetches a whole object, unless another thread or process does or did; whoever wants it too waits for that.
@@ -471,7 +471,7 @@ class HostCopies(StoreDecorator):
         super().__init__(store)
         self._cache = cache
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], **_: bool) -> ObjectInfo:
         return ObjectInfo(name=name, size=self._cache.put(self.url, name, pieces), modified_at=0)
 
     def delete(self, names: Iterable[str]) -> None:

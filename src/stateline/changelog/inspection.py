@@ -1,8 +1,5 @@
 """Segments without their handles: what is inside, and whether it is whole.
 
-Owns finding sections by the directory, and checking every byte. Does not own the formats (``segment``, ``changes``),
-what runs and rows mean (``stateline.state``, ``stateline.files``), or the printing (``stateline.cli.changelog``).
-
 Memory: tables, and about :data:`~stateline.changelog.reader.RUN_BYTES` at a time; never a whole object. Damage is
 reported with its offset and does not hide what is intact elsewhere in the object.
 """

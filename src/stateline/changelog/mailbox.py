@@ -1,7 +1,5 @@
 """How upload threads talk to the owner of a writer.
 
-Owns the queue of callbacks and the future of a persist. Does not own what the callbacks do (``writer``).
-
 Rules:
 - A callback is posted by any thread and run by the owner only, so the writer needs no lock. It leaves the queue when it
   has ended; one that was interrupted runs again from its start.

@@ -1,11 +1,7 @@
-"""What a changelog measures: the definitions, and the typed set of one storage.
-
-Owns names, units and meanings. Does not own the export: ``stateline.prometheus`` reads the same snapshot.
-"""
+"""What a changelog measures: the definitions, and the typed set of one storage."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,15 +17,6 @@ class MetricDefinition:
     name: str
     kind: type[Counter] | type[Gauge] | type[Histogram]
     help: str
-
-    def register(self, metrics: Metrics) -> None:
-        """Makes the metric, with the value of something that has not happened yet."""
-        if self.kind is Counter:
-            metrics.counter(self.name)
-        elif self.kind is Gauge:
-            metrics.gauge(self.name)
-        else:
-            metrics.histogram(self.name)
 
 
 DEFINITIONS: Final = (
@@ -62,34 +49,10 @@ DEFINITIONS: Final = (
 """Every metric of a changelog storage. A released name keeps its meaning."""
 
 
-class ChangelogMetrics:
-    """The metrics of one storage, by name: ``metrics.counter("upload_attempts")`` and so on.
+class ChangelogMetrics(Metrics):
+    """The metrics of one storage, by name: ``metrics.counter("upload_attempts")`` and so on."""
 
-    Args:
-        metrics: Where to register them; a fresh set by default.
-    """
-
-    def __init__(self, metrics: Metrics | None = None) -> None:
-        self._metrics = metrics if metrics is not None else Metrics()
+    def __init__(self) -> None:
+        super().__init__()
         for definition in DEFINITIONS:
-            definition.register(self._metrics)
-
-    def counter(self, name: str) -> Counter:
-        """The counter called ``name``."""
-        return self._metrics.counter(name)
-
-    def gauge(self, name: str) -> Gauge:
-        """The gauge called ``name``."""
-        return self._metrics.gauge(name)
-
-    def histogram(self, name: str) -> Histogram:
-        """The histogram called ``name``."""
-        return self._metrics.histogram(name)
-
-    def snapshot(self) -> dict[str, float | Mapping[str, float]]:
-        """Every value by name; a histogram is its count, sum, minimum, median, 99th percentile and maximum."""
-        return self._metrics.snapshot()
-
-    def kinds(self) -> dict[str, str]:
-        """``counter``, ``gauge`` or ``histogram`` by name."""
-        return self._metrics.kinds()
+            self._get(definition.name, definition.kind)

@@ -1,7 +1,4 @@
-"""What objects of a changelog are called: ``<job id>/changelog/<uuid>``.
-
-Owns the names, and so how the folder of local copies knows its own. Does not own what is in the objects.
-"""
+"""What objects of a changelog are called: ``<job id>/changelog/<uuid>``."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ def check_job_id(job_id: str) -> str:
         InvalidInputError: It is no single segment, or a folder where something else deletes.
     """
     if "/" in check_name(job_id):
-        raise _bad(job_id, "it is more than one segment", "Give one without '/'")
+        raise _bad(job_id, "must be a single segment", "Give one without '/'")
     if _TAKEN.fullmatch(job_id):
         raise _bad(
             job_id, "folders of that name are swept", "Give one such as the name of the job, without a dot first"

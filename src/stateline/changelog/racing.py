@@ -1,15 +1,10 @@
 """A store whose late requests are raced: a stalled connection costs its timeout, not the caller's time.
 
-Owns when a request is sent once more, which answer counts, and what a failure means while others are under way. Does
-not own what a request does (the store beneath, with the retries of its SDK). Large objects are written by whoever gives
-each attempt a name of its own (:meth:`RacingStore.begin`); ``put_all_if_absent`` by itself is not raced.
+``upload_table`` says when an attempt is followed by another, which answer counts, and what a failure means. Large
+objects are written by whoever gives each attempt a name of its own (:meth:`RacingStore.begin`); ``put_all_if_absent``
+by itself is not raced.
 
 Rules:
-- A request that is late is not given up: another one goes beside it, and the first answer counts. So racing never fails
-  what would have succeeded, however slow the store.
-- "There is none", "there is one already" and "it holds something else" are answers: each was true during the call.
-- Any other error is told only when **every** attempt has ended, so nothing is under way that could take effect after
-  it. It says "not done" only if each attempt said so; otherwise the outcome is unknown.
 - A loser may end minutes later, so only that is raced which does no harm then: reads; creations of the same bytes,
   where a name that fences is not freed unless a floor covers it; overwriting with the same bytes; deletions of names
   that are never used again; publications, which are prepared; pieces under fresh names, discarded where they lost.
@@ -18,32 +13,29 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Generic, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo, closed_store
 from stateline.blob.arguments import checked_names, checked_parts, own_bytes
 from stateline.blob.instrumented import StoreDecorator
-from stateline.changelog.upload_table import RetryPolicy
-from stateline.environment import Environment, Executor, system_environment
-from stateline.errors import (
-    AccessDeniedError,
-    AlreadyExistsError,
-    ConflictError,
-    NotFoundError,
-    StatelineError,
-    StorageFullError,
-    TooManyOpenFilesError,
-    UnavailableError,
-)
+from stateline.changelog.metrics import ChangelogMetrics
+from stateline.changelog.retry import Race, Track
+from stateline.changelog.upload_table import Attempts, RetryPolicy
+from stateline.environment import Environment, system_environment
 from stateline.handles import Part
 
-__all__ = ["Race", "RacingStore", "raced"]
+__all__ = ["Answer", "RacingStore", "raced"]
 
 T = TypeVar("T")
 
-_ANSWERS: Final = (NotFoundError, AlreadyExistsError, ConflictError)
-_NOT_DONE: Final = (UnavailableError, AccessDeniedError, StorageFullError, TooManyOpenFilesError)
+Answer: TypeAlias = Callable[[], T]
+"""Waits for a request that is under way, and gives its result or raises its error."""
+
+_LOG: Final = logging.getLogger(__name__)
 
 _BYTES_IN_TIME: Final = 8 * 1024 * 1024
 _OBJECTS_IN_TIME: Final = 32
@@ -53,9 +45,6 @@ _RANGES_AT_ONCE: Final = 8
 
 _ATTEMPTS_MAX: Final = 64
 """Attempts of one store under way at a time. Threads start when they are needed."""
-
-_CLOCK_SECONDS: Final = 0.001
-"""So much may be left of a wait that is over, by the rounding of clocks."""
 
 _ON_THIS_HOST: Final = ("file:", "memory:")
 
@@ -73,7 +62,7 @@ def raced(store: BlobStore, policy: RetryPolicy, environment: Environment) -> Bl
 
 
 class RacingStore(StoreDecorator):
-    """See the module docstring. For stores whose deleted names are never used again.
+    """A store that races its late requests. For stores whose deleted names are never used again.
 
     Args:
         inner: The store that answers; closed with this one.
@@ -85,7 +74,8 @@ class RacingStore(StoreDecorator):
         super().__init__(inner)
         self._policy = policy
         self._environment = environment or system_environment()
-        self._executor = self._environment.executors.executor("request", _ATTEMPTS_MAX)
+        executor = self._environment.executors.executor("request", _ATTEMPTS_MAX)
+        self._track = Track(executor, self._environment.clock, ChangelogMetrics(), partial(closed_store, inner.url))
 
     def __repr__(self) -> str:
         return f"RacingStore({self.inner!r}, {self._policy!r})"
@@ -94,9 +84,9 @@ class RacingStore(StoreDecorator):
         return type(self), (self.inner, self._policy, self._environment)
 
     def close(self) -> None:
-        """See :meth:`BlobStore.close`. Attempts that are under way are left to their end."""
+        """Closes the store beneath. Attempts that are under way are left to their end."""
         self.inner.close()
-        self._executor.close(wait=False)
+        self._track.executor.close(wait=False)
 
     # -- whole objects --------------------------------------------------------------------------------------------
 
@@ -105,35 +95,35 @@ class RacingStore(StoreDecorator):
         return self._race(lambda: self.inner.put(name, own), size=len(own))
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
-        """See :meth:`BlobStore.put_if_absent`: equal bytes are as good as ours, so a second attempt finds the first."""
+        """Equal bytes are as good as ours, so a second attempt finds the first."""
         own = own_bytes(data, "put_if_absent", name)
         return self._race(lambda: self.inner.put_if_absent(name, own), size=len(own))
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
-        """See :meth:`BlobStore.put_all_if_absent`. Not raced: who writes so much does it under fresh names."""
-        return self.inner.put_all_if_absent(name, pieces)
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
+        """Not raced: who writes so much does it under fresh names."""
+        return self.inner.put_all_if_absent(name, pieces, read_soon=read_soon)
 
     def get(self, name: str) -> bytes:
         return self._race(lambda: self.inner.get(name))
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
-        return self._range(name, start, end).answer()
+        return self._range(name, start, end)()
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """See :meth:`BlobStore.get_ranges`. Each range races by itself."""
-        races: list[Race[bytes]] = []
+        """Each range races by itself."""
+        races: list[Answer[bytes]] = []
         found: list[bytes] = []
         for start, end in ranges:
             if len(races) - len(found) == _RANGES_AT_ONCE:
-                found.append(races[len(found)].answer())
+                found.append(races[len(found)]())
             races.append(self._range(name, start, end))
-        return [*found, *(race.answer() for race in races[len(found) :])]
+        return [*found, *(race() for race in races[len(found) :])]
 
     def head(self, name: str) -> ObjectInfo:
         return self._race(lambda: self.inner.head(name))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See :meth:`BlobStore.list`. All at once: pages of two attempts would not fit together."""
+        """All at once: pages of two attempts would not fit together."""
         yield from self._race(lambda: [*self.inner.list(prefix)])
 
     def delete(self, names: Iterable[str]) -> None:
@@ -143,12 +133,12 @@ class RacingStore(StoreDecorator):
     # -- pieces of files ------------------------------------------------------------------------------------------
 
     def stage(self, target: str, data: Buffer) -> Part:
-        """See :meth:`BlobStore.stage`: each attempt makes a piece of its own."""
+        """Each attempt makes a piece of its own."""
         own = own_bytes(data, "stage", target)
         return self._race(lambda: self.inner.stage(target, own), lambda lost: self.inner.discard([lost]), size=len(own))
 
     def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:
-        """See :meth:`BlobStore.prepare`: what a loser made beside the pieces is discarded."""
+        """What a loser made beside the pieces is discarded."""
         own = checked_parts(parts, "prepare")
         return self._race(
             lambda: self.inner.prepare(target, own, nonce),
@@ -177,8 +167,8 @@ class RacingStore(StoreDecorator):
         *,
         size: int = 0,
         objects: int = 1,
-    ) -> Race[T]:
-        """Sends the first attempt of any request on the store beneath; others follow while somebody waits for it.
+    ) -> Answer[T]:
+        """Starts any request on the store beneath.
 
         Args:
             request: One attempt. It must do no harm if it takes effect at any time, beside others and after them.
@@ -187,131 +177,47 @@ class RacingStore(StoreDecorator):
             objects: Objects that it touches.
         """
         shares = 1 + max(size // _BYTES_IN_TIME, objects // _OBJECTS_IN_TIME)
-        race = Race(self._environment, self._executor, self._policy, shares, request, discard)
-        try:
-            race.start()
-        except StatelineError:
-            raise
-        except RuntimeError as error:
-            raise closed_store(self.url) from error
-        return race
+        timeout = self._policy.timeout_seconds
+        policy = RetryPolicy(self._policy.max_attempts, None if timeout is None else timeout * shares, 0)
+        race = Race(
+            self._track,
+            Attempts(policy, is_request=True),
+            _Request(request, discard),
+            self._environment.executors.monitor(),
+        )
+        race.due()
+        return race.answer
 
-    # -- races ----------------------------------------------------------------------------------------------------
-
-    def _range(self, name: str, start: int, end: int) -> Race[bytes]:
-        size = end - start if isinstance(start, int) and isinstance(end, int) else 0  # The store refuses what is none.
+    def _range(self, name: str, start: int, end: int) -> Answer[bytes]:
+        size = end - start if isinstance(start, int) and isinstance(end, int) else 0  # The store refuses other types.
         return self.begin(lambda: self.inner.get_range(name, start, end), size=size)
 
     def _race(
         self,
         request: Callable[[], T],
         discard: Callable[[T], None] | None = None,
-        *,
-        size: int = 0,
-        objects: int = 1,
+        **amount: int,
     ) -> T:
-        return self.begin(request, discard, size=size, objects=objects).answer()
+        return self.begin(request, discard, **amount)()
 
 
-class Race(Generic[T]):
-    """One request over all its attempts."""
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The action of one request."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        executor: Executor,
-        policy: RetryPolicy,
-        shares: int,
-        request: Callable[[], T],
-        discard: Callable[[T], None] | None,
-    ) -> None:
-        self._clock = environment.clock
-        self._monitor = environment.executors.monitor()
-        self._executor = executor
-        self._attempts_left = policy.max_attempts
-        self._late_after = (policy.timeout_seconds or 0.0) * shares
-        self._request = request
-        self._discard = discard
-        self._began: float | None = None
-        self._running = 0
-        self._errors: list[BaseException] = []
-        self._decided: Callable[[], T] | None = None
+    try_execute: Callable[[], object]
+    undo: Callable[[Any], None] | None
 
-    def start(self) -> None:
-        """Sends an attempt.
-
-        Raises:
-            RuntimeError: The executor takes no work; an ``UnavailableError``, too, where there is no thread.
-        """
-        with self._monitor:
-            self._attempts_left -= 1
-            self._running += 1
-            self._began = None
-        try:
-            self._executor.submit(self._run)
-        except RuntimeError:
-            with self._monitor:
-                self._running -= 1
-            raise
-
-    def answer(self) -> T:
-        """The first answer; sends further attempts while there is none."""
-        while True:
-            with self._monitor:
-                self._monitor.wait_for(self._is_decided, self._patience())
-                if self._decided is not None:
-                    return self._decided()
-                is_late = self._patience() == 0
-            if is_late:
-                try:
-                    self.start()
-                except RuntimeError:  # What is under way goes on alone.
-                    self._attempts_left = 0
-
-    def _is_decided(self) -> bool:
-        return self._decided is not None
-
-    def _patience(self) -> float | None:
-        """Seconds until the newest attempt is late, from its real start; ``None`` if no other may follow it."""
-        if not self._attempts_left:
-            return None
-        left = self._late_after - (0.0 if self._began is None else self._clock.monotonic() - self._began)
-        return left if left > _CLOCK_SECONDS else 0.0
-
-    def _run(self) -> None:
-        with self._monitor:
-            if self._decided is not None:
-                self._running -= 1
-                return
-            self._began = self._clock.monotonic()
-        try:
-            found = self._request()
-        except BaseException as error:
-            self._failed(error)
-            if not isinstance(error, Exception):
-                raise
+    def discard(self, result: object) -> None:
+        if self.undo is None:
             return
-        with self._monitor:
-            self._running -= 1
-            lost = self._decided is not None
-            if not lost:
-                self._decide(lambda: found)
-        if lost and self._discard is not None:
-            self._discard(found)  # What fails here leaves garbage, which the sweep finds.
+        try:
+            self.undo(result)
+        except OSError as error:
+            _LOG.debug("what a late attempt made stays for the sweep: %s", error)
 
-    def _failed(self, error: BaseException) -> None:
-        with self._monitor:
-            self._running -= 1
-            self._errors.append(error)
-            if self._decided is None and (self._running == 0 or isinstance(error, _ANSWERS)):
-                uncertain = (one for one in self._errors if not isinstance(one, _NOT_DONE))
-                told = error if isinstance(error, _ANSWERS) else next(uncertain, error)
-                self._decide(lambda: _raise(told))
+    def complete(self, result: object) -> None:
+        """Whoever waits for the answer gets it."""
 
-    def _decide(self, decided: Callable[[], T]) -> None:
-        self._decided = decided
-        self._monitor.notify_all()
-
-
-def _raise(error: BaseException) -> Any:
-    raise error
+    def fail(self, error: BaseException) -> None:
+        """Whoever waits for the answer gets it."""

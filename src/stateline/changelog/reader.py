@@ -1,8 +1,5 @@
 """From a handle back to its changes.
 
-Owns which bytes are fetched, from where, and in which order changes come out. Does not own the format
-(``changes``, ``block``).
-
 Guarantees:
 - Segments come in the order of the handle; within one, metadata first, then key group by key group, and within a key
   group the order of appending.
@@ -21,6 +18,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
@@ -37,7 +35,7 @@ from stateline.changelog.handle import ChangelogHandle, SegmentHandle
 from stateline.changelog.host_cache import HostCache
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.changelog.section_reader import SectionReader
-from stateline.environment import Environment, Executor, Monitor, system_environment
+from stateline.environment import Environment, Executor, system_environment
 from stateline.errors import CorruptDataError, DataLossError, InvalidInputError, NotFoundError
 from stateline.key_groups import KeyGroupRange
 
@@ -78,16 +76,15 @@ class Downloads:
         self._monitor = environment.executors.monitor()
         self._executor: Executor | None = None
 
-    def submit(self, slot: _Slot) -> None:
-        """Loads a segment soon; leaves that to whoever needs it where no thread is to be had."""
+    def submit(self, load: Callable[[], T]) -> Future[T] | None:
+        """Loads something soon; ``None`` where no thread is to be had."""
         with self._monitor:
             if self._executor is None:
                 self._executor = self._executors.executor("changelog-download", self._num_threads)
             executor = self._executor
-        try:
-            executor.submit(slot.run).add_done_callback(slot.ended)
-        except RuntimeError:
-            slot.done = True
+        with suppress(RuntimeError):
+            return executor.submit(load)
+        return None
 
     def close(self) -> None:
         """Ends the threads. Idempotent; they come again when they are needed."""
@@ -161,13 +158,15 @@ class ChangelogReader:
     def _read(self, handle: ChangelogHandle, key_groups: KeyGroupRange | None) -> Iterator[Columns]:
         if not isinstance(handle, ChangelogHandle):
             raise InvalidInputError(
-                f"{type(handle).__name__} is no handle",
+                f"expected a ChangelogHandle, got {type(handle).__name__}",
                 operation="read",
                 hint="Give the .remote of a SnapshotResult, or ChangelogHandle.from_bytes(...)",
             )
         if not isinstance(key_groups, KeyGroupRange | None):
             raise InvalidInputError(
-                f"{key_groups!r} is no range of key groups", operation="read", hint="Give a KeyGroupRange, or None"
+                f"key_groups must be a KeyGroupRange or None, got {key_groups!r}",
+                operation="read",
+                hint="Leave key_groups out to read them all",
             )
         wanted = handle.key_group_range if key_groups is None else handle.key_group_range.intersection(key_groups)
         if len(wanted) == 0:
@@ -186,23 +185,34 @@ class ChangelogReader:
             yield self._load(segments[0], wanted)
             return
         monitor = self._executors.monitor()
-        pending: deque[_Slot] = deque()
+        pending: deque[tuple[SegmentHandle, Future[_Loaded] | None]] = deque()
         coming = iter(segments)
+
+        def wake(_: object) -> None:
+            with monitor:
+                monitor.notify_all()
+
         try:
             while True:
                 for segment in itertools.islice(coming, self._num_threads - len(pending)):
-                    slot = _Slot(monitor, functools.partial(self._load, segment, wanted))
-                    self._downloads.submit(slot)
-                    pending.append(slot)
+                    future = self._downloads.submit(functools.partial(self._load, segment, wanted))
+                    pending.append((segment, future))
+                    if future is not None:
+                        future.add_done_callback(wake)
                 if not pending:
                     return
-                slot = pending.popleft()
-                with monitor:
-                    monitor.wait_for(lambda: slot.done)  # noqa: B023 - called before the next round
-                yield slot.result()
+                segment, future = pending.popleft()
+                if future is not None:
+                    with monitor:
+                        monitor.wait_for(future.done)
+                if future is None or future.cancelled():  # There is no thread, or the threads were ended.
+                    yield self._load(segment, wanted)
+                else:
+                    yield future.result()
         finally:
-            for slot in pending:
-                slot.cancelled = True
+            for _, future in pending:
+                if future is not None:
+                    future.cancel()
 
     # -- one segment ----------------------------------------------------------------------------------------------
 
@@ -243,43 +253,6 @@ class _Loaded:
     rest: list[list[BlockEntry]]
 
 
-class _Slot:
-    """A segment that is being fetched ahead. The monitor guards ``done``."""
-
-    def __init__(self, monitor: Monitor, load: Callable[[], _Loaded]) -> None:
-        self.done = False
-        self.cancelled = False
-        self._monitor = monitor
-        self._load = load
-        self._loaded: _Loaded | None = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        """Loads, on a thread of the reader."""
-        try:
-            if not self.cancelled:
-                self._loaded = self._load()
-        except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
-            self._error = error
-        finally:
-            with self._monitor:
-                self.done = True
-                self._monitor.notify_all()
-
-    def ended(self, future: Future[None]) -> None:
-        """The executor is through with it: if it was closed first, :meth:`run` will never be called."""
-        if future.cancelled():
-            with self._monitor:
-                self.done = True
-                self._monitor.notify_all()
-
-    def result(self) -> _Loaded:
-        """What was loaded, or its error; loaded now, by the caller, if the executor was closed before it came to it."""
-        if self._error is not None:
-            raise self._error
-        return self._load() if self._loaded is None else self._loaded
-
-
 def _ranges_of(buffer: pa.Buffer, segment: SegmentHandle) -> Fetch:
     """Fetches from the bytes of a segment; counts from the first byte of its object."""
 
@@ -287,7 +260,7 @@ def _ranges_of(buffer: pa.Buffer, segment: SegmentHandle) -> Fetch:
         start, end = start - segment.offset, end - segment.offset
         if end > buffer.size:
             raise CorruptDataError(
-                f"it ends at {buffer.size}, before byte {end}",
+                f"ends at byte {buffer.size}, expected at least {end}",
                 operation="read",
                 subject=segment.name,
                 hint="The object is damaged: restore it, or go back to an older checkpoint",

@@ -1,8 +1,5 @@
 """Who may delete which object, and when.
 
-Owns reference counts and deletions of changelog objects. Does not own records of checkpoints: whoever keeps them owns
-an object from its first ``stop_tracking`` on. Nor which sets a writer still needs (``set_table``).
-
 Rules:
 - An object is counted once per change set in it, over all writers. Each writer releases each of its sets once.
 - What nobody counts any more is deleted by its exact name, by threads of its own. A delete that fails leaves garbage

@@ -1,8 +1,5 @@
 """The shell of the queue: when uploads run, and together with which others, as the table says.
 
-Owns the waiting of writers, the timer of a batch, and that every task ends. Does not own room, order and batches
-(``upload_table``), attempts (``retry``) or objects (``uploader``).
-
 Invariants:
 - Every task that was given to :meth:`upload` is completed or failed exactly once, whatever happens.
 - The delay counts from the first task of a batch; later tasks do not extend it.
@@ -18,7 +15,7 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import Executor as PlainPool
 from concurrent.futures import Future
-from typing import Final
+from typing import Any, Final
 
 from stateline.changelog.api import (
     AvailabilityProvider,
@@ -27,7 +24,7 @@ from stateline.changelog.api import (
     UploadTasksResult,
 )
 from stateline.changelog.metrics import ChangelogMetrics
-from stateline.changelog.retry import Pledge, RetryingExecutor, Upload, closed_uploads
+from stateline.changelog.retry import Pledge, RetryingExecutor, closed_uploads
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.upload_table import Batch, QueuedTask, RetryPolicy, UploadRoom
 from stateline.changelog.upload_task import UploadTask, end_tasks
@@ -76,13 +73,14 @@ def batching_scheduler(
 def scheduler_from_options(
     uploader: StateChangeUploader,
     options: ChangelogSettings | Mapping[str, str] | None = None,
-    *,
-    executor: Executor | PlainPool | None = None,
-    clock: Clock | None = None,
-    metrics: ChangelogMetrics | None = None,
-    environment: Environment | None = None,
+    **parts: Any,
 ) -> StateChangeUploadScheduler:
     """The scheduler that the option ``scheduler`` names: ``batching`` (the default) or ``direct``.
+
+    Args:
+        uploader: Closed together with the scheduler.
+        options: Settings, or strings that are parsed.
+        parts: What :func:`batching_scheduler` takes besides.
 
     Raises:
         InvalidInputError: An unknown option or a bad value.
@@ -91,9 +89,7 @@ def scheduler_from_options(
         options = ChangelogSettings.from_options({} if options is None else options)
     if options.scheduler == "direct":
         return direct_scheduler(uploader)
-    return batching_scheduler(
-        uploader, options, executor=executor, clock=clock, metrics=metrics, environment=environment
-    )
+    return batching_scheduler(uploader, options, **parts)
 
 
 class _DirectScheduler:
@@ -134,7 +130,7 @@ class _BatchingScheduler:
         self.clock, self.metrics = retrying.clock, retrying.metrics
         self._delay = settings.persist_delay
         self.policy = RetryPolicy.of(settings)
-        self._retrying = retrying
+        self.retrying = retrying
         self._monitor = retrying.monitor
         self._uploads = UploadRoom(settings)
         self._newest: _Batch | None = None  # May yet get more tasks.
@@ -187,8 +183,8 @@ class _BatchingScheduler:
                 return None
             last, batch = self._newest, self._batch_for(task)
             self._uploads.enter(batch, place := batch.with_task(task, self.clock.monotonic()))
-            ready = [batch] if batch.upload.timer is None or self._uploads.is_full(batch) else []
-            if last not in (None, batch) and last.upload.attempts.is_open and not self._uploads.is_full(last):
+            ready = [batch] if batch.race.timer is None or self._uploads.is_full(batch) else []
+            if last not in (None, batch) and last.race.attempts.is_open and not self._uploads.is_full(last):
                 ready = [last, batch]  # Together they are enough to go at once.
             self._show_gauges()
         for one in ready:
@@ -213,11 +209,11 @@ class _BatchingScheduler:
     def _batch_for(self, task: UploadTask) -> _Batch:
         """The newest batch, if the task fits; else a new one, which waits for more tasks, but not for ever."""
         newest = self._newest
-        if newest is not None and newest.upload.attempts.is_open and self._uploads.fits(newest, task):
+        if newest is not None and newest.race.attempts.is_open and self._uploads.fits(newest, task):
             return newest
         batch = _Batch(self)
         try:
-            self._retrying.queue(batch.upload, self._delay)
+            self.retrying.queue(batch.race, self._delay)
         except Exception as error:  # noqa: BLE001 - from an executor of whatever kind
             _LOG.debug("a batch does not wait for more tasks: %s", error)
         self._newest = batch
@@ -225,10 +221,10 @@ class _BatchingScheduler:
 
     def _start_soon(self, batch: _Batch) -> None:
         try:
-            self._retrying.executor.submit(self._retrying.due, batch.upload)
+            self.retrying.executor.submit(self.retrying.run, batch.race)
         except Exception as error:  # noqa: BLE001 - from an executor of whatever kind
             _LOG.debug("batches are started by whoever fills them: %s", error)
-            self._retrying.due(batch.upload)
+            self.retrying.due(batch.race)
 
     def began(self, batch: Batch) -> None:
         """For the batch only: its first attempt begins."""
@@ -253,7 +249,7 @@ class _BatchingScheduler:
         return tasks
 
     def _show_gauges(self) -> None:
-        waits = self._newest if self._newest is not None and self._newest.upload.attempts.is_open else Batch()
+        waits = self._newest if self._newest is not None and self._newest.race.attempts.is_open else Batch()
         self.metrics.gauge("upload_queue_tasks").set(len(waits.places))
         self.metrics.gauge("upload_queue_bytes").set(waits.bytes)
         self.metrics.gauge("in_flight_bytes").set(self._uploads.throttle.in_flight)
@@ -265,7 +261,7 @@ class _BatchingScheduler:
             self._closed = True
         if self._process == os.getpid():  # Else tasks, attempts and futures are those of the process that was forked.
             self.left(Batch())
-            self._retrying.close()
+            self.retrying.close()
             self.uploader.close()
 
 
@@ -274,11 +270,11 @@ class _Batch(Batch):
 
     def __init__(self, scheduler: _BatchingScheduler) -> None:
         super().__init__()
-        self.upload = Upload(scheduler.policy, self)
+        self.race = scheduler.retrying.race(scheduler.policy, self)
         self._scheduler = scheduler
 
     def try_execute(self) -> object:
-        if self.upload.attempts.started == 1:
+        if self.race.attempts.started == 1:
             self._scheduler.began(self)
         return self._scheduler.uploader.upload([place.task for place in self.places]) if self.places else None
 

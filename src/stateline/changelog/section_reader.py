@@ -1,7 +1,7 @@
 """The way from a handle to the bytes of a section, whatever is in it: changes, a run, rows.
 
-Owns which place is asked first. Does not own what proves the bytes: whoever reads gives a function that checks and
-decodes, and raises :class:`CorruptDataError` where they are not what the handle says.
+Whoever reads gives a function that checks and decodes the bytes, and raises :class:`CorruptDataError` where they are
+not what the handle says.
 
 Places, in order:
 
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 
@@ -26,11 +27,24 @@ from stateline.changelog.host_cache import Extent, Found, HostCache
 from stateline.errors import CorruptDataError, NotFoundError, UnsupportedVersionError
 from stateline.handles import SectionHandle
 
-__all__ = ["SectionReader"]
+__all__ = ["SectionPart", "SectionReader"]
 
 T = TypeVar("T")
 
 KeyGroups = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SectionPart(Generic[T]):
+    """The part of a section that somebody needs, where a copy of no more is good enough.
+
+    Attributes:
+        key_groups: First and last one, inclusive.
+        read: Gets the bytes of such a copy, in their places; the others are zeros.
+    """
+
+    key_groups: KeyGroups
+    read: Callable[[pa.Buffer], T]
 
 
 class SectionReader:
@@ -51,17 +65,14 @@ class SectionReader:
         self,
         section: SectionHandle | SegmentHandle,
         read: Callable[[pa.Buffer], T],
-        *,
-        part: KeyGroups | None = None,
-        read_part: Callable[[pa.Buffer], T] | None = None,
+        part: SectionPart[T] | None = None,
     ) -> T | None:
         """What ``read`` makes of a section that is on this host; ``None`` where it must be fetched.
 
         Args:
             section: Which one.
             read: Gets all its bytes.
-            part: Good enough where there is a copy of no more: first and last key group.
-            read_part: Gets the bytes of such a copy, in their places; the others are zeros.
+            part: What of it is needed, if not all.
 
         Raises:
             NotFoundError: The store is this host's disk, and the object is gone.
@@ -73,24 +84,22 @@ class SectionReader:
         if mapped is not None:
             start = min(section.offset, mapped.size)  # What was cut short fails its proof.
             return read(mapped.slice(start, min(section.length, mapped.size - start)))
-        return self.copied(section, read, part=part, read_part=read_part)
+        return self.copied(section, read, part)
 
     def copied(
         self,
         section: SectionHandle | SegmentHandle,
         read: Callable[[pa.Buffer], T],
-        *,
-        part: KeyGroups | None = None,
-        read_part: Callable[[pa.Buffer], T] | None = None,
+        part: SectionPart[T] | None = None,
     ) -> T | None:
         """As :meth:`near`, of the caches alone: for who reads all of a section once, where reading beats mapping."""
         for cache in (self._cache, self._downloaded):
             if cache is None:
                 continue
-            with closing(self._copies(cache, section, part)) as copies:
+            with closing(self._copies(cache, section, None if part is None else part.key_groups)) as copies:
                 for found in copies:
                     try:
-                        result = (read if found.part is None or read_part is None else read_part)(found.buffer)
+                        result = (read if found.part is None or part is None else part.read)(found.buffer)
                     except (CorruptDataError, UnsupportedVersionError):
                         cache.drop(found)
                     else:

@@ -1,9 +1,5 @@
 """The format of a segment, version 1: sections of many writers and states in one object, and a directory of them.
 
-This module owns the layout of the object. ``changes`` owns the bytes of changes, ``stateline.state.run`` those of runs,
-``stateline.files.pending`` those of rows. None owns names, stores or retries. This page is generated into the
-documentation; with the pages of the sections it is all that another implementation needs.
-
 **A segment is a sequence of sections and a directory.** It is written whole, by one create-if-absent, and never
 changed::
 
@@ -304,7 +300,7 @@ def _decode_directory(directory: memoryview, subject: str) -> tuple[DirectoryEnt
     try:
         with pa.ipc.open_stream(pa.py_buffer(directory)) as reader:
             if not reader.schema.equals(_SCHEMA, check_metadata=True):
-                raise pa.ArrowInvalid("it has other columns")
+                raise pa.ArrowInvalid("expected other columns")
             batch = reader.read_next_batch()
         check_values(batch)
         if batch.num_rows > MAX_SECTIONS or any(column.null_count for column in batch.columns):

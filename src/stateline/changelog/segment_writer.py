@@ -1,8 +1,5 @@
 """From sections to durable segments: the write path of state rows, rows that wait, and rows to be delivered.
 
-Owns the place of every section, the upload of the segment it is in, and which sections need no object at all. Does not
-own the bytes of sections (``segment``, and whoever encodes them).
-
 One writer serves one subtask in one checkpoint, or one driver::
 
     handle = writer.add(section, RowsHandle, rows=5)     # where the section will be: not durable yet
@@ -10,7 +7,7 @@ One writer serves one subtask in one checkpoint, or one driver::
     handle = placement.of(handle)                        # goes into the record
 
 Rules:
-- Whatever was added lies in **one** object, unless it is more than ``segment_bytes``: then several,
+- Whatever was added lies in **one** object, unless it is more than :attr:`Segments.segment_bytes`: then several,
   each of which is on its way while the next one is being filled, at most :data:`_ON_THEIR_WAY` at a time. So memory is
   bounded, and uploads overlap with the work that makes the next sections.
 - Where the store races, an attempt that is late is raced by another one, under a fresh name: the first answer wins, and
@@ -29,8 +26,8 @@ from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
 from stateline.changelog.host_cache import Extent, HostCache
-from stateline.changelog.racing import Race, RacingStore
-from stateline.changelog.segment import SECTION_ALIGNMENT, EncodedSegment, Section, encode_segment
+from stateline.changelog.racing import Answer, RacingStore
+from stateline.changelog.segment import SECTION_ALIGNMENT, EncodedSegment, Section, SectionKind, encode_segment
 from stateline.environment import Environment, Ids
 from stateline.errors import InternalError
 from stateline.handles import SectionHandle
@@ -64,17 +61,20 @@ class Placement:
         names: The name of each segment, by the name under which its sections were added.
         inline: The bytes of sections that are in no segment, by name and offset of their handles.
         bytes_written: Bytes of all segments.
+        has_copies: Whether this host may have copies of the inline sections, under those names.
     """
 
     names: dict[str, str]
     inline: dict[tuple[str, int], bytes]
     bytes_written: int
+    has_copies: bool = False
 
     def of(self, handle: H) -> H:
         """The handle as it is now; one that the writer did not make stays as it is."""
         data = self.inline.get((handle.name, handle.offset))
         if data is not None:
-            return replace(handle, name="", offset=0, data=data, made_as=f"{handle.name}@{handle.offset}")
+            made_as = f"{handle.name}@{handle.offset}" if self.has_copies else ""
+            return replace(handle, name="", offset=0, data=data, made_as=made_as)
         name = self.names.get(handle.name, handle.name)
         return handle if name == handle.name else replace(handle, name=name)
 
@@ -142,7 +142,8 @@ class SegmentWriter:
         """Makes everything durable that does not travel inline.
 
         Raises:
-            StatelineError: What the store raises, of the last attempt. At most garbage is left.
+            StatelineError: What the store raises, of the last attempt, once no upload is under way any more. At most
+                garbage is left.
         """
         inline: dict[tuple[str, int], bytes] = {}
         if not self._uploads and sum(section.length for section in self._sections) <= self._inline_bytes:
@@ -153,17 +154,37 @@ class SegmentWriter:
                     self._copies.save(self._store.url, handle.name, handle.offset, handle.length, extents)
         elif self._sections:
             self._flush()
-        names = {upload.name: upload.result() for upload in self._uploads}
-        return Placement(names, inline, sum(upload.size for upload in self._uploads))
+        names = {upload.name: upload.result() for upload in self._ended_uploads()}
+        size = sum(upload.size for upload in self._uploads)
+        return Placement(names, inline, size, has_copies=self._copies is not None)
+
+    def _ended_uploads(self) -> list[_Upload]:
+        """The uploads, once each has ended; raises what the first one that failed raised."""
+        errors = []
+        for upload in self._uploads:
+            try:
+                upload.result()
+            except Exception as error:  # noqa: BLE001 - the first one is raised below
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return self._uploads
 
     def _flush(self) -> None:
         """Starts the upload of what is there. What it holds in memory goes with its end."""
         if len(self._uploads) >= _ON_THEIR_WAY:
-            self._uploads[-_ON_THEIR_WAY].result()
+            try:
+                self._uploads[-_ON_THEIR_WAY].result()
+            except Exception:
+                self._ended_uploads()  # Raises it again, when nothing is under way any more.
+                raise
         encoded = encode_segment(self._sections)
         if encoded.offsets != tuple(handle.offset for handle in self._handles):
             raise InternalError("sections are not where their handles say", operation="write", subject=self._name)
-        self._uploads.append(_Upload(self._store, self._name, encoded, self.environment, self._copies))
+        runs = sum(section.length for section in self._sections if section.kind is SectionKind.RUN)
+        # The next checkpoint looks into runs; rows that wait are read much later, once.
+        read_soon = 2 * runs >= encoded.size
+        self._uploads.append(_Upload(self._store, self._name, encoded, self.environment, self._copies, read_soon))
         self._name = segment_name(self.environment.ids)
         self._sections, self._handles, self._end = [], [], 0
 
@@ -178,8 +199,10 @@ class _Upload:
         encoded: EncodedSegment,
         environment: Environment,
         copies: HostCache | None,
+        read_soon: bool,
     ) -> None:
         self.name = name
+        self._read_soon = read_soon
         self.size = encoded.size
         self._unused = [name]
         self._pieces = encoded.pieces
@@ -188,7 +211,7 @@ class _Upload:
         self._won = name
         self._copies = copies
         self._copy = None if copies is None else copies.start(store, name, encoded.pieces)
-        self._race: Race[str] | None = None
+        self._race: Answer[str] | None = None
         try:
             if isinstance(store, RacingStore):
                 self._race = store.begin(self._attempt, self._discard, size=encoded.size)
@@ -206,12 +229,12 @@ class _Upload:
             The name of the segment.
         """
         if self._race is not None:
-            race, self._race = self._race, None
             try:
-                self._won = race.answer()
+                self._won = self._race()
             except BaseException:
                 self._abandon_copy()
                 raise
+            self._race = None
             if self._won != self.name and self._copies is not None:
                 self._abandon_copy()
                 self._copy = self._copies.start(self._store, self._won, self._pieces)
@@ -226,7 +249,7 @@ class _Upload:
             name = self._unused.pop()
         except IndexError:
             name = segment_name(self._ids)
-        self._store.put_all_if_absent(name, self._pieces)
+        self._store.put_all_if_absent(name, self._pieces, read_soon=self._read_soon)
         return name
 
     def _discard(self, name: str) -> None:

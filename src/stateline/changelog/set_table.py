@@ -1,8 +1,5 @@
 """The life of a writer's change sets, as a table: which are where, and who still names what. No threads, clock or I/O.
 
-Owns the place of each set, and the snapshots that are undecided. Does not own what is done about it (``writer``, the
-shell), nor the counts of objects (``registry``). Used by the owner of the writer only.
-
 =============  ==========================  ==========================================================================
 A set is       until                       and then
 =============  ==========================  ==========================================================================

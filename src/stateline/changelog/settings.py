@@ -1,7 +1,5 @@
 """The settings of a changelog: values only, parsed once, checked together.
 
-Owns names, defaults and relations. Does not own the doers that read them.
-
 One budget for retries: an attempt gets ``upload_timeout`` **including** the retries that the client of the store
 makes on its own; when it is over, the next attempt races it. So a change set is durable or has failed after at most
 :attr:`ChangelogSettings.upload_budget_seconds`. Keep that below the timeout of a checkpoint.
@@ -39,7 +37,7 @@ def _positive(value: int | str, name: str) -> int:
 def _path(value: str | os.PathLike[str] | None, name: str) -> str | None:
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if path is not None and (not isinstance(path, str) or not path or "\0" in path):
-        raise InvalidInputError(f"{value!r} is no folder", subject=name, hint="Give a path, or leave the option away")
+        raise InvalidInputError(f"must be a path, got {value!r}", subject=name, hint="Give a folder, or none")
     return path
 
 
@@ -93,7 +91,7 @@ class ChangelogSettings:
     def __post_init__(self) -> None:
         normalise_settings(self)
         if self.max_in_flight < 1:
-            raise InvalidInputError("0 is no limit", subject="max_in_flight", hint="Give 1 byte or more")
+            raise InvalidInputError("must be at least 1 byte, got 0", subject="max_in_flight", hint="Raise the limit")
         if self.persist_size_threshold > self.max_in_flight:
             raise InvalidInputError(
                 f"persist_size_threshold ({self.persist_size_threshold}) exceeds max_in_flight ({self.max_in_flight}), "

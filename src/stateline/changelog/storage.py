@@ -1,8 +1,4 @@
-"""The changelog of one job on one host: makes writers and readers, and owns what they share.
-
-Owns the wiring: store, uploader, scheduler, registries, local copies, cache, metrics. Does not own any of their
-behaviour.
-"""
+"""The changelog of one job on one host: makes writers and readers, and owns what they share."""
 
 from __future__ import annotations
 
@@ -140,7 +136,7 @@ class ChangelogStorage(Closable):
         if name == "memory":
             url = url or f"memory://changelog-{(environment or system_environment()).ids.new_id()}"
         if not url:
-            raise InvalidInputError("it is required", subject="base_path", hint="Give the URL of the root folder")
+            raise InvalidInputError("is required", subject="base_path", hint="Give the URL of the root folder")
         return cls.open(url, ChangelogSettings.from_options(rest), job_id=job_id, environment=environment)
 
     @property
@@ -169,7 +165,7 @@ class ChangelogStorage(Closable):
             )
         if not isinstance(key_group_range, KeyGroupRange):
             raise InvalidInputError(
-                f"{key_group_range!r} is no range of key groups",
+                f"key_group_range must be a KeyGroupRange, got {key_group_range!r}",
                 operation="create_writer",
                 subject=str(operator_id),
                 hint="Take it from range_for_subtask",

@@ -1,20 +1,27 @@
-"""The life of an upload, as a table: pure values and arithmetic, without threads, clock or I/O.
-
-Owns which state follows which, who may go and together with whom. Does not own what is done about it (``retry`` and
-``scheduler``, the shell that executes what this module says), nor what an upload makes (``uploader``).
+"""The life of an action that is attempted several times, as a table: pure values, without threads, clock or I/O.
 
 - :data:`LIFE` is the table: states, events, and the instruction of each step. What it does not list comes too late, and
-  nothing happens. :class:`Attempts` is one upload in it.
-- :class:`UploadRoom` is what comes before: the room of all uploads together, the order of those who wait for it, and
-  which tasks share an upload. An upload that is queued, and had no attempt yet, may get more tasks.
+  nothing happens. :class:`Attempts` is one action in it; ``retry`` is the shell that executes what it says.
+- :class:`UploadRoom` is what comes before an upload: the room of all uploads together, the order of those who wait for
+  it, and which tasks share an upload. An upload that is queued, and had no attempt yet, may get more tasks.
 
-Rules:
+Rules for every action:
 - An attempt's time runs from its real start, not from its place in the queue. When it is over, the attempt goes on, but
-  the next one starts at once: the upload goes to the first that succeeds, old or new. An error of one that is late says
-  nothing about the upload.
+  the next one starts at once: the action goes to the first that succeeds, old or new.
 - Every later success is discarded. Every attempt makes objects of its own, so a discard cannot touch the winner's.
-- An attempt that ends with an I/O error is repeated after a delay. No other error is. An upload fails exactly once:
-  when the policy allows no further attempt and none that is still in time is running.
+
+Uploads (:class:`~stateline.changelog.retry.RetryingExecutor`) have a budget of time:
+- An attempt that ends with an I/O error is repeated after a delay. No other error is. An error of an attempt that is
+  late says nothing. An upload fails exactly once: when the policy allows no further attempt and none that is still in
+  time is running.
+
+Requests (:class:`~stateline.changelog.racing.RacingStore`) never fail because a store is slow:
+- "There is none", "there is one already" and "it holds something else" are answers: each was true during the call.
+- Any other error is not repeated, as stores retry by themselves. It is told only when **every** attempt has ended, so
+  nothing is under way that could take effect after it. It says "not done" only if each attempt said so; otherwise the
+  outcome is unknown.
+
+Rules for batches:
 - Bytes in flight (queued or being uploaded) never exceed the limit; a single task above it goes alone, when nothing
   else is on its way. Tasks are served in the order of their arrival, so a large one is not overtaken for ever.
 - A batch becomes one object. It has at most ``persist_size_threshold`` bytes, unless a single task has more.
@@ -29,7 +36,18 @@ from typing import Any, Final, Literal, TypeAlias
 
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.upload_task import UploadTask
-from stateline.errors import InternalError, InvalidInputError
+from stateline.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    ClosedError,
+    ConflictError,
+    InternalError,
+    InvalidInputError,
+    NotFoundError,
+    StorageFullError,
+    TooManyOpenFilesError,
+    UnavailableError,
+)
 from stateline.options import parse_duration, parse_int, parse_size
 
 __all__ = ["LIFE", "Attempts", "Batch", "Event", "QueuedTask", "RetryPolicy", "UploadRoom", "UploadThrottle"]
@@ -37,6 +55,9 @@ __all__ = ["LIFE", "Attempts", "Batch", "Event", "QueuedTask", "RetryPolicy", "U
 MAX_BATCH_CHANGE_SETS: Final = 16_384
 """Change sets in one batch, however small they are: each is a section of the object."""
 
+
+_ANSWERS: Final = (NotFoundError, AlreadyExistsError, ConflictError)
+_NOT_DONE: Final = (UnavailableError, AccessDeniedError, StorageFullError, TooManyOpenFilesError, ClosedError)
 
 State: TypeAlias = Literal["queued", "in flight", "racing", "done", "failed"]
 """Queued: waits for its time, and no attempt may still succeed. In flight: one attempt runs, in time. Racing: an
@@ -128,23 +149,31 @@ class RetryPolicy:
 
 
 class Attempts:
-    """One upload in the table. Not safe to use from two threads at once.
+    """One action in the table. Not safe to use from two threads at once.
+
+    Args:
+        policy: When to try again.
+        is_request: Whether the rules of requests hold, and not those of uploads; see the module docstring.
 
     Attributes:
-        policy: When to try again.
+        policy, is_request: As given.
         state: Where it is.
         started: Attempts so far; the last one has this number.
         delay: Of the repetition that was asked for, in seconds.
+        error: What the action has failed with.
     """
 
-    __slots__ = ("_in_time", "delay", "policy", "started", "state")
+    __slots__ = ("_errors", "_in_time", "delay", "error", "is_request", "policy", "started", "state")
 
-    def __init__(self, policy: RetryPolicy) -> None:
+    def __init__(self, policy: RetryPolicy, *, is_request: bool = False) -> None:
         self.policy = policy
         self.state: State = "queued"
         self.started = 0
-        self.delay: float | None = None
-        self._in_time = 0  # The number of the attempt whose error counts; 0: of none.
+        self.delay = 0.0
+        self.error: BaseException | None = None
+        self.is_request = is_request
+        self._in_time = 0  # The number of the attempt whose error counts; 0: of none. Of uploads.
+        self._errors: dict[int, BaseException] = {}  # Of requests: by attempt.
 
     @property
     def is_open(self) -> bool:
@@ -156,19 +185,55 @@ class Attempts:
         """Whether it was completed or failed."""
         return self.state in ("done", "failed")
 
+    @property
+    def may_be_late(self) -> bool:
+        """Whether it means anything that the newest attempt is out of time: the last one of a request never is."""
+        return not self.is_request or self.started < self.policy.max_attempts
+
     def on(self, event: Event, attempt: int = 0, error: BaseException | None = None) -> Instruction:
-        """Takes one step of the table. Of an attempt's error and its lateness only the first counts."""
-        if error is not None and event in ("broke", "late"):
-            if attempt != self._in_time:
+        """Takes one step of the table.
+
+        Args:
+            event: What happened.
+            attempt: To which attempt.
+            error: Why it broke, is late or is closed.
+        """
+        if error is not None and self.has_ended:
+            return "nothing"
+        if error is not None and event != "closed":
+            step = self._request_step if self.is_request else self._upload_step
+            judged = step(event, attempt, error)
+            if judged is None:
                 return "nothing"
-            self._in_time = 0
-            self.delay = self.policy.retry_after(attempt, error)
-            event = "spent" if self.delay is None else event
+            event = judged
+        elif error is not None:
+            self.error = error
         self.state, instruction = LIFE.get((self.state, event), (self.state, "nothing"))
         if instruction == "start":
             self.started += 1
             self._in_time = self.started
         return instruction
+
+    def _upload_step(self, event: Event, attempt: int, error: BaseException) -> Event | None:
+        """What an error, or lateness, means for an upload: of one attempt only the first of the two counts."""
+        if attempt != self._in_time:
+            return None
+        self._in_time = 0
+        self.error = error
+        delay = self.policy.retry_after(attempt, error)
+        self.delay = delay or 0.0
+        return "spent" if delay is None else event
+
+    def _request_step(self, event: Event, attempt: int, error: BaseException) -> Event | None:
+        """What an error, or lateness, means for a request: it fails when nothing is under way, or with an answer."""
+        if event == "late":
+            return event if attempt == self.started < self.policy.max_attempts else None
+        self._errors[attempt] = error
+        if not isinstance(error, _ANSWERS) and len(self._errors) < self.started:
+            return None
+        uncertain = (one for one in self._errors.values() if not isinstance(one, _NOT_DONE))
+        self.error = error if isinstance(error, _ANSWERS) else next(uncertain, error)
+        return "spent"
 
 
 class UploadThrottle:
@@ -185,7 +250,9 @@ class UploadThrottle:
     def __init__(self, max_in_flight: int | str) -> None:
         self.max_in_flight = parse_size(max_in_flight, "max_in_flight")
         if self.max_in_flight < 1:
-            raise InvalidInputError(f"{max_in_flight} is no limit", subject="max_in_flight", hint="Give 1 byte or more")
+            raise InvalidInputError(
+                f"must be at least 1 byte, got {max_in_flight}", subject="max_in_flight", hint="Raise it"
+            )
         self._in_flight = 0
 
     @property

@@ -1,8 +1,4 @@
-"""One request of a writer: upload these change sets, then tell me.
-
-Owns that a task ends exactly once, with what its uploader says of it, who may be somebody else's. Does not own when it
-runs (``scheduler``) or how (``uploader``).
-"""
+"""One request of a writer: upload these change sets, then tell me."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """From upload tasks to one durable object.
 
-Owns which change sets an object has, its name and its one write. Does not own its layout (``segment``), retries
-(``retry``), batches (``scheduler``) or who deletes it (``registry``).
-
 Rules:
 - A name is never used twice: every call, so every attempt, makes a fresh one. The write is create-if-absent, and
   there is no other request on the way: no LIST, no HEAD, no mkdir.
@@ -15,7 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
+
+from msgspec import structs
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.instrumented import StoreDecorator
@@ -52,18 +52,15 @@ class ChangelogObject:
         name: Fresh.
         pieces: Its bytes, to be written one after the other.
         size: Their number.
+        change_sets: Number of change sets in it.
         results: What to report once it is durable.
     """
 
     name: str
     pieces: tuple[Buffer, ...]
     size: int
+    change_sets: int
     results: dict[UploadTask, list[UploadResult]]
-
-    @property
-    def change_sets(self) -> int:
-        """Number of change sets in the object."""
-        return sum(map(len, self.results.values()))
 
 
 class BlobUploader:
@@ -123,25 +120,23 @@ class BlobUploader:
         with self._monitor:
             self._monitor.wait_for(lambda: self._encoding < self._max_encoding)
             self._encoding += 1
+        results: dict[UploadTask, list[UploadResult]] = {task: [] for task in tasks}
         try:
-            return self._lay_out(tasks)
+            parts = [
+                (task, change_set, change_set.encode(self._compression))
+                for task in results
+                for change_set in sorted(task.change_sets, key=_order)
+            ]
+            made = encode_segment([encoded.section for _, _, encoded in parts])
         finally:
             with self._monitor:
                 self._encoding -= 1
                 self._monitor.notify_all()
-
-    def _lay_out(self, tasks: Iterable[UploadTask]) -> ChangelogObject:
         name = self._prefix + self._ids.new_id()
-        results: dict[UploadTask, list[UploadResult]] = {task: [] for task in tasks}
-        parts = [
-            (task, change_set, change_set.encode(self._compression))
-            for task in results
-            for change_set in sorted(task.change_sets, key=_order)
-        ]
-        made = encode_segment([encoded.section for _, _, encoded in parts])
         for (task, change_set, encoded), offset in zip(parts, made.offsets, strict=True):
             results[task].append(_result(name, offset, encoded.table, change_set))
-        return ChangelogObject(name, tuple(gather(made.pieces, self._buffer_size)), made.size, results)
+        pieces = tuple(gather(made.pieces, self._buffer_size))
+        return ChangelogObject(name, pieces, made.size, len(parts), results)
 
     def write(self, made: ChangelogObject) -> None:
         """Makes the object durable, then tracks it.
@@ -211,7 +206,9 @@ class DuplicatingUploader:
         if not tasks:
             return UploadTasksResult()
         made = self._remote.build(tasks)
-        copy = self._copier.start(self._place, made.name, made.pieces)
+        copy = self._copier.start(
+            partial(self._place.put_all_if_absent, made.name, made.pieces), partial(self._place.delete, [made.name])
+        )
         try:
             self._remote.write(made)
         except BaseException:
@@ -221,7 +218,12 @@ class DuplicatingUploader:
             copy.abandon()
             return UploadTasksResult(made.results)
         self._registry.start_tracking(_AnyHandle(made.name), made.change_sets)
-        return UploadTasksResult({task: [_with_local(one) for one in many] for task, many in made.results.items()})
+        return UploadTasksResult(
+            {
+                task: [structs.replace(one, local_handle=one.handle) for one in many]
+                for task, many in made.results.items()
+            }
+        )
 
     def discard(self, result: UploadTasksResult) -> None:
         """See :meth:`StateChangeUploader.discard`. The local copy goes too."""
@@ -243,7 +245,7 @@ class _BoundedCopies(StoreDecorator):
         super().__init__(store)
         self._max_bytes = max_bytes
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
         room = sum(map(len, pieces))
         found = sorted((info.modified_at, info.name, info.size) for info in self.list("") if is_object_name(info.name))
         excess = sum(size for _, _, size in found) + room - self._max_bytes
@@ -253,7 +255,7 @@ class _BoundedCopies(StoreDecorator):
             if excess > 0:
                 self.delete([oldest])
                 excess -= size
-        return self.inner.put_all_if_absent(name, pieces)
+        return self.inner.put_all_if_absent(name, pieces, read_soon=read_soon)
 
 
 def _encoding_threads(settings: ChangelogSettings) -> int:
@@ -316,7 +318,3 @@ def _result(name: str, offset: int, table: ChangesTable, change_set: StateChange
         last_key_group=table.key_groups[1],
     )
     return UploadResult(change_set.sequence_number, handle, None, offset, table.size)
-
-
-def _with_local(result: UploadResult) -> UploadResult:
-    return UploadResult(result.sequence_number, result.handle, result.handle, result.offset, result.size)

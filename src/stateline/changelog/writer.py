@@ -1,8 +1,5 @@
 """The writer of one operator's subtask: collects changes, numbers them in sets, has them uploaded.
 
-Owns the set that grows and the numbers, and does what the table of its sets says (``set_table``). Does not own when
-uploads run (``scheduler``), retries, objects (``uploader``) or deletes (``registry``).
-
 Invariants:
 - A set is in exactly one place: active (still growing), or one of the table. Nothing is uploaded twice, over any number
   of checkpoints and aborts; a set that failed waits again, with its bytes.
@@ -256,7 +253,7 @@ class ChangelogWriter:
         if isinstance(error, MemoryError):
             raise error
         raise InvalidInputError(
-            f"({type(key_group).__name__}, {type(value).__name__}) is no change",
+            f"expected an integer and bytes, got {type(key_group).__name__} and {type(value).__name__}",
             operation="append",
             subject=self.operator_id,
             hint="Give an integer and contiguous bytes",
@@ -475,7 +472,10 @@ class ChangelogWriter:
 
     def _check_checkpoint(self, checkpoint_id: object, operation: str) -> None:
         if not isinstance(checkpoint_id, int | np.integer) or isinstance(checkpoint_id, bool):
-            message, hint = f"{checkpoint_id!r} is no checkpoint id", "Give the integer that the checkpoint is known by"
+            message, hint = (
+                f"checkpoint_id must be an integer, got {checkpoint_id!r}",
+                "Give its number",
+            )
             raise InvalidInputError(message, operation=operation, subject=self.operator_id, hint=hint)
 
     def _checked(self, name: str, number: SequenceNumber, operation: str) -> int:
@@ -489,7 +489,7 @@ class ChangelogWriter:
         self._check_open(operation)
         start, end = self._checked("from_", from_, operation), self._checked("to", to, operation)
         if end < start:
-            raise self._bad_number(f"[{start}, {end}) is no range", operation)
+            raise self._bad_number(f"from_ must not be above to, got {start} and {end}", operation)
         return start, end
 
     def _bad_number(self, message: str, operation: str) -> InvalidInputError:

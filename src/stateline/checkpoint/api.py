@@ -29,6 +29,7 @@ __all__ = [
     "DeliveryState",
     "FileState",
     "InlineState",
+    "InputState",
     "OperatorState",
     "OutputState",
     "SubtaskState",
@@ -94,6 +95,22 @@ class OutputState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     open: tuple[OpenFile, ...] = ()
 
 
+class InputState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far event time has come in one input of the pipeline.
+
+    Attributes:
+        name: Name of an operator that reads the input.
+        column: The event time that its watermark was made from.
+        watermark_us: The watermark after the batch, microseconds since the epoch; ``None`` before any event.
+        late_watermark_us: The one that the batch worked with: everything at or below it is closed.
+    """
+
+    name: str
+    column: str
+    watermark_us: int | None = None
+    late_watermark_us: int | None = None
+
+
 class DeliveryState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rows that are handed over after the checkpoint exists, and then never again.
 
@@ -155,7 +172,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         operators: State.
         outputs: Files.
         deliveries: Rows to be handed over, of each operator that has any.
-        watermark_us: Event-time watermark after the batch, microseconds since the epoch; ``None`` without one.
+        inputs: The inputs that have a watermark.
         properties: Free text for people and tools, such as the program's name. What is told of an output has a key that
             ends with a space and its URL.
         states: Whatever else a restart needs, by name, written through a ``CheckpointStreamFactory``.
@@ -172,7 +189,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     operators: tuple[OperatorState, ...] = ()
     outputs: tuple[OutputState, ...] = ()
     deliveries: tuple[DeliveryState, ...] = ()
-    watermark_us: int | None = None
+    inputs: tuple[InputState, ...] = ()
     properties: dict[str, str] = {}
     states: dict[str, InlineState | FileState] = {}
 
@@ -185,6 +202,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def publishes(self) -> bool:
         """Whether something is left to do once the record exists: files to make visible, rows to hand over."""
         return any(output.finished for output in self.outputs) or bool(self.deliveries)
+
+    @property
+    def watermark_us(self) -> int | None:
+        """The least watermark of all inputs after the batch; ``None`` without one."""
+        return min((us for each in self.inputs if (us := each.watermark_us) is not None), default=None)
 
     @property
     def earlier_checkpoints(self) -> int:

@@ -75,11 +75,23 @@ def _check_identity(checkpoint: Checkpoint) -> str | None:
         return f"the batch id {checkpoint.batch_id} is out of range"
     if not checkpoint.query_id or not checkpoint.nonce:
         return "the query id or the nonce is empty"
-    if checkpoint.watermark_us is not None and not -_MAX_COUNT - 1 <= checkpoint.watermark_us <= _MAX_COUNT:
-        return f"the watermark {checkpoint.watermark_us} is out of range"
+    complaint = _check_inputs(checkpoint)
+    if complaint is not None:
+        return complaint
     earlier = checkpoint.properties.get(EARLIER_CHECKPOINTS, "0")
     if not _COUNT.fullmatch(earlier):
         return f"the property {EARLIER_CHECKPOINTS!r} is {earlier!r}, not a number of checkpoints"
+    return None
+
+
+def _check_inputs(checkpoint: Checkpoint) -> str | None:
+    names = [each.name for each in checkpoint.inputs]
+    if len(set(names)) != len(names):
+        return f"two inputs have one name: {sorted(names)}"
+    for each in checkpoint.inputs:
+        for watermark_us in (each.watermark_us, each.late_watermark_us):
+            if watermark_us is not None and not -_MAX_COUNT - 1 <= watermark_us <= _MAX_COUNT:
+                return f"input {each.name!r}: the watermark {watermark_us} is out of range"
     return None
 
 

@@ -17,6 +17,7 @@ from stateline.checkpoint import (
     CheckpointStore,
     CheckpointStoreSettings,
     Finding,
+    InputState,
     OperatorState,
     OutputState,
     Problem,
@@ -117,7 +118,7 @@ def show(pointer: str, options: dict[str, str], *, as_json: bool) -> None:
         ("query", record.query_id),
         ("created", time_text(record.created_at)),
         ("parallelism", f"{record.parallelism} of at most {record.max_parallelism}"),
-        ("watermark", "none" if record.watermark_us is None else time_text(record.watermark_us / 1e6)),
+        *(("watermark", f"{_watermark_text(state)}  of the input of {state.name}") for state in record.inputs),
         ("offsets", record.offsets_digest or "none"),
         ("nonce", record.nonce),
         *sorted(record.properties.items()),
@@ -372,8 +373,12 @@ def _facts(record: Checkpoint) -> dict[str, object]:
         "new_bytes": sum(run.length for run in runs if run.checkpoint_id == record.checkpoint_id),
         "finished_files": sum(len(output.finished) for output in record.outputs),
         "open_files": sum(len(output.open) for output in record.outputs),
-        "watermark_us": record.watermark_us,
+        "watermarks_us": {state.name: state.watermark_us for state in record.inputs},
     }
+
+
+def _watermark_text(state: InputState) -> str:
+    return "none yet" if state.watermark_us is None else f"{time_text(state.watermark_us / 1e6)} by {state.column}"
 
 
 def _show_operator(operator: OperatorState) -> None:

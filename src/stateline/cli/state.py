@@ -30,7 +30,7 @@ from stateline.cli.output import (
     value_text,
 )
 from stateline.errors import AlreadyExistsError, DataLossError, InvalidInputError, NotFoundError, StatelineError
-from stateline.files.formats import FORMATS, LINE_FORMATS, check_rows, check_schema, make_encoder
+from stateline.files.formats import FORMATS
 from stateline.handles import Part
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.state.changes import changes_between
@@ -175,7 +175,7 @@ def diff(
 @click.argument("pointer")
 @click.argument("target")
 @_operator_option
-@click.option("--format", "format_", type=click.Choice(FORMATS), help="Default: what the ending of TARGET says.")
+@click.option("--format", "format_", type=click.Choice(list(FORMATS)), help="Default: what the ending of TARGET says.")
 @click.option("--columns", help="Only these, comma-separated.")
 @target_option
 @json_option
@@ -198,6 +198,7 @@ def export(
     chosen = format_ or target.rpartition(".")[2]
     if chosen not in FORMATS:
         raise click.BadParameter(f"give one of {', '.join(FORMATS)}", param_hint="--format")
+    form = FORMATS[chosen]
     snapshot = resolve_pointer(pointer, options=options)
     stored = StoredState.of(snapshot.store, snapshot.checkpoint, operator)
     names = columns.split(",") if columns else stored.schema.row.names
@@ -220,13 +221,13 @@ def export(
         writer.open(name) as stream,
     ):
         schema = reader.columns_schema(names)
-        check_schema(chosen, schema, for_spark=False)  # Whoever exports state need not read it with Spark.
-        encoder = make_encoder(chosen, stream, schema, "snappy" if chosen == "parquet" else None, _ROW_GROUP_ROWS)
+        form.check_schema(schema, for_spark=False)  # Whoever exports state need not read it with Spark.
+        encoder = form.encoder(stream, schema, "snappy" if chosen == "parquet" else None, _ROW_GROUP_ROWS)
         try:
             for done, part in enumerate(slices, start=1):
                 table = pa.Table.from_batches(reader.scan(part, names), schema=schema)
-                if chosen in LINE_FORMATS:  # The others hold whatever Arrow does.
-                    check_rows(chosen, table)
+                if form.of_lines:  # The others hold whatever Arrow does.
+                    form.check_rows(table)
                 encoder.write(table)
                 rows += table.num_rows
                 tell(done, len(slices))

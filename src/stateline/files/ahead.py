@@ -1,10 +1,10 @@
 """Encoding a file before it rolls, while nobody waits: between two commits of a process that lives on.
 
-Owns the thread, and what it has encoded. Does not own the rows, nor the file: nothing is written anywhere before the
-file rolls. So all of this may be lost at any time, and then the file is encoded whole when it rolls, as any other.
+Nothing is written anywhere before the file rolls. So all of this may be lost at any time; the file is then encoded
+whole when it rolls, as any other.
 
-What is encoded are row groups that later rows cannot change: rows of a record, in long pieces (short ones may be
-joined, see ``folding``), where the piece that follows does not belong to the same row group.
+Only row groups are encoded that later rows cannot change: rows of a record, in long pieces (short ones may be joined,
+see ``folding``), where the piece that follows does not belong to the same row group.
 """
 
 from __future__ import annotations
@@ -14,66 +14,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stateline.blob import BlobStore
+from stateline.changelog.segment_writer import Segments
 from stateline.environment import Environment
 from stateline.files.api import FileOutput
+from stateline.files.encoding import PartialFile, first_full_group, joined
 from stateline.files.folding import is_short
-from stateline.files.formats import Encoder, Sink, make_encoder
 from stateline.files.pending import load_rows
-from stateline.files.row_groups import first_full_group, joined
 from stateline.handles import OpenFile, RowsHandle
 
-__all__ = ["BegunFile", "EncodingAhead"]
+__all__ = ["EncodingAhead"]
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 _HELD_BYTES_MAX: Final = 128 * 1024 * 1024
-
-
-class _HeldBytes:
-    """Keeps what an encoder writes, until there is a file for it."""
-
-    def __init__(self) -> None:
-        self._chunks: list[bytes] = []
-        self._sink: Sink | None = None
-        self.size = 0
-
-    def write(self, data: bytes) -> int:
-        """Takes all of ``data``."""
-        if self._sink is not None:
-            return self._sink.write(data)
-        self._chunks.append(data)
-        self.size += len(data)
-        return len(data)
-
-    def hand_to(self, sink: Sink) -> None:
-        """Writes what was kept, and from now on everything, to the file."""
-        chunks, self._chunks, self.size = self._chunks, [], 0
-        self._sink = sink
-        for chunk in chunks:
-            sink.write(chunk)
-
-
-@dataclass(slots=True)
-class BegunFile:
-    """The first row groups of a file, encoded.
-
-    Attributes:
-        output: The settings they were encoded with.
-        handles: The rows they hold, in order: the first ones of the file.
-        encoder: Goes on where they end.
-        held: Their bytes.
-    """
-
-    output: FileOutput
-    handles: tuple[RowsHandle, ...]
-    encoder: Encoder
-    held: _HeldBytes
-
-    def go_on(self, sink: Sink) -> Encoder:
-        """Hands what is encoded to the file, and returns the encoder for the rows that follow."""
-        self.held.hand_to(sink)
-        return self.encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +34,7 @@ class _Step:
     """One row group to encode."""
 
     output: FileOutput
-    root: BlobStore
+    segments: Segments
     target: str
     handles: tuple[RowsHandle, ...]
 
@@ -89,8 +42,7 @@ class _Step:
 class EncodingAhead:
     """Encodes full row groups of open files on a thread of its own.
 
-    Its methods are called by one thread. What it does may fail: then nothing is lost, and nobody is told, since the
-    same error comes when the file rolls.
+    Its methods are called by one thread. What fails here is not reported: the same error comes when the file rolls.
 
     Args:
         environment: The thread.
@@ -101,41 +53,38 @@ class EncodingAhead:
         self._max_bytes = max_bytes
         self._monitor = environment.executors.monitor()
         self._executor = environment.executors.executor("stateline-ahead", 1)
-        self._wanted: dict[str, tuple[FileOutput, BlobStore, tuple[RowsHandle, ...]]] = {}
-        self._begun: dict[str, BegunFile] = {}
+        self._open: dict[str, tuple[FileOutput, Segments, tuple[RowsHandle, ...]]] = {}
+        self._begun: dict[str, PartialFile] = {}
         self._failed: set[str] = set()
         self._encoding: str | None = None
         self._is_running = False
 
-    def go_on(self, output: FileOutput, root: BlobStore, files: Iterable[OpenFile]) -> None:
-        """Encodes what is full of the files that a record names; forgets all others.
+    def go_on(self, output: FileOutput, segments: Segments, files: Iterable[OpenFile]) -> None:
+        """Encodes full row groups of the files that a record names; forgets all others.
 
         Args:
             output: How they are to be encoded.
-            root: Store of the rows.
+            segments: Where the rows are.
             files: The open files of the newest record.
         """
         with self._monitor:
-            self._wanted = {file.target: (output, root, _settled(file.pending)) for file in files}
-            for target in [target for target in self._begun if target not in self._wanted]:
+            self._open = {file.target: (output, segments, _settled(file.pending)) for file in files}
+            for target in [target for target in self._begun if target not in self._open]:
                 del self._begun[target]
-            self._failed &= self._wanted.keys()
+            self._failed &= self._open.keys()
             if not self._is_running and self._next_step() is not None:
                 self._start()
 
-    def take(self, target: str, output: FileOutput, pending: Sequence[RowsHandle]) -> BegunFile | None:
-        """What is encoded of a file that rolls now. It is forgotten here.
+    def take(self, target: str, output: FileOutput, pending: Sequence[RowsHandle]) -> PartialFile | None:
+        """Hands over what is encoded of a file that rolls now; ``None`` if that is not how the file begins.
 
         Args:
             target: Name of the file.
             output: How it is to be encoded.
             pending: Its rows.
-
-        Returns:
-            ``None`` if nothing is, or if it is not how this file begins.
         """
         with self._monitor:
-            self._wanted.pop(target, None)
+            self._open.pop(target, None)
             self._monitor.wait_for(lambda: self._encoding != target)
             begun = self._begun.pop(target, None)
         if begun is None or begun.output != output or begun.handles != tuple(pending[: len(begun.handles)]):
@@ -145,7 +94,7 @@ class EncodingAhead:
     def close(self) -> None:
         """Forgets everything. The thread ends after the row group it is at."""
         with self._monitor:
-            self._wanted.clear()
+            self._open.clear()
             self._begun.clear()
         self._executor.close(wait=False)
 
@@ -160,12 +109,12 @@ class EncodingAhead:
     def _next_step(self) -> _Step | None:
         if sum(begun.held.size for begun in self._begun.values()) >= self._max_bytes:
             return None
-        for target, (output, root, handles) in self._wanted.items():
+        for target, (output, segments, handles) in self._open.items():
             begun = self._begun.get(target)
             done = 0 if begun is None else len(begun.handles)
             group = first_full_group(handles[done:], output.row_group_rows)
             if group and target not in self._failed:
-                return _Step(output, root, target, group)
+                return _Step(output, segments, target, group)
         return None
 
     def _run(self) -> None:
@@ -198,13 +147,10 @@ def _settled(pending: Sequence[RowsHandle]) -> tuple[RowsHandle, ...]:
     return tuple(pending[:end])
 
 
-def _encoded(step: _Step, begun: BegunFile | None) -> BegunFile:
-    rows = joined(list(load_rows(step.root, step.handles)))
+def _encoded(step: _Step, begun: PartialFile | None) -> PartialFile:
+    rows = joined(list(load_rows(step.segments.store, step.handles, step.segments.copies)))
     if begun is None:
-        held = _HeldBytes()
-        name, codec = step.output.encoding_of(step.target)
-        encoder = make_encoder(name, held, rows.schema, codec, step.output.row_group_rows)
-        begun = BegunFile(step.output, (), encoder, held)
+        begun = PartialFile.begin(step.output, step.target, rows.schema)
     begun.encoder.write(rows)
     begun.handles += step.handles
     return begun

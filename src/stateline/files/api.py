@@ -1,13 +1,9 @@
-"""What an exactly-once file output is, told once by the user and carried to every task.
-
-Owns the settings and the result of a task. Does not own the decision: a file is visible only after the checkpoint
-record that names it exists, and the coordinator publishes it.
-"""
+"""The settings of an exactly-once file output, and what a task hands back for it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,16 +11,10 @@ import pyarrow as pa
 
 from stateline.changelog.segment_writer import Placement
 from stateline.errors import ErrorKind, InvalidInputError
-from stateline.files.formats import (
-    COMPRESSIONS,
-    FORMATS,
-    GZIP_ENDING,
-    LINE_FORMATS,
-    check_partition,
-    check_schema,
-    check_zone,
-)
+from stateline.files.formats import FORMATS
+from stateline.files.formats.format import GZIP_SUFFIX, Format
 from stateline.files.nulls import check_countable
+from stateline.files.partitions import check_partition, check_zone
 from stateline.files.rolling import RollingPolicy
 from stateline.handles import FinishedFile, OpenFile
 from stateline.options import check_kind, parse_int
@@ -36,15 +26,15 @@ __all__ = ["FileOutput", "FilesResult"]
 class FileOutput:
     """One folder of output files.
 
-    Files are called ``<column>=<value>/.../part-<uuid>.<format>``, and ``.gz`` is added where lines are compressed: the
-    UUID is random, so no two files ever share a name, and a name says nothing about attempts.
+    Files are called ``<column>=<value>/.../part-<uuid>.<format>``, with ``.gz`` where lines are compressed. The UUID is
+    random, so no two files ever share a name.
 
     Attributes:
         url: Root of the output.
         format: One of :data:`~stateline.files.formats.FORMATS`.
-        partition_by: Columns that become folders, outermost first. As in Spark, upper and lower case are not told
-            apart, and a folder is called as the column is spelled here.
-        partition_zone: The time zone whose clock names the folders of moments with a zone.
+        partition_by: Columns that become folders, outermost first. As in Spark, case does not matter; a folder is named
+            as the column is spelled here.
+        partition_zone: The time zone whose clock names the folders of timestamps with a zone.
         compression: A codec of the format; ``None`` for its default.
         rolling: When a file is complete.
         row_group_rows: Most rows of a row group (Parquet) or record batch (Arrow); of long rows it has fewer.
@@ -63,48 +53,50 @@ class FileOutput:
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise _unknown("format", self.format, FORMATS)
-        if self.compression is not None and self.compression not in COMPRESSIONS[self.format]:
-            raise _unknown(f"compression of {self.format}", self.compression, COMPRESSIONS[self.format])
+        codecs = self.form.codecs
+        if self.compression is not None and self.compression not in codecs:
+            raise _unknown(f"compression of {self.format}", self.compression, codecs)
         for column in self.partition_by:
             check_kind(column, str, "partition_by", "names of columns")
         if len({column.lower() for column in self.partition_by}) != len(self.partition_by):
             raise InvalidInputError(
-                f"{list(self.partition_by)} names a column twice", subject="partition_by", hint="Name each column once"
+                f"cannot name a column twice, got {list(self.partition_by)}",
+                subject="partition_by",
+                hint="Remove the repeated name",
             )
         check_zone(self.partition_zone)
         check_kind(self.row_group_rows, int, "row_group_rows")
         parse_int(self.row_group_rows, "row_group_rows", minimum=1)
 
     def file_schema(self, rows: pa.Schema) -> pa.Schema:
-        """The schema of the files for rows of this schema: without the columns that the folders tell.
+        """The schema of the files for rows of this schema: without the partition columns.
 
         Raises:
-            InvalidInputError: A partition column is missing or cannot be a folder, no column would be left for the
-                files, the format cannot hold one, elements of lists or maps have no type, or two columns differ only in
-                upper and lower case, also in structures.
+            InvalidInputError: A partition column is missing or cannot name folders, no column is left for the files,
+                the format cannot hold one, or two columns, also of a structure, differ only in case.
         """
         _check_distinct(list(rows))
         rows = self.named(rows)
         for column in self.partition_by:
             if column not in rows.names:
                 raise InvalidInputError(
-                    f"there is no column {column!r}",
+                    f"expected a column of the output, got {column!r}",
                     operation="write_files",
                     subject="partition_by",
-                    hint=f"The output has {rows.names}",
+                    hint=f"The output has the columns {rows.names}",
                     kind=ErrorKind.SCHEMA_MISMATCH,
                 )
             check_partition(rows.field(column))
         left = pa.schema([field for field in rows if field.name not in self.partition_by])
         if not left.names:
             raise InvalidInputError(
-                "no column would be left for the files",
+                "must leave at least one column for the files",
                 operation="write_files",
                 subject=f"partition_by {self.partition_by}",
                 hint="Name fewer columns: those of partition_by become folders",
             )
         check_countable(rows, "write_files")
-        check_schema(self.format, left)
+        self.form.check_schema(left)
         return left
 
     def named(self, rows: pa.Schema) -> pa.Schema:
@@ -120,27 +112,31 @@ class FileOutput:
         return digest.hexdigest()[:16]
 
     @property
-    def ending(self) -> str:
-        """How the names of the files end: what comes after ``part-<uuid>``."""
-        return f".{self.format}{GZIP_ENDING if self.format in LINE_FORMATS and self.codec == 'gzip' else ''}"
+    def form(self) -> Format:
+        """The format."""
+        return FORMATS[self.format]
 
-    def encoding_of(self, target: str) -> tuple[str, str | None]:
+    @property
+    def suffix(self) -> str:
+        """What follows ``part-<uuid>`` in the names of the files."""
+        return f".{self.format}{GZIP_SUFFIX if self.form.of_lines and self.codec == 'gzip' else ''}"
+
+    def encoding_of(self, target: str) -> tuple[Format, str | None]:
         """Format and codec of a file, by its name: it is finished as it was begun, also after a change of settings."""
-        plain = target.removesuffix(GZIP_ENDING)
-        name = plain.rpartition(".")[2]
-        if name in LINE_FORMATS:
-            return name, None if plain == target else "gzip"
-        return name, (self if name == self.format else FileOutput(url=self.url, format=name)).codec
+        plain = target.removesuffix(GZIP_SUFFIX)
+        form = FORMATS[plain.rpartition(".")[2]]
+        if form.of_lines:
+            return form, None if plain == target else "gzip"
+        return form, (self if form is self.form else FileOutput(url=self.url, format=form.name)).codec
 
     @property
     def codec(self) -> str | None:
         """The codec as pyarrow spells it; ``None`` for uncompressed."""
-        name = self.compression or COMPRESSIONS[self.format][0]
+        name = self.compression or self.form.codecs[0]
         return None if name == "none" else name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilesResult:
+class FilesResult(msgspec.Struct, frozen=True):
     """What a task hands back: none of it visible, all of it durable once the segment is finished that was given.
 
     Attributes:
@@ -154,18 +150,18 @@ class FilesResult:
     def placed(self, placement: Placement) -> FilesResult:
         """The same once the segment is finished that rows were added to."""
         files = (msgspec.structs.replace(file, pending=tuple(map(placement.of, file.pending))) for file in self.open)
-        return FilesResult(finished=self.finished, open=tuple(files))
+        return FilesResult(self.finished, tuple(files))
 
 
 def _check_distinct(fields: list[pa.Field]) -> None:
-    """Spark, Hive, Trino and DuckDB do not tell upper and lower case apart: they could not read the file."""
+    """Spark, Hive, Trino and DuckDB ignore the case of names: they could not read the file."""
     seen: dict[str, str] = {}
     for name in (each.name for each in fields):
         other = seen.get(name.lower())
         seen[name.lower()] = name
         if other is not None:
             raise InvalidInputError(
-                f"readers take {other!r} and {name!r} for one column",
+                f"readers would take {other!r} and {name!r} for one column",
                 operation="write_files",
                 subject="schema",
                 hint="Rename one of them",
@@ -176,5 +172,5 @@ def _check_distinct(fields: list[pa.Field]) -> None:
             _check_distinct([kind.field(index) for index in range(kind.num_fields)])
 
 
-def _unknown(what: str, value: str, known: tuple[str, ...]) -> InvalidInputError:
-    return InvalidInputError(f"{value!r} is not one", subject=what, hint=f"Known: {', '.join(known)}")
+def _unknown(what: str, value: str, known: Iterable[str]) -> InvalidInputError:
+    return InvalidInputError(f"unknown value {value!r}", subject=what, hint=f"Give one of {', '.join(known)}")

@@ -1,6 +1,4 @@
-"""Writing while encoding: bytes go to their sink on a thread of their own.
-
-Owns the queue between the two threads. Does not own what is written, nor when it becomes durable or visible.
+"""A sink that writes on a thread of its own, while the caller encodes.
 
 Encoding a file costs a core, and so do checksums and copies into the page cache (or waiting for a store's answer). They
 need not wait for each other.
@@ -12,7 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from stateline.environment import Environment
-from stateline.files.formats import Sink
+from stateline.files.formats.format import Sink
 
 __all__ = ["BackgroundSink"]
 
@@ -24,13 +22,13 @@ _JOINED_BYTES: Final = 8 * 1024 * 1024
 
 
 class BackgroundSink:
-    """Hands bytes on, in order. Use it as a context manager: leaving it waits until all are written.
+    """Hands bytes on, in order. A context manager: leaving it waits until all are written.
 
     Args:
         sink: Where bytes go; called on one other thread only.
         environment: Threads.
         max_bytes: How much may wait; whoever writes more waits too.
-        in_memory: Bytes that will come first, and are held in memory anyway: they may wait beside the others.
+        in_memory: Bytes that come first and are held in memory anyway: they may wait beside the others.
     """
 
     def __init__(
@@ -47,10 +45,9 @@ class BackgroundSink:
         self._error: BaseException | None = None
 
     def write(self, data: bytes) -> int:
-        """Takes all of ``data``. Once the context is left, it is dropped: an encoder that failed still writes its end.
+        """Takes all of ``data``, or raises what the sink raised for earlier bytes.
 
-        Raises:
-            BaseException: What the sink raised for earlier bytes; these are not taken, and no later ones will be.
+        Once the context is left, ``data`` is dropped: an encoder that failed still writes its end.
         """
         with self._monitor:
             if self._is_over:

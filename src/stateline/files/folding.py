@@ -1,14 +1,12 @@
 """Which waiting rows are stored again, in longer pieces. Pure.
 
-Owns the rule. Does not own the rows (``pending``) nor when it is asked (``writer``, at each checkpoint).
-
 Each task of each micro-batch leaves a piece for each open file, and the record names all of them. A file may stay open
-for weeks, so without the rule a record, and the time it takes, would grow with the number of batches.
+for weeks, so without folding a record would grow with the number of batches.
 
-The rule: pieces of 256 KiB and more stay as they are. The objects of the others are put into tiers by the mean length
-of such pieces, each tier 16 times as long as the one before. A tier with 16 objects is folded: the pieces that a file
-has in them become one. So a file has a piece for each 256 KiB and a few dozen more, and a byte is stored again at most
-once in a tier: about three times, for rows of a few hundred bytes a batch.
+Pieces of 256 KiB and more stay as they are. The objects of the others are put into tiers by the mean length of such
+pieces, each tier 16 times as long as the one before. A tier with 16 objects is folded: the pieces that a file has in
+them become one. So a file has a piece for each 256 KiB and a few dozen more, and a byte is stored again at most once in
+a tier: about three times, for rows of a few hundred bytes a batch.
 """
 
 from __future__ import annotations
@@ -35,11 +33,10 @@ def objects_to_fold(handles: Iterable[RowsHandle]) -> list[frozenset[str]]:
     """Names of objects whose short pieces are to be joined, file by file; those of one set with one another.
 
     Args:
-        handles: The pieces of all open files, as the newest record names them; no inline ones, which are stored again
-            whenever their file grows.
+        handles: The pieces of all open files that are in objects, as the newest record names them.
 
     Returns:
-        Nothing where no tier is full; else the objects of the lowest full one.
+        The objects of the lowest full tier; nothing where none is full.
     """
     lengths: dict[str, list[int]] = {}
     for handle in filter(is_short, handles):

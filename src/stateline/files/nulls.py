@@ -1,14 +1,12 @@
-"""Nulls inside of rows, where Arrow and Spark disagree on what a promise of none means.
-
-Owns the rule for columns of structures, lists and maps, and finds where a column breaks its own promise.
+"""Nulls inside structures, lists and maps, where Arrow and Spark disagree on what "never null" means.
 
 Facts:
 
 - Spark says of a field that it is never null, and means: where its structure is there. ``when(x, struct(lit(1)))`` has
   such fields, and rows without the structure.
 - Arrow keeps the fields of a structure that is not there, as nulls. pyarrow then refuses to cast the column, even to
-  its own type, and to write it as Parquet. So in files everything inside of a column may be null; Spark reads all
-  columns so, whatever the files say.
+  its own type, and to write it as Parquet. So in files everything inside a column may be null; Spark reads all columns
+  so, whatever the files say.
 - But Spark reads a variant only from fields that are never null. So these get empty values where the variant is null.
 - Spark's ``void`` is Arrow's type of nothing but nulls, which pyarrow counts by the rows of a column: where ``cast``
   and ``view`` meet it inside of lists and maps, what they make is shorter than its offsets say.
@@ -29,12 +27,12 @@ _MARK: Final = b"variant"
 
 
 def with_nulls_inside(schema: pa.Schema) -> pa.Schema:
-    """The schema, with everything inside of columns allowed to be null."""
+    """The schema, with everything inside columns allowed to be null."""
     return pa.schema([field.with_type(_relaxed(field.type)) for field in schema], metadata=schema.metadata)
 
 
 def check_countable(schema: pa.Schema, operation: str) -> None:
-    """Checks that nothing inside of lists and maps has the type of nothing but nulls.
+    """Checks that nothing inside lists and maps has Spark's ``void`` type.
 
     Raises:
         InvalidInputError: Something has; names the column.
@@ -42,7 +40,7 @@ def check_countable(schema: pa.Schema, operation: str) -> None:
     for field in schema:
         if _has_void(field.type, repeated=False):
             raise InvalidInputError(
-                f"{field.type} has elements without a type, such as those of array(null)",
+                f"{field.type} has elements without a type, as array(null) has",
                 operation=operation,
                 subject=f"column {field.name!r}",
                 hint='Give them one, such as F.col(...).cast("array<string>")',
@@ -58,7 +56,7 @@ def _has_void(kind: pa.DataType, *, repeated: bool) -> bool:
 
 
 def filled_variants(rows: pa.Table) -> pa.Table:
-    """The rows, with empty fields in variants that are null, also inside of other values."""
+    """The rows, with empty fields in variants that are null, also inside other values."""
     for index, (field, column) in enumerate(zip(rows.schema, rows.columns, strict=True)):
         if _holds_variant(field.type):
             chunks = [_filled(chunk) for chunk in column.chunks]
@@ -67,12 +65,12 @@ def filled_variants(rows: pa.Table) -> pa.Table:
 
 
 def broken_promise(field: pa.Field, values: pa.Array, allowed: int = 0) -> str | None:
-    """Where values have a null that their field rules out: its name, with dots between levels; ``None`` for nowhere.
+    """The field, dotted between levels, whose values have a null that it rules out; ``None`` if there is none.
 
     Args:
-        field: What is promised of the values, and of what is inside of them.
+        field: What is promised of the values, and of what is inside them.
         values: The values.
-        allowed: So many of the nulls are values of structures that are not there: no promise was made of these.
+        allowed: How many of the nulls belong to structures that are not there: nothing was promised of these.
     """
     if not field.nullable and values.null_count > allowed:
         return str(field.name)

@@ -1,14 +1,15 @@
-"""From partition values to folder names that every reader understands and no value can escape from.
+"""Partition columns: rows split by the folder that their values name.
 
 Facts:
 - The layout is Hive's: ``column=value`` per partition column. Spark, Hive, Trino, DuckDB and pyarrow read it.
-- ASCII characters with a meaning in paths are written as ``%XX``, the set that Spark escapes, so that Spark reads
-  back the
-  same value; other Unicode stays as it is, because Spark decodes ``%XX`` as a character and not as a UTF-8 byte.
+- ASCII characters with a meaning in paths are written as ``%XX``, the set that Spark escapes, so that Spark reads the
+  same value back; other Unicode stays as it is, because Spark decodes ``%XX`` as a character and not as a UTF-8 byte.
 - Null and the empty string are ``__HIVE_DEFAULT_PARTITION__``: readers cannot tell an empty folder value from none, so
   Spark itself writes both this way.
 - A folder name holds at most 255 bytes. A longer value keeps its beginning, followed by a digest of the whole, and its
   files then also carry the column itself, so that nothing is lost.
+- Readers take a timestamp in the name of a folder for one without a zone, and Spark writes and reads that of its
+  session. A clock that is put back shows an hour twice; then the files carry the column, too.
 """
 
 from __future__ import annotations
@@ -17,13 +18,36 @@ import datetime as dt
 import decimal
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from stateline.blob.names import MAX_NAME_BYTES, MAX_SEGMENT_BYTES
-from stateline.errors import InvalidInputError
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-__all__ = ["NULL_PARTITION", "is_abbreviated", "name_fits", "partition_folder", "partition_text"]
+from stateline.blob.names import MAX_NAME_BYTES, MAX_SEGMENT_BYTES
+from stateline.errors import ErrorKind, InvalidInputError
+from stateline.files.formats.limits import (
+    PYTHON_YEARS,
+    check_microseconds,
+    check_text,
+    check_years,
+    is_binary,
+    is_extension,
+    is_interval,
+    is_view,
+)
+from stateline.options import check_kind
+
+__all__ = [
+    "NULL_PARTITION",
+    "check_partition",
+    "check_zone",
+    "folder_values",
+    "is_abbreviated",
+    "partition_folder",
+    "split_by_folder",
+]
 
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 """What Hive and Spark call the partition of nulls."""
@@ -34,8 +58,110 @@ _FOLDER_BYTES_MAX: Final = MAX_NAME_BYTES - len(f"/part-{32 * 'f'}.parquet.gz")
 _MARK: Final = "~"
 
 
+def check_partition(field: pa.Field) -> None:
+    """Checks that the values of a column can name folders.
+
+    Raises:
+        InvalidInputError: They cannot; names the column, its type and the reason.
+    """
+    reason = None
+    if field.name.startswith((".", "_")):
+        reason = "readers skip folders whose names begin so"
+    elif len(f"{_escape(field.name)}=".encode()) > MAX_SEGMENT_BYTES - _DIGEST_DIGITS - len(_MARK):
+        reason = "its name leaves no room for a value in the name of a folder"
+    elif pa.types.is_nested(field.type):
+        reason = f"{field.type} has no form as the name of a folder"
+    elif pa.types.is_dictionary(field.type) or is_view(field.type) or is_extension(field.type):
+        reason = f"rows are not split by {field.type}, only by plain values"
+    elif is_interval(field.type):
+        reason = f"{field.type} cannot name a folder: readers do not agree on the form of intervals"
+    if reason is not None:
+        raise InvalidInputError(
+            reason,
+            operation="write_files",
+            subject=f"partition_by {field.name!r}",
+            hint="Rename or convert the column, or partition by another one",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        )
+
+
+def check_zone(zone: str) -> None:
+    """Checks that Arrow knows a time zone.
+
+    Raises:
+        InvalidInputError: It does not.
+    """
+    check_kind(zone, str, "partition_zone", "the name of a time zone")
+    try:
+        pc.local_timestamp(pa.array([0], pa.timestamp("us", zone or "none")))
+    except pa.ArrowException as error:
+        raise InvalidInputError(
+            f"must be a time zone that Arrow knows, got {zone!r} ({error})",
+            subject="partition_zone",
+            hint="Give a name such as Europe/Berlin, or an offset such as +05:00",
+        ) from error
+
+
+def split_by_folder(rows: pa.Table, columns: Sequence[str], zone: str) -> Iterator[tuple[str, pa.Table]]:
+    """Splits rows by the folder they belong to.
+
+    Args:
+        rows: The rows.
+        columns: Partition columns, outermost first.
+        zone: The time zone whose clock names folders of timestamps with a zone.
+
+    Returns:
+        Folders and their rows, without the columns that the folder's name tells in full.
+
+    Raises:
+        InvalidInputError: A value cannot name a folder; names the column and the reason.
+    """
+    if rows.num_rows == 0:
+        return
+    if not columns:
+        yield "", rows.combine_chunks()  # Now, while Spark fills the next batches, and not when all wait for it.
+        return
+    told, is_shown_twice = folder_values(rows.select(columns), zone)
+    codes, values = _partition_codes(told, columns)
+    order = np.argsort(codes, kind="stable")
+    starts = np.searchsorted(codes[order], np.arange(len(values) + 1))
+    ordered = rows.take(pa.array(order))
+    slim = ordered.drop_columns(list(columns))
+    for code, value in enumerate(values):
+        tells_less = is_abbreviated(columns, value) or is_shown_twice[order[starts[code]]]
+        source = ordered if tells_less else slim
+        yield partition_folder(columns, value), source.slice(starts[code], starts[code + 1] - starts[code])
+
+
+def folder_values(rows: pa.Table, zone: str) -> tuple[pa.Table, Any]:
+    """What folders tell of columns: timestamps with a zone as the clock of ``zone`` shows them, all else as it is.
+
+    Args:
+        rows: The columns.
+        zone: The time zone.
+
+    Returns:
+        The columns, and for each row whether its clock shows the same again, so that the folder does not tell it all.
+
+    Raises:
+        InvalidInputError: A value cannot name a folder; names the column and the reason.
+    """
+    _check_values(rows)
+    twice = np.zeros(rows.num_rows, dtype=np.bool_)
+    for index, field in enumerate(rows.schema):
+        if not pa.types.is_timestamp(field.type) or field.type.tz is None:
+            continue
+        shown = pc.local_timestamp(rows.column(index).cast(pa.timestamp("us", zone)))
+        check_years(field.name, shown, PYTHON_YEARS)
+        rows = rows.set_column(index, field.name, shown)
+        if zone != "UTC":
+            first, last = (pc.assume_timezone(shown, zone, ambiguous=which) for which in ("earliest", "latest"))
+            twice |= pc.fill_null(pc.not_equal(first, last), False).to_numpy()
+    return rows, twice
+
+
 def partition_folder(columns: Sequence[str], values: Sequence[Any]) -> str:
-    """The relative folder for rows with these partition values: ``"origin=EWR/day=2013-01-01"``; empty for no columns.
+    """The relative folder for rows with these partition values, such as ``"origin=EWR/day=2013-01-01"``.
 
     Args:
         columns: Partition columns, outermost first.
@@ -55,21 +181,43 @@ def partition_folder(columns: Sequence[str], values: Sequence[Any]) -> str:
     return folder
 
 
-def name_fits(column: str) -> bool:
-    """Whether a folder name that begins with this column's has room for any value, at least an abbreviated one."""
-    return len(f"{_escape(column)}=".encode()) <= MAX_SEGMENT_BYTES - _DIGEST_DIGITS - len(_MARK)
-
-
 def is_abbreviated(columns: Sequence[str], values: Sequence[Any]) -> bool:
-    """Whether some value was too long for a folder name, so that the files must carry the columns themselves."""
+    """Whether some value is too long for a folder name, so that the files must carry the columns themselves."""
     return any(
         _full_segment(column, value) != _segment(column, value) for column, value in zip(columns, values, strict=True)
     )
 
 
-def partition_text(value: Any) -> str | None:
-    """A value as the text that Spark's partition discovery turns back into it; ``None`` for null and empty strings."""
-    if value is None or value == "" or value == b"":
+def _check_values(rows: pa.Table) -> None:
+    binary = [index for index, field in enumerate(rows.schema) if is_binary(field.type)]
+    for index in binary:
+        # Different bytes would become the same text otherwise, and the folder is all that tells the value.
+        column = rows.column(index).cast(pa.large_binary()).cast(pa.large_string(), safe=False)
+        rows = rows.set_column(index, rows.field(index).name, column)
+    check_text(rows)
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        check_years(name, column, PYTHON_YEARS)
+    check_microseconds(rows)
+
+
+def _partition_codes(rows: pa.Table, columns: Sequence[str]) -> tuple[np.ndarray, list[tuple[object, ...]]]:
+    """A dense code per row and the partition values of each code."""
+    codes = np.zeros(rows.num_rows, dtype=np.int64)
+    values: list[tuple[object, ...]] = [()]
+    for column in columns:
+        encoded = pc.dictionary_encode(rows[column].combine_chunks(), null_encoding="encode")
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.combine_chunks()
+        known = encoded.dictionary.to_pylist()
+        # Dense after each column, so that the product of many large columns cannot overflow.
+        combined, codes = np.unique(codes * len(known) + encoded.indices.to_numpy(), return_inverse=True)
+        values = [(*values[code // len(known)], known[code % len(known)]) for code in combined.tolist()]
+    return codes, values
+
+
+def _text(value: Any) -> str | None:
+    """The text that Spark's partition discovery turns back into a value; ``None`` for null and empty strings."""
+    if value is None or value in ("", b""):
         return None
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -86,16 +234,17 @@ def partition_text(value: Any) -> str | None:
 
 
 def _full_segment(column: str, value: Any) -> str:
-    text = partition_text(value)
+    text = _text(value)
     return f"{_escape(column)}={NULL_PARTITION if text is None else _escape(text)}"
 
 
 def _segment(column: str, value: Any) -> str:
     segment = _full_segment(column, value)
-    if len(segment.encode("utf-8", errors="surrogatepass")) <= MAX_SEGMENT_BYTES:
+    encoded = segment.encode("utf-8", errors="surrogatepass")
+    if len(encoded) <= MAX_SEGMENT_BYTES:
         return segment
-    digest = hashlib.sha256(segment.encode("utf-8", errors="surrogatepass")).hexdigest()[:_DIGEST_DIGITS]
-    kept = segment.encode("utf-8", errors="surrogatepass")[: MAX_SEGMENT_BYTES - _DIGEST_DIGITS - len(_MARK)]
+    digest = hashlib.sha256(encoded).hexdigest()[:_DIGEST_DIGITS]
+    kept = encoded[: MAX_SEGMENT_BYTES - _DIGEST_DIGITS - len(_MARK)]
     return kept.decode("utf-8", errors="ignore").rstrip("%") + _MARK + digest
 
 

@@ -1,7 +1,4 @@
-"""Rows that wait, for their file to roll or for their delivery: sections of a segment, each an Arrow IPC stream.
-
-Owns the bytes of such sections. Does not own segments (``stateline.changelog.segment``), nor who waits for what.
-"""
+"""Rows that wait for their file to roll, or for their delivery: sections of a segment, each an Arrow IPC stream."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from stateline.changelog.section_reader import SectionReader
 from stateline.changelog.segment import Section, SectionKind
 from stateline.changelog.segment_writer import SegmentWriter
 from stateline.errors import CorruptDataError, DataLossError, NotFoundError
-from stateline.files.formats import SinkFile
+from stateline.files.formats.format import SinkFile
 from stateline.handles import RowsHandle, SectionHandle
 
 __all__ = ["add_rows", "decode_rows", "encoded_rows", "load_rows", "load_short_rows"]
@@ -54,12 +51,12 @@ def _in_long_batches(rows: pa.Table) -> pa.Table:
 
 
 def add_rows(segment: SegmentWriter, owner: str, rows: pa.Table, number: int = 0) -> RowsHandle:
-    """Adds rows to a segment, as one section; they are durable when that is finished.
+    """Adds rows to a segment, as one section; they are durable when the segment is finished.
 
     Args:
         segment: Where they go.
         owner: Whose rows they are, for the segment's directory.
-        rows: None may be missing: an empty table is no section.
+        rows: At least one.
         number: The checkpoint, where the caller knows it.
     """
     stream = tuple(encoded_rows(rows))
@@ -71,7 +68,7 @@ def add_rows(segment: SegmentWriter, owner: str, rows: pa.Table, number: int = 0
 
 
 def load_rows(store: BlobStore, handles: Sequence[RowsHandle], cache: HostCache | None = None) -> Iterator[pa.Table]:
-    """Reads pending rows back, in order, fetching just their bytes.
+    """Reads pending rows back, in order, one piece at a time.
 
     Args:
         store: The root.
@@ -89,7 +86,7 @@ def load_rows(store: BlobStore, handles: Sequence[RowsHandle], cache: HostCache 
 def load_short_rows(
     store: BlobStore, handles: Iterable[RowsHandle], cache: HostCache | None = None
 ) -> dict[RowsHandle, pa.Table]:
-    """Reads many short pieces at once: those of one object in one call of the store. Else as :func:`load_rows`."""
+    """As :func:`load_rows`, all pieces at once: those of one object in one call of the store."""
     sections = SectionReader(store, cache)
     loaded: dict[RowsHandle, pa.Table] = {}
     objects: dict[str, list[RowsHandle]] = {}
@@ -113,7 +110,7 @@ def _gone_is_loss(handle: RowsHandle) -> Iterator[None]:
         yield
     except NotFoundError as error:
         raise DataLossError(
-            "the rows of an open file are gone",
+            "cannot find the rows of an open file",
             operation="load_rows",
             subject=handle.place,
             hint="Restore the object, or go back to a checkpoint whose objects are complete",
@@ -124,7 +121,7 @@ def decode_rows(section: SectionHandle, data: bytes | pa.Buffer) -> pa.Table:
     """The rows of a section, from its bytes.
 
     Raises:
-        CorruptDataError: They are not what was stored, or no rows.
+        CorruptDataError: They are not what was stored.
     """
     where = section.place
     if crc32c(memoryview(data)) != section.crc32c:
@@ -137,7 +134,7 @@ def decode_rows(section: SectionHandle, data: bytes | pa.Buffer) -> pa.Table:
         # rows are in a record, and what is refused here would be refused at every start.
         check_table(table)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptDataError(f"not an Arrow stream ({error})", operation="load_rows", subject=where) from error
+        raise CorruptDataError(f"is not an Arrow stream ({error})", operation="load_rows", subject=where) from error
     return table
 
 
@@ -145,6 +142,6 @@ def _decoded(handle: RowsHandle, data: bytes | pa.Buffer) -> pa.Table:
     table = decode_rows(handle, data)
     if table.num_rows != handle.rows:
         raise CorruptDataError(
-            f"{table.num_rows} rows, its record says {handle.rows}", operation="load_rows", subject=handle.place
+            f"expected {handle.rows} rows, got {table.num_rows}", operation="load_rows", subject=handle.place
         )
     return table

@@ -1,8 +1,4 @@
-"""When an output file is complete: a pure rule.
-
-Owns the policy. Does not own files: ``writer`` asks for each open file at each checkpoint, and ``stateline.spark`` asks
-when the next one is due while no rows come.
-"""
+"""When an output file is complete. Pure."""
 
 from __future__ import annotations
 

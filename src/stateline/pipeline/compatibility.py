@@ -1,25 +1,23 @@
-"""Whether a pipeline, and a batch, may go on from a checkpoint. Pure.
+"""May this program, and this batch, go on from that record? Pure: what is stored against what is asked for.
 
-Owns the comparison of what is stored with what the program and the engine ask for. Does not own what happens then.
+The rules for columns of state are in :mod:`stateline.state.evolution`, those for columns of output files in
+:mod:`stateline.pipeline.output_columns`; both are asked from here.
 """
 
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from stateline.checkpoint import Checkpoint
 from stateline.errors import ErrorKind, InvalidInputError, NotFoundError
-from stateline.pipeline.event_time import Watermark
-from stateline.pipeline.evolution import check_definition
+from stateline.pipeline.messages import Batch
 from stateline.pipeline.output_columns import check_columns, check_folders, columns_properties
 from stateline.pipeline.plan import PipelinePlan
 from stateline.state.evolution import carried_properties, check_evolution
 from stateline.state.schema import StateSchema
-
-if TYPE_CHECKING:
-    from stateline.pipeline.coordinator import Batch
 
 __all__ = [
     "Step",
@@ -99,8 +97,8 @@ def check_same_offsets(decided: Checkpoint, batch: Batch[Any], root_url: str) ->
     """
     if decided.offsets_digest != batch.offsets_digest:
         raise InvalidInputError(
-            "it was decided with other source offsets "
-            f"({decided.offsets_digest[:16]} then, {batch.offsets_digest[:16]} now)",
+            f"expected the source offsets {decided.offsets_digest[:16]} with which it was decided, "
+            f"got {batch.offsets_digest[:16]}",
             operation="run_batch",
             subject=_subject(batch.batch_id, root_url),
             hint="Spark's checkpoint was rolled back, copied or edited. Restore the one that belongs to this root, or "
@@ -149,21 +147,19 @@ def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str,
     """Checks that a record can be continued by a plan.
 
     Raises:
-        InvalidInputError: Other key groups, operators or output folders, or state or output columns that cannot become
-            what is asked for; says what is stored and what is asked for.
+        InvalidInputError: Other key groups, operators or output folders, or columns that cannot become what is
+            asked for; says what is stored and what is asked for.
     """
     if plan.max_parallelism != newest.max_parallelism:
         raise _mismatch("max_parallelism", newest.max_parallelism, plan.max_parallelism)
-    column = Watermark.of(newest).column
-    if plan.watermark is not None and column not in (None, plan.watermark.column):
-        raise _mismatch("column of the watermark", column, plan.watermark.column)
     stored = {state.name: state for state in newest.operators}
     planned = plan.state_schemas
     if stored.keys() != planned.keys():
         raise _mismatch("operators", sorted(stored), sorted(planned))
-    for operator in plan.operators:
+    _check_watermarks(plan, newest)
+    for operator in plan.graph.operators:
         for name in map(operator.state_name, operator.tables):
-            check_definition(name, stored[name].definition, operator.definition)
+            _check_definition(name, stored[name].definition, operator.definition)
             check_evolution(newest, name, StateSchema.decode(planned[name]))
     for output in newest.outputs:
         url = output_urls.get(output.operator)
@@ -179,9 +175,56 @@ def next_properties(plan: PipelinePlan, newest: Checkpoint | None, output_urls: 
     return carried_properties(newest, plan.state_schemas) | columns_properties(plan, newest, output_urls)
 
 
+def _check_watermarks(plan: PipelinePlan, newest: Checkpoint) -> None:
+    for stored in newest.inputs:
+        planned = plan.graph.find_input(stored.name)
+        watermark = None if planned is None else planned.watermark
+        if watermark is not None and watermark.column != stored.column:
+            raise _mismatch(f"column of the watermark of input {stored.name!r}", stored.column, watermark.column)
+
+
+def _check_definition(name: str, stored: str, planned: str) -> None:
+    """Checks that an operator goes on computing what it has stored.
+
+    - An aggregation may be added: for old keys it begins with the next row. One may be dropped.
+    - Whatever stays must be computed as before: the same name with another definition is refused.
+    - A user's own function may change as it likes: what it keeps is what counts.
+    """
+    if stored == planned:
+        return
+    reason = f"expected what is stored: {stored}; got: {planned}"
+    old, new = _aggregations(stored), _aggregations(planned)
+    if old is None or new is None or old.keys() != new.keys() or old["keys"] != new["keys"]:
+        raise _other_definition(name, reason, _OTHER_PROGRAM)
+    for column, text in new["aggregations"].items():
+        if old["aggregations"].get(column, text) != text:
+            hint = "Give the new aggregation another name"
+            raise _other_definition(name, f"{column!r} cannot change its meaning; {reason}", hint)
+    rest = [{k: v for k, v in each.items() if k not in ("keys", "aggregations")} for each in (old, new)]
+    if rest[0] != rest[1]:
+        raise _other_definition(name, reason, _OTHER_PROGRAM)
+
+
+def _aggregations(definition: str) -> dict[str, Any] | None:
+    """The definition of aggregations as a mapping; ``None`` for a definition of anything else."""
+    try:
+        parsed = json.loads(definition)
+    except ValueError:
+        return None
+    if isinstance(parsed, dict) and isinstance(parsed.get("aggregations"), dict) and "keys" in parsed:
+        return parsed
+    return None
+
+
+def _other_definition(name: str, reason: str, hint: str) -> InvalidInputError:
+    return InvalidInputError(
+        reason, operation="start", subject=f"operator {name!r}", hint=hint, kind=ErrorKind.SCHEMA_MISMATCH
+    )
+
+
 def _mismatch(what: str, stored: object, asked: object, hint: str = _OTHER_PROGRAM) -> InvalidInputError:
     return InvalidInputError(
-        f"the checkpoint has {stored}, the program asks for {asked}",
+        f"expected {stored} as in the checkpoint, got {asked}",
         operation="start",
         subject=what,
         hint=hint,

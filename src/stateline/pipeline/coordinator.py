@@ -1,8 +1,5 @@
 """The driver's side of one micro-batch: decide once, publish as often as needed. No Spark in here.
 
-Owns the protocol: which checkpoint a batch starts from, the one record that decides it, and what is published when.
-Does not own how subtasks run (a function does), nor what they compute.
-
 One batch ``b``; its checkpoint gets the id that follows the newest one::
 
     1. what is the newest record?     b is decided already -> finish its publishing, return
@@ -30,135 +27,50 @@ quiet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, Generic, TypeVar
-
-import msgspec
 
 from stateline.blob import BlobStore
 from stateline.changelog.host_cache import HostCache
 from stateline.changelog.segment_writer import Segments
-from stateline.checkpoint import Checkpoint, CheckpointStore, SubtaskState, checkpoint_time
+from stateline.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    DeliveryState,
+    OperatorState,
+    OutputState,
+    SubtaskState,
+    checkpoint_time,
+)
 from stateline.checkpoint.packing import packed
-from stateline.environment import Environment
-from stateline.errors import InternalError
-from stateline.handles import FinishedFile, OpenFile, RowsHandle
+from stateline.environment import Environment, side_by_side
+from stateline.errors import DataLossError, InternalError
+from stateline.handles import CommitPoint
 from stateline.key_groups import check_parallelism, range_for_subtask
 from stateline.pipeline.compatibility import Step, check_continuation, decided_earlier, next_properties, next_step
 from stateline.pipeline.delivery import Delivery, deliveries_of
-from stateline.pipeline.event_time import Watermark
-from stateline.pipeline.fencing import fenced_if_overtaken
+from stateline.pipeline.graph import Graph
+from stateline.pipeline.messages import Batch, BatchReport, SubtaskInput, SubtaskResult, SubtaskRunner
 from stateline.pipeline.open_files import FinishFiles, due_files, files_by_subtask, files_due_at, with_files_finished
+from stateline.pipeline.operators.api import BatchContext
 from stateline.pipeline.plan import PipelinePlan
-from stateline.pipeline.starting import check_start, first_checkpoint
-from stateline.pipeline.subtask_results import gathered, max_event_time, summed_metrics
+from stateline.pipeline.savepoint_start import check_start, first_checkpoint
 from stateline.pipeline.upkeep import Upkeep
+from stateline.pipeline.watermarks import Watermarks
 from stateline.recoverable import RecoverableWriter
 from stateline.state.rescale import rescale
 
-__all__ = [
-    "Batch",
-    "BatchReport",
-    "MicroBatchCoordinator",
-    "SubtaskResult",
-    "SubtaskRunner",
-    "SubtaskTask",
-]
+__all__ = ["MicroBatchCoordinator"]
 
 D = TypeVar("D")
 
 _AT_ONCE: Final = 0
 """A time that has come."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch(Generic[D]):
-    """One micro-batch as the engine hands it over.
-
-    Attributes:
-        query_id: Identity of the query, constant over restarts.
-        batch_id: 0 and up, without gaps.
-        offsets_digest: Digest of the source offsets of the batch.
-        data: What the subtask runner needs to find the rows; not looked at here.
-    """
-
-    query_id: str
-    batch_id: int
-    offsets_digest: str
-    data: D
-
-
-class SubtaskTask(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that one subtask of one operator needs to know, as plain values.
-
-    Attributes:
-        checkpoint_id: The checkpoint being made.
-        operator: Name of the operator.
-        subtask: 0 to ``parallelism - 1``.
-        states: Its key groups and its runs so far, by table.
-        open_files: Output files it goes on with.
-        now: The checkpoint's wall-clock time, seconds since the epoch: the same for all subtasks.
-        watermark_us: The watermark that holds for this batch, microseconds since the epoch; ``None`` without one.
-        late_watermark_us: The one that held for the batch before: what lies at or below it is closed, and late.
-        earlier_checkpoints: See :attr:`Checkpoint.earlier_checkpoints`.
-    """
-
-    checkpoint_id: int
-    operator: str
-    subtask: int
-    states: dict[str, SubtaskState]
-    open_files: tuple[OpenFile, ...]
-    now: float
-    watermark_us: int | None = None
-    late_watermark_us: int | None = None
-    earlier_checkpoints: int = 0
-
-
-class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one subtask hands back: handles of durable sections, small sections themselves, and counts.
-
-    Attributes:
-        operator: Name of the operator.
-        subtask: Index of the subtask.
-        states: Its runs after the batch, by table.
-        finished: Files to publish with the checkpoint.
-        open: Files that go on.
-        metrics: Counts and seconds by name, summed over subtasks in the report.
-        max_event_time_us: The greatest event time of its rows, microseconds since the epoch; ``None`` for none.
-        delivery: Its output rows, where they are handed to a function after the checkpoint; ``None`` for none.
-        next_timer_ms: No timer by processing time comes before this, milliseconds since the epoch; ``None`` for none.
-    """
-
-    operator: str
-    subtask: int
-    states: dict[str, SubtaskState]
-    finished: tuple[FinishedFile, ...] = ()
-    open: tuple[OpenFile, ...] = ()
-    metrics: dict[str, float] = {}
-    max_event_time_us: int | None = None
-    delivery: RowsHandle | None = None
-    next_timer_ms: int | None = None
-
-
-SubtaskRunner = Callable[[Batch[D], Sequence[SubtaskTask]], Sequence[SubtaskResult]]
-"""Runs every subtask of a batch, each at least once, and returns one result for each: of an attempt that ended."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchReport:
-    """What became of one batch.
-
-    Attributes:
-        checkpoint: The record that decides the batch, ours or an earlier attempt's.
-        replayed: The batch had been decided before; nothing was computed.
-        metrics: Sums of the subtasks' metrics, and the coordinator's own seconds by step.
-    """
-
-    checkpoint: Checkpoint
-    replayed: bool
-    metrics: Mapping[str, float] = field(default_factory=dict)
+_FILES_AT_ONCE: Final = 8
+"""How many files are published side by side."""
 
 
 class MicroBatchCoordinator(Generic[D]):
@@ -226,10 +138,10 @@ class MicroBatchCoordinator(Generic[D]):
             self._newest = newest
             self._started = True
         if self._newest is not None and not self._is_published:
-            self._publish(self._newest)
+            with self._fenced():
+                self._publish(self._newest)
         return self._newest
 
-    @fenced_if_overtaken
     def run_batch(self, batch: Batch[D]) -> BatchReport:
         """Processes one batch exactly once, however often it is called and by however many drivers.
 
@@ -252,7 +164,6 @@ class MicroBatchCoordinator(Generic[D]):
             return BatchReport(checkpoint=earlier, replayed=True)
         return self._run(newest, batch)
 
-    @fenced_if_overtaken
     def settle(self, no_rows: Callable[[], D]) -> BatchReport | None:
         """Closes what the newest watermark has passed, in one more checkpoint of the newest batch. Idempotent.
 
@@ -269,14 +180,13 @@ class MicroBatchCoordinator(Generic[D]):
             FencedError: Another driver went on from the record.
         """
         newest = self.start()
-        return None if newest is None or not self._is_passed(newest) else self._run_again(newest, no_rows())
+        return None if newest is None or not self._has_passed(newest) else self._run_again(newest, no_rows())
 
     def due_at(self) -> float | None:
         """From when on there is something to do without rows: seconds since the epoch, ``None`` for never."""
         times = (self._operators_due_at(), files_due_at(self._plan, self._newest))
         return min((at for at in times if at is not None), default=None)
 
-    @fenced_if_overtaken
     def act_on_time(self, no_rows: Callable[[], D], finish_files: FinishFiles | None = None) -> BatchReport | None:
         """Does what is due by now, in one more checkpoint of the newest batch.
 
@@ -297,7 +207,6 @@ class MicroBatchCoordinator(Generic[D]):
             return self._run_again(self._newest, no_rows())
         return None if finish_files is None else self.roll(finish_files)
 
-    @fenced_if_overtaken
     def roll(self, finish_files: FinishFiles, run_id: str = "") -> BatchReport | None:
         """Finishes the open files whose time has come, in one more checkpoint of the newest batch.
 
@@ -318,16 +227,15 @@ class MicroBatchCoordinator(Generic[D]):
     def _operators_due_at(self) -> float | None:
         if self._newest is None:
             return None
-        if self._is_passed(self._newest):
+        if self._has_passed(self._newest):
             return _AT_ONCE
-        acts = any(operator.acts_on_time for operator in self._plan.operators)
+        acts = any(operator.acts_on_time for operator in self._plan.graph.operators)
         due = None if not acts or self._next_timer_ms is None else self._next_timer_ms / 1000
         return _AT_ONCE if due is not None and due <= self._newest.created_at else due  # Whatever the clock says.
 
-    def _is_passed(self, newest: Checkpoint) -> bool:
-        """Whether the watermark has passed something that no batch has closed yet."""
-        acts = any(operator.acts_on_watermark for operator in self._plan.operators)
-        return acts and not Watermark.of(newest).is_applied
+    def _has_passed(self, newest: Checkpoint) -> bool:
+        """Whether a watermark has passed something that no batch has closed yet."""
+        return Watermarks.of(self._plan.graph, newest).wait_to_close()
 
     def _run_again(self, newest: Checkpoint, data: D) -> BatchReport:
         """The newest batch once more, with other rows: none."""
@@ -336,7 +244,6 @@ class MicroBatchCoordinator(Generic[D]):
         )
         return self._run(newest, again)
 
-    @fenced_if_overtaken
     def finish(self, finish_files: FinishFiles) -> Checkpoint | None:
         """Finishes the files that the newest record left open, at the end of the stream. Idempotent.
 
@@ -358,48 +265,57 @@ class MicroBatchCoordinator(Generic[D]):
     ) -> BatchReport:
         clock = self._environment.clock
         began = clock.monotonic()
-        record = with_files_finished(newest, targets, finish_files, self._environment, run_id)
-        metrics = {"output_seconds": clock.monotonic() - began} | self._commit(record)
+        with self._fenced():
+            record = with_files_finished(newest, targets, finish_files, self._environment, run_id)
+            metrics = {"output_seconds": clock.monotonic() - began} | self._commit(record)
         return BatchReport(checkpoint=record, replayed=False, metrics=metrics)
 
     def _time(self) -> float:
         """The time of the next checkpoint."""
         return checkpoint_time(self._environment.clock.now(), self._newest)
 
-    def check_not_overtaken(self) -> None:
-        """Raises :class:`FencedError` if another driver has decided the checkpoint that comes next."""
-        if self._newest is not None:
-            self._checkpoints.check_undecided(_next_id(self._newest))
+    @contextmanager
+    def _fenced(self) -> Iterator[None]:
+        """A step that finds data gone looks whether another driver went on, whose retention then deleted it.
+
+        Raises:
+            FencedError: So it is. Without that, the loss stands.
+        """
+        try:
+            yield
+        except DataLossError:
+            if self._newest is not None:
+                self._checkpoints.check_undecided(_next_id(self._newest))
+            raise
 
     def _run(self, newest: Checkpoint | None, batch: Batch[D]) -> BatchReport:
-        clock = self._environment.clock
+        clock, plan = self._environment.clock, self._plan
         began, now = clock.monotonic(), self._time()
-        results = self._run_subtasks(batch, self._tasks(newest, now))
-        computed = clock.monotonic()
-        operators, outputs, deliveries = gathered(results, self._plan, self._output_urls)
-        watermark = Watermark.of(newest).after(self._plan.watermark, max_event_time(results))
-        record = Checkpoint(
-            checkpoint_id=_next_id(newest),
-            batch_id=batch.batch_id,
-            query_id=batch.query_id,
-            offsets_digest=batch.offsets_digest,
-            max_parallelism=self._plan.max_parallelism,
-            parallelism=self._plan.parallelism,
-            nonce=self._environment.ids.new_id(),
-            created_at=now,
-            operators=operators,
-            outputs=outputs,
-            deliveries=deliveries,
-            watermark_us=watermark.current_us,
-            properties=next_properties(self._plan, newest, self._output_urls),
-            states=dict(watermark.states),
-        )
-        self._next_timer_ms = min((at for item in results if (at := item.next_timer_ms) is not None), default=None)
-        record = packed(record, self._segments, self._plan.record_bytes)
-        metrics = summed_metrics(results) | {"subtasks_seconds": computed - began}
-        metrics |= {"pack_seconds": clock.monotonic() - computed}
-        metrics.update(self._commit(record))
-        return BatchReport(checkpoint=record, replayed=False, metrics=metrics)
+        watermarks = Watermarks.of(plan.graph, newest)
+        with self._fenced():
+            results = self._run_subtasks(batch, self._inputs(newest, now, watermarks))
+            computed = clock.monotonic()
+            operators, outputs, deliveries = self._gathered(results)
+            record = Checkpoint(
+                checkpoint_id=_next_id(newest),
+                batch_id=batch.batch_id,
+                query_id=batch.query_id,
+                offsets_digest=batch.offsets_digest,
+                max_parallelism=plan.max_parallelism,
+                parallelism=plan.parallelism,
+                nonce=self._environment.ids.new_id(),
+                created_at=now,
+                operators=operators,
+                outputs=outputs,
+                deliveries=deliveries,
+                inputs=watermarks.after(_max_event_times(plan.graph, results)),
+                properties=next_properties(plan, newest, self._output_urls),
+            )
+            self._next_timer_ms = min((at for item in results if (at := item.next_timer_ms) is not None), default=None)
+            record = packed(record, self._segments, plan.record_bytes)
+            metrics = _summed_metrics(results)
+            metrics |= {"subtasks_seconds": computed - began, "pack_seconds": clock.monotonic() - computed}
+            return BatchReport(checkpoint=record, replayed=False, metrics=metrics | self._commit(record))
 
     def _commit(self, record: Checkpoint) -> dict[str, float]:
         """Steps 3 and 4; the seconds they took.
@@ -427,29 +343,32 @@ class MicroBatchCoordinator(Generic[D]):
             "retain_seconds": clock.monotonic() - published + began - came,
         }
 
-    # -- step 2: tasks --------------------------------------------------------------------------------------------
+    # -- step 2: subtasks -----------------------------------------------------------------------------------------
 
-    def _tasks(self, newest: Checkpoint | None, now: float) -> list[SubtaskTask]:
-        tasks = []
-        watermark = Watermark.of(newest)
-        for operator in self._plan.operators:
+    def _inputs(self, newest: Checkpoint | None, now: float, watermarks: Watermarks) -> list[SubtaskInput]:
+        inputs = []
+        for operator in self._plan.graph.operators:
             files = files_by_subtask(newest, operator.name, self._plan.parallelism)
             states = {table: self._states(newest, operator.state_name(table)) for table in operator.tables}
-            tasks += [
-                SubtaskTask(
-                    checkpoint_id=_next_id(newest),
+            watermark = watermarks.of_operator(operator.name)
+            context = BatchContext(
+                checkpoint_id=_next_id(newest),
+                now=now,
+                watermark_us=watermark.current_us,
+                late_watermark_us=watermark.late_us,
+                earlier_checkpoints=0 if newest is None else newest.earlier_checkpoints,
+            )
+            inputs += [
+                SubtaskInput(
                     operator=operator.name,
                     subtask=subtask,
                     states={table: stack[subtask] for table, stack in states.items()},
                     open_files=tuple(files.get(subtask, ())),
-                    now=now,
-                    watermark_us=watermark.current_us,
-                    late_watermark_us=watermark.applied_us,
-                    earlier_checkpoints=0 if newest is None else newest.earlier_checkpoints,
+                    context=context,
                 )
                 for subtask in range(self._plan.parallelism)
             ]
-        return tasks
+        return inputs
 
     def _states(self, newest: Checkpoint | None, name: str) -> Sequence[SubtaskState]:
         plan = self._plan
@@ -459,6 +378,49 @@ class MicroBatchCoordinator(Generic[D]):
         ranges = [range_for_subtask(index, plan.parallelism, plan.max_parallelism) for index in range(plan.parallelism)]
         return [SubtaskState(first_key_group=owned.start, last_key_group=owned.end) for owned in ranges]
 
+    def _gathered(
+        self, results: Sequence[SubtaskResult]
+    ) -> tuple[tuple[OperatorState, ...], tuple[OutputState, ...], tuple[DeliveryState, ...]]:
+        """The parts of the record that the subtasks' results make, each result used exactly once.
+
+        Raises:
+            InternalError: A result is missing, or there is one too many.
+        """
+        states = []
+        outputs = []
+        deliveries = []
+        for operator in self._plan.graph.operators:
+            mine = sorted((item for item in results if item.operator == operator.name), key=lambda item: item.subtask)
+            if [item.subtask for item in mine] != list(range(self._plan.parallelism)):
+                raise InternalError(
+                    f"expected one result of each of {self._plan.parallelism} subtasks, "
+                    f"got {[item.subtask for item in mine]}",
+                    operation="run_batch",
+                    subject=f"operator {operator.name}",
+                )
+            states += [
+                OperatorState(
+                    name=operator.state_name(table),
+                    schema=schema,
+                    definition=operator.definition,
+                    subtasks=tuple(item.states[table] for item in mine),
+                )
+                for table, schema in operator.tables.items()
+            ]
+            if operator.output is not None:
+                outputs.append(
+                    OutputState(
+                        operator=operator.name,
+                        url=self._output_urls[operator.name],
+                        finished=tuple(file for item in mine for file in item.finished),
+                        open=tuple(file for item in mine for file in item.open),
+                    )
+                )
+            rows = tuple(item.delivery for item in mine if item.delivery is not None)
+            if rows:
+                deliveries.append(DeliveryState(operator=operator.name, rows=rows))
+        return tuple(states), tuple(outputs), tuple(deliveries)
+
     # -- step 4: publishing ---------------------------------------------------------------------------------------
 
     def _publish(self, record: Checkpoint) -> None:
@@ -467,18 +429,40 @@ class MicroBatchCoordinator(Generic[D]):
         The pieces go before the mark and the mark before the acknowledgement: a zombie that publishes late finds either
         the file or nothing to make it from, and a driver that starts later does not miss files that were moved away.
         """
-        for output in record.outputs:
-            for file in output.finished:
-                writer = RecoverableWriter(self._outputs[output.operator])
-                writer.recover_for_commit(file.commit).commit_after_recovery()
+        commits = [(output.operator, file.commit) for output in record.outputs for file in output.finished]
+        side_by_side(self._environment, "stateline-publish", self._make_visible, commits, _FILES_AT_ONCE)
         for delivery in deliveries_of(record):
             if self._deliver is None:
-                raise InternalError("there is nobody to deliver to", operation="publish", subject=str(delivery.key))
+                raise InternalError(
+                    "the pipeline has no function for these rows", operation="publish", subject=str(delivery.key)
+                )
             self._deliver(delivery)
         if record.publishes:
             self._checkpoints.mark_published(record.checkpoint_id)
         self._is_published = True
 
+    def _make_visible(self, of_operator: tuple[str, CommitPoint]) -> None:
+        operator, commit = of_operator
+        RecoverableWriter(self._outputs[operator]).recover_for_commit(commit).commit_after_recovery()
+
 
 def _next_id(newest: Checkpoint | None) -> int:
     return 0 if newest is None else newest.checkpoint_id + 1
+
+
+def _summed_metrics(results: Sequence[SubtaskResult]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for result in results:
+        for name, value in result.metrics.items():
+            totals[name] = totals.get(name, 0) + value
+    return totals
+
+
+def _max_event_times(graph: Graph, results: Sequence[SubtaskResult]) -> dict[str, int]:
+    """The greatest event time of a batch by input: each operator has seen the rows of the input that it reads."""
+    times: dict[str, int] = {}
+    for result in results:
+        for name in graph.operator(result.operator).inputs:
+            if result.max_event_time_us is not None:
+                times[name] = max(times.get(name, result.max_event_time_us), result.max_event_time_us)
+    return times

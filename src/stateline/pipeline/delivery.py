@@ -1,7 +1,4 @@
-"""Rows that are handed to a function after their checkpoint exists. No Spark in here.
-
-Owns the key under which rows are delivered. Does not own the rows (``files.pending``), when they are delivered
-(``coordinator``), nor the call (``for_each_batch``).
+"""Rows that are handed to a function after their checkpoint exists.
 
 The output rows of a subtask are a section, durable before the record that names it. So whoever comes after a crash
 delivers the same rows under the same key. Retention keeps them as long as the checkpoint.
@@ -13,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stateline.checkpoint import Checkpoint
+from stateline.errors import ErrorKind, InvalidInputError
 from stateline.handles import RowsHandle
 
-__all__ = ["BatchKey", "Delivery", "deliveries_of"]
+__all__ = ["BatchKey", "Delivery", "deliveries_of", "rows_without_function"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +55,14 @@ def deliveries_of(record: Checkpoint) -> Sequence[Delivery]:
         Delivery(BatchKey(record.query_id, each.operator, record.checkpoint_id), each.rows)
         for each in record.deliveries
     ]
+
+
+def rows_without_function(delivery: Delivery, operation: str) -> InvalidInputError:
+    """The error of a program that has no function for rows that must be delivered."""
+    return InvalidInputError(
+        "the newest checkpoint has rows that wait for their function",
+        operation=operation,
+        subject=f"operator {delivery.key.operator}",
+        hint="Start the program with .for_each_batch(fn) once more, so that they are delivered",
+        kind=ErrorKind.SCHEMA_MISMATCH,
+    )

@@ -1,35 +1,42 @@
-"""Finishing open files without a batch: at the end of a stream, and when their time has come while no rows come.
+"""Open files finished without a batch: at the end of a stream, and when their time has come while no rows come.
 
-Owns the finishing of files that a record left open, by the driver that made the record (:func:`finish_open_files`) or
-by anybody later (:func:`finish_root`), who needs nothing but the record. Does not own when (``query_end``).
+The driver that made the newest record finishes them by :func:`finish_open_files`; anybody may later do so by
+:func:`finish_root`, with nothing but the record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from stateline.blob import BlobStore, open_store
+from stateline.changelog.host_cache import HostCache
+from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import Checkpoint, CheckpointStore
-from stateline.environment import Environment
-from stateline.errors import FencedError, InternalError, InvalidInputError
+from stateline.environment import Environment, side_by_side
+from stateline.errors import FencedError, InternalError
 from stateline.files import FileOutput, encode_file
 from stateline.files.pending import load_rows
 from stateline.handles import FinishedFile, OpenFile
-from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator, SubtaskResult, SubtaskTask
-from stateline.pipeline.delivery import Delivery
+from stateline.pipeline.coordinator import MicroBatchCoordinator
+from stateline.pipeline.delivery import Delivery, rows_without_function
 from stateline.pipeline.driver_stores import DriverStores
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.messages import Batch, SubtaskInput, SubtaskResult
 from stateline.pipeline.open_files import FinishFiles
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan
+from stateline.pipeline.plan import PipelinePlan
 
 __all__ = ["file_finisher", "finish_open_files", "finish_root", "plan_finisher"]
+
+_FILES_AT_ONCE: Final = 4
+"""How many files are encoded side by side, each with a row group and a queue of bytes in memory."""
 
 
 def finish_open_files(
     plan: PipelinePlan,
     stores: DriverStores,
-    environment: Environment,
+    segments: Segments,
     coordinator: MicroBatchCoordinator[Any],
     another: Callable[[], MicroBatchCoordinator[Any]],
 ) -> Checkpoint | None:
@@ -38,7 +45,7 @@ def finish_open_files(
     Args:
         plan: The pipeline.
         stores: Its stores.
-        environment: Threads, and ids for names.
+        segments: Where the rows are.
         coordinator: The driver that knows the newest record.
         another: Makes one that knows nothing yet.
 
@@ -49,7 +56,7 @@ def finish_open_files(
         FencedError: Another driver went on with the files.
     """
     try:
-        return coordinator.finish(plan_finisher(plan, stores, environment))
+        return coordinator.finish(plan_finisher(plan, stores, segments))
     except FencedError:
         # The query and its user may both finish the same files at once: what one decided suits the other.
         newest = another().start()
@@ -66,6 +73,7 @@ def finish_root(
     *,
     retained_checkpoints: int,
     elsewhere: bool,
+    copies: HostCache | None = None,
 ) -> bool:
     """Finishes the files that the newest record of a root left open, whatever program made it.
 
@@ -76,6 +84,7 @@ def finish_root(
         environment: Clock, ids and threads.
         retained_checkpoints: How many of the newest records stay.
         elsewhere: Whether the files are where the record says, and not at the URL of ``output``.
+        copies: The copies of this host; ``None`` for none.
 
     Returns:
         Whether there is a record.
@@ -94,7 +103,7 @@ def finish_root(
             records = CheckpointStore(stores.root, environment=environment)
             return MicroBatchCoordinator(plan, records, stores.outputs, _no_subtasks, environment, _refuse)
 
-        finish_open_files(plan, stores, environment, coordinator(), coordinator)
+        finish_open_files(plan, stores, Segments(stores.root, environment, copies), coordinator(), coordinator)
     return True
 
 
@@ -131,56 +140,48 @@ def _plan_of(
         root_url=root_url,
         parallelism=record.parallelism,
         max_parallelism=record.max_parallelism,
-        operators=operators,
+        graph=Graph.of_one_input(operators),
         retained_checkpoints=retained_checkpoints,
         root_options=root_options,
     )
 
 
-def _no_subtasks(batch: Batch[None], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
+def _no_subtasks(batch: Batch[None], tasks: Sequence[SubtaskInput]) -> list[SubtaskResult]:
     raise InternalError("the end of a stream has no subtasks", operation="finish", subject=f"{batch}, {len(tasks)}")
 
 
 def _refuse(delivery: Delivery) -> None:
-    raise InvalidInputError(
-        "its newest checkpoint has rows that wait for their function",
-        operation="finish_files",
-        subject=f"operator {delivery.key.operator}",
-        hint="Start the program with .for_each_batch(fn) once more, so that they are delivered",
-    )
+    raise rows_without_function(delivery, "finish_files")
 
 
-def plan_finisher(plan: PipelinePlan, stores: DriverStores, environment: Environment) -> FinishFiles:
+def plan_finisher(plan: PipelinePlan, stores: DriverStores, segments: Segments) -> FinishFiles:
     """What encodes and stages open files of a plan."""
     outputs = {
         operator.name: (operator.output, stores.outputs[operator.name])
         for operator in plan.operators
         if operator.output is not None
     }
-    return file_finisher(stores.root, outputs, environment)
+    return file_finisher(segments, outputs)
 
 
-def file_finisher(
-    root: BlobStore, outputs: Mapping[str, tuple[FileOutput, BlobStore]], environment: Environment
-) -> FinishFiles:
-    """What encodes and stages open files.
+def file_finisher(segments: Segments, outputs: Mapping[str, tuple[FileOutput, BlobStore]]) -> FinishFiles:
+    """What encodes and stages open files, several at a time.
 
     Args:
-        root: Store of their rows.
+        segments: Where their rows are.
         outputs: The output of each operator, and its store.
-        environment: Threads, and ids for names.
     """
 
     def finish(operator: str, files: Sequence[OpenFile]) -> list[FinishedFile]:
         if operator not in outputs and files:
-            raise InternalError("it has open files but no output", operation="finish", subject=operator)
-        return [_finished(*outputs[operator], root, file, environment) for file in files]
+            raise InternalError("has open files but no output", operation="finish", subject=operator)
+
+        def finish_one(file: OpenFile) -> FinishedFile:
+            output, store = outputs[operator]
+            rows = load_rows(segments.store, file.pending, segments.copies)
+            commit = encode_file(output, store, file.target, rows, segments.environment)
+            return FinishedFile(commit=commit, rows=file.rows)
+
+        return side_by_side(segments.environment, "stateline-finish", finish_one, files, _FILES_AT_ONCE)
 
     return finish
-
-
-def _finished(
-    output: FileOutput, store: BlobStore, root: BlobStore, file: OpenFile, environment: Environment
-) -> FinishedFile:
-    commit = encode_file(output, store, file.target, load_rows(root, file.pending), environment)
-    return FinishedFile(commit=commit, rows=file.rows)

@@ -1,32 +1,19 @@
-"""Event time: the watermark of a stream, and windows over it. Pure: plans, arithmetic, and the watcher of a task.
+"""Event time: what a stream asks of its watermark, and windows. Pure: plans, and the watcher of a task.
 
-Owns what a watermark is, how it advances and how a checkpoint keeps it. Does not own which rows are late for an
-operator, nor what happens when a window closes (``aggregation``, ``arrow_function``).
-
-Facts (as Spark 4 does it; the tests compare, batch by batch):
-
-- The watermark after a batch is the greatest event time seen so far, in whole milliseconds, less the delay. It never
-  goes back.
-- Batch ``n`` closes what the watermark after batch ``n - 1`` has passed, at its end. So what batch ``n`` may still
-  change is everything that the batch before did not close: **late is what lies at or below the watermark that the batch
-  before worked with**. Nobody is told that a window is final and then sees it change.
-- So a checkpoint keeps two numbers: the watermark after the batch (``watermark_us``), and the one that the batch worked
-  with (``states["watermark"]``, JSON: ``column``, ``applied_us``). Both survive restarts at any parallelism.
+How watermarks advance is in :mod:`stateline.pipeline.watermarks`. Everything is as Spark 4 does it; the tests compare,
+batch by batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, cast, get_args
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateline.checkpoint import Checkpoint, InlineState
-from stateline.checkpoint.envelope import decode_value
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.options import check_known, duration_microseconds, parse_choice
 
@@ -38,7 +25,7 @@ __all__ = [
     "WINDOW_START",
     "Duration",
     "EventTimeWatch",
-    "Watermark",
+    "LateData",
     "WatermarkPlan",
     "WindowPlan",
 ]
@@ -51,10 +38,9 @@ WINDOW_START: Final = "window_start"
 """Key column of a windowed operator: where the row's window begins (inclusive)."""
 WINDOW_END: Final = "window_end"
 """Output column: where the window ends (exclusive)."""
-LATE_DATA: Final = ("drop", "keep")
-
-_STATE: Final = "watermark"
-_MILLISECOND: Final = 1_000
+LateData = Literal["drop", "keep"]
+"""What becomes of late rows: they are left out and counted, or taken as all others."""
+LATE_DATA: Final = get_args(LateData)
 
 Duration = str | float | timedelta
 """What Spark takes as an interval, such as ``"1 hour 30 minutes"``; seconds; or a ``timedelta``."""
@@ -72,7 +58,7 @@ class WatermarkPlan:
 
     column: str
     delay_us: int
-    late_data: str = "drop"
+    late_data: LateData = "drop"
 
     @classmethod
     def of(cls, schema: pa.Schema, column: str, delay: Duration, late_data: str = "drop") -> Self:
@@ -85,7 +71,7 @@ class WatermarkPlan:
         return cls(
             column=column,
             delay_us=_length(delay, "delay of the watermark"),
-            late_data=parse_choice(late_data, LATE_DATA, "late_data"),
+            late_data=cast("LateData", parse_choice(late_data, LATE_DATA, "late_data")),
         )
 
     @property
@@ -122,7 +108,7 @@ class WindowPlan:
         for name in (WINDOW_START, WINDOW_END):
             if name in map(str.lower, schema.names):
                 raise InvalidInputError(
-                    "the output of windows has a column of that name",
+                    "is the name of a column that the output of windows gets",
                     operation="window",
                     subject=f"column {name!r}",
                     hint="Rename the column of the stream",
@@ -143,73 +129,6 @@ class WindowPlan:
     def definition(self) -> dict[str, Any]:
         """What decides which window a row is in, for the text that a checkpoint keeps."""
         return {"column": self.column, "size_us": self.size_us, "slide_us": self.slide_us, "start_us": self.start_us}
-
-
-class _Applied(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``states["watermark"]`` of a checkpoint."""
-
-    column: str
-    applied_us: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Watermark:
-    """How far event time has come, as a checkpoint keeps it.
-
-    Attributes:
-        current_us: What the next batch works with; ``None`` before any event.
-        applied_us: What the newest batch worked with: everything at or below it is closed.
-        column: The column it was made from; ``None`` before there was a watermark.
-    """
-
-    current_us: int | None = None
-    applied_us: int | None = None
-    column: str | None = None
-
-    @classmethod
-    def of(cls, record: Checkpoint | None) -> Self:
-        """The watermark of a checkpoint.
-
-        Raises:
-            CorruptDataError: It has one that cannot be read.
-        """
-        state = None if record is None else record.states.get(_STATE)
-        if record is None or state is None:
-            return cls()
-        data = state.data if isinstance(state, InlineState) else b""
-        applied = decode_value(data, _Applied, "its watermark", f"checkpoint {record.checkpoint_id}")
-        return cls(record.watermark_us, applied.applied_us, applied.column)
-
-    def after(self, plan: WatermarkPlan | None, max_event_time_us: int | None) -> Watermark:
-        """The watermark after a batch that worked with this one.
-
-        Args:
-            plan: What the stream asks for; without one, nothing changes.
-            max_event_time_us: The greatest event time of the batch; ``None`` if it had none.
-
-        Returns:
-            One that is nowhere less than this one.
-        """
-        if plan is None:
-            return self
-        current = self.current_us
-        if max_event_time_us is not None:
-            reached = max_event_time_us // _MILLISECOND * _MILLISECOND - plan.delay_us
-            current = reached if current is None else max(current, reached)
-        return Watermark(current, self.current_us, plan.column)
-
-    @property
-    def is_applied(self) -> bool:
-        """Whether the newest batch has worked with the newest watermark: nothing waits to be closed."""
-        return self.current_us == self.applied_us
-
-    @property
-    def states(self) -> Mapping[str, InlineState]:
-        """What a checkpoint keeps beside ``watermark_us``."""
-        if self.column is None:
-            return {}
-        applied = _Applied(column=self.column, applied_us=self.applied_us)
-        return {_STATE: InlineState(data=msgspec.json.encode(applied))}
 
 
 class EventTimeWatch:
@@ -253,7 +172,7 @@ def _check_timestamp(schema: pa.Schema, column: str, what: str) -> None:
     kind = schema.field(column).type
     if not pa.types.is_timestamp(kind):
         raise InvalidInputError(
-            f"event time must be a timestamp, this column is {kind}",
+            f"event time must be a timestamp, got {kind}",
             operation=what,
             subject=f"column {column!r}",
             hint="Convert it: F.to_timestamp(...), F.timestamp_seconds(...) or .cast('timestamp')",
@@ -264,5 +183,7 @@ def _check_timestamp(schema: pa.Schema, column: str, what: str) -> None:
 def _length(duration: Duration, name: str) -> int:
     microseconds = duration_microseconds(duration, name)
     if microseconds < 0:
-        raise InvalidInputError(f"{duration!r} is negative", subject=name, hint="Give a duration of 0 or more")
+        raise InvalidInputError(
+            f"must not be negative, got {duration!r}", subject=name, hint="Give a duration of 0 or more"
+        )
     return microseconds

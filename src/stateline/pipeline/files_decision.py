@@ -1,7 +1,6 @@
 """What the file sink does with a micro-batch, without Spark: tasks make rows durable, one record decides.
 
-Owns both halves of ``format("stateline_files")`` between Spark's calls. Does not own those calls, nor
-the protocol: the coordinator of keyed pipelines decides here too, with one operator that has files and no state.
+The coordinator of keyed pipelines decides here too, with one operator that has files and no state.
 
 Nothing that counts is kept in memory from one batch to the next: each commit is made of what the tasks handed over and
 of what is in the store, so it may come twice, from any process, also from one that is believed dead.
@@ -9,37 +8,30 @@ of what is in the store, so it may come twice, from any process, also from one t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
 from stateline.blob import BlobStore
 from stateline.changelog.host_cache import HostCache
-from stateline.changelog.segment_writer import Segments, SegmentWriter
+from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.environment import Environment
 from stateline.errors import DataLossError, FencedError, InternalError, NotFoundError
-from stateline.files import EncodingAhead, FileOutput, FileWriter
-from stateline.handles import FinishedFile, OpenFile
-from stateline.pipeline.coordinator import Batch, BatchReport, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.files import EncodingAhead, FileJoiner, FileOutput, FilesContext, FilesResult, FileWriter
+from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.end_of_stream import file_finisher
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.messages import Batch, BatchReport, SubtaskInput, SubtaskResult
 from stateline.pipeline.open_files import files_due_at, is_round_of
 from stateline.pipeline.output_columns import columns_of
-from stateline.pipeline.plan import NO_COPIES, OperatorPlan, PipelinePlan
+from stateline.pipeline.plan import PipelinePlan
 
-__all__ = ["FilesDecision", "TaskFiles", "files_plan"]
+__all__ = ["FilesDecision", "files_plan"]
 
 _OPERATOR: Final = "files"
-
-
-class TaskFiles(msgspec.Struct, frozen=True):
-    """What one task made: files that are complete already, and rows for files that go on."""
-
-    finished: tuple[FinishedFile, ...]
-    open: tuple[OpenFile, ...]
 
 
 class FilesDecision:
@@ -69,7 +61,6 @@ class FilesDecision:
     ) -> None:
         self._records = records or CheckpointStore(root, environment=environment)
         self._plan = plan
-        self._root = root
         self._segments = Segments(root, environment, copies=copies)
         self._out = out
         self._schema = schema
@@ -77,18 +68,17 @@ class FilesDecision:
         self._ahead = ahead
         self._copies = copies
 
-    def stage(self, batches: Iterable[pa.RecordBatch]) -> TaskFiles:
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> FilesResult:
         """A task's work: makes its rows durable. What is a whole file by itself is encoded here, in parallel."""
-        segment = self._segments.writer(self._plan.inline_bytes)
-        writer = self._writer(segment, (), self._environment.clock.now())
+        writer = FileWriter(self._context(self._environment.clock.now()))
         for batch in batches:
             writer.write(pa.Table.from_batches([batch]))
-        made = writer.finish().placed(segment.finish())
-        return TaskFiles(made.finished, made.open)
+        segment = self._segments.writer(self._plan.inline_bytes)
+        return writer.finish(segment).placed(segment.finish())
 
     def commit(
         self,
-        made: Sequence[TaskFiles],
+        made: Sequence[FilesResult],
         *,
         batch_id: int,
         offsets_digest: str,
@@ -136,10 +126,10 @@ class FilesDecision:
             self._remove_unnamed(made, report.checkpoint)
         if self._ahead is not None:
             open_files = (file for output in report.checkpoint.outputs for file in output.open)
-            self._ahead.go_on(self._output, self._root, open_files)
+            self._ahead.go_on(self._output, self._segments, open_files)
         return report
 
-    def _remove_unnamed(self, made: Sequence[TaskFiles], decided: Checkpoint) -> None:
+    def _remove_unnamed(self, made: Sequence[FilesResult], decided: Checkpoint) -> None:
         """Removes rows that tasks made durable for files which were finished in this very batch.
 
         No record names them, so retention never would. Only whoever has just decided the batch knows that nobody else
@@ -148,7 +138,7 @@ class FilesDecision:
         staged = {rows.name for each in made for file in each.open for rows in file.pending if not rows.is_inline}
         unnamed = staged.difference(decided.object_names())
         if unnamed:
-            self._root.delete(sorted(unnamed))
+            self._segments.store.delete(sorted(unnamed))
 
     def roll(self, *, query_id: str, run_id: str, quiet_seconds: float) -> float | None:
         """A round of the driver: finishes the files whose time has come, in one more record of the newest batch.
@@ -173,7 +163,7 @@ class FilesDecision:
         if now < quiet_at or (not is_due and self._records.is_published(newest)):
             return None if due is None else max(due, quiet_at)
         coordinator = self.coordinator()
-        finish_files = file_finisher(self._root, {_OPERATOR: (self._output, self._out)}, self._environment)
+        finish_files = file_finisher(self._segments, {_OPERATOR: (self._output, self._out)})
         try:
             coordinator.start(newest.checkpoint_id)  # Publishes what an earlier round decided and could not.
             coordinator.roll(finish_files, run_id)
@@ -194,16 +184,17 @@ class FilesDecision:
         """Whether there is any record."""
         return self._records.latest() is not None
 
-    def coordinator(self) -> MicroBatchCoordinator[Sequence[TaskFiles]]:
+    def coordinator(self) -> MicroBatchCoordinator[Sequence[FilesResult]]:
         """A coordinator whose one subtask joins what the tasks made to the files that are open."""
 
-        def join(batch: Batch[Sequence[TaskFiles]], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
+        def join(batch: Batch[Sequence[FilesResult]], tasks: Sequence[SubtaskInput]) -> list[SubtaskResult]:
             (task,) = tasks
             # Whatever the clock of a task's host said: the ages of files are told by one clock.
-            times = {"opened_at": task.now, "written_at": task.now}
+            times = {"opened_at": task.context.now, "written_at": task.context.now}
             staged = [replace(file, **times) for made in batch.data for file in made.open]
             segment = self._segments.writer(self._plan.inline_bytes)
-            result = self._writer(segment, task.open_files, task.now, staged).finish().placed(segment.finish())
+            joiner = FileJoiner(self._context(task.context.now), task.open_files, staged)
+            result = joiner.finish(segment).placed(segment.finish())
             finished = (*(file for made in batch.data for file in made.finished), *result.finished)
             return [SubtaskResult(operator=_OPERATOR, subtask=0, states={}, finished=finished, open=result.open)]
 
@@ -211,20 +202,13 @@ class FilesDecision:
             self._plan, self._records, {_OPERATOR: self._out}, join, self._environment, copies=self._copies
         )
 
-    def _writer(
-        self, segment: SegmentWriter, open_files: Iterable[OpenFile], now: float, staged: Iterable[OpenFile] = ()
-    ) -> FileWriter:
-        return FileWriter(
-            self._output,
-            self._segments,
-            segment,
-            self._out,
-            self._schema,
-            open_files=open_files,
-            staged=staged,
-            subtask=0,
+    def _context(self, now: float) -> FilesContext:
+        return FilesContext(
+            output=self._output,
+            schema=self._schema,
+            store=self._out,
+            segments=self._segments,
             now=now,
-            environment=self._environment,
             ahead=self._ahead,
         )
 
@@ -237,28 +221,24 @@ class FilesDecision:
 
 
 def files_plan(
-    root_url: str,
-    output: FileOutput,
-    retained_checkpoints: int,
-    root_options: Mapping[str, str] | None = None,
-    schema: pa.Schema | None = None,
-    *,
-    inline_bytes: int = 0,
-    record_bytes: int = 0,
-    local_copies: str = NO_COPIES,
-    local_copies_bytes: int = 0,
+    root_url: str, output: FileOutput, retained_checkpoints: int, schema: pa.Schema | None = None, **settings: Any
 ) -> PipelinePlan:
-    """The plan of a sink: one operator that has files and no state."""
+    """The plan of a sink: one operator that has files and no state.
+
+    Args:
+        root_url: Root of the records.
+        output: The files.
+        retained_checkpoints: How many of the newest records stay.
+        schema: Schema of the rows; ``None`` where none are written.
+        settings: Other attributes of the plan.
+    """
     columns = {} if schema is None else columns_of(output.named(schema))
+    operator = OperatorPlan(name=_OPERATOR, tables={}, definition="", output=output, output_columns=columns)
     return PipelinePlan(
         root_url=root_url,
         parallelism=1,
         max_parallelism=1,
-        operators=(OperatorPlan(name=_OPERATOR, tables={}, definition="", output=output, output_columns=columns),),
+        graph=Graph.of_one_input([operator]),
         retained_checkpoints=retained_checkpoints,
-        inline_bytes=inline_bytes,
-        record_bytes=record_bytes,
-        local_copies=local_copies,
-        local_copies_bytes=local_copies_bytes,
-        root_options=dict(root_options or {}),
+        **settings,
     )

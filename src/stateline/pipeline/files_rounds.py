@@ -1,6 +1,4 @@
-"""What time alone asks of a ``stateline_files`` stream: files whose time has come are finished while no rows come.
-
-Owns when the driver looks. Does not own what it does then, nor how a commit stands beside it (``files_decision``).
+"""The rounds of a ``stateline_files`` stream: files whose time has come are finished while no rows come.
 
 Spark calls the sink only for a batch, in a process of its own. So a timer in the driver looks at the newest record when
 a file may be due, and finishes it in one more record. What fails there is logged and tried again: no row is lost, and
@@ -31,8 +29,8 @@ class FilesRounds:
         interval_seconds: From one batch to the next, as the trigger says.
         roll_seconds: No file is due sooner than this after its newest row.
         is_active: Whether the query still runs.
-        roll: ``roll(quiet_seconds)`` makes a round if the newest record is so old, and says when the next file is due;
-            ``None`` if none is open.
+        roll: ``roll(quiet_seconds)`` makes a round if the newest record is so old, and returns when the next file is
+            due; ``None`` if none is open.
     """
 
     def __init__(

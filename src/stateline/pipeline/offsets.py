@@ -146,7 +146,7 @@ def _sources(lines: Sequence[str], subject: str) -> list[tuple[str, str, str]]:
         found = []
     if not found or not all(source and offset for _, source, offset in found):
         raise CorruptDataError(
-            "it has no source offsets", operation="read", subject=subject, hint="Restore Spark's checkpoint"
+            "the entry has no source offsets", operation="read", subject=subject, hint="Restore Spark's checkpoint"
         )
     return found
 

@@ -1,8 +1,4 @@
-"""The open files of a record: when time alone finishes them, and the record that has them finished.
-
-Owns that, and how a driver knows a record that it made itself while no rows came. Does not own when a driver looks
-(``quiet``, ``files_rounds``), nor how files are encoded (``ending``).
-"""
+"""The open files of a record: when time alone finishes them, and the record that has them finished."""
 
 from __future__ import annotations
 

@@ -1,17 +1,15 @@
 """Whether rows of a changed schema, or of other folders, may go where files are already. Pure.
 
-Owns the rule. Does not own the files: those of another schema are files of their own (``stateline.files``).
-
 Rules:
 - A column may be added, and one may be left out: readers fill in nulls.
-- A column that any file of the folder has keeps its type, also inside of structures, lists and maps. Otherwise readers
-  of the folder could not read it any more. Nulls may be allowed or not.
+- A column that any file of the folder has keeps its type, also inside structures, lists and maps. Otherwise readers of
+  the folder could not read it any more. Nulls may be allowed or not.
 - Whole numbers may get more bits, and so may floats: readers that know the wider type read both.
-- A column that is there keeps its spelling: some readers do not tell upper and lower case apart, and others do.
-- Columns of CSV may only be added or left out at the end, because Spark finds them by position.
+- A column that is there keeps its spelling: some readers ignore case, and others do not.
+- Columns of CSV may only be added or left out at the end, because readers find them by position.
 - The columns that become folders stay, in their order, whatever the format. Spark takes folders for the table: where
   some tell a column, it reads no file above them, without a word; where they tell different ones, it reads nothing.
-- The zone whose clock names folders of moments stays: the name tells no zone, so readers could not tell the two apart.
+- The zone whose clock names folders of timestamps stays: the name tells no zone, so readers could not tell them apart.
 - Operators of one pipeline that write into one folder, or one below that of the other, write the same columns: whoever
   reads the folder reads the rows of both.
 
@@ -33,7 +31,8 @@ from stateline.checkpoint import Checkpoint
 from stateline.checkpoint.envelope import decode_value
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files import FileOutput
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan
+from stateline.pipeline.graph import OperatorPlan
+from stateline.pipeline.plan import PipelinePlan
 
 __all__ = ["check_columns", "check_folders", "check_shared_folders", "columns_of", "columns_properties"]
 
@@ -49,7 +48,7 @@ _WIDER: Final = (("int8", "int16", "int32", "int64"), ("float", "double"))
 
 
 def columns_of(schema: pa.Schema) -> dict[str, str]:
-    """The columns of a schema and what is inside of them: types by path, such as ``{"a": "list", "a.[]": "int64"}``."""
+    """The columns of a schema and what is inside them: types by path, such as ``{"a": "list", "a.[]": "int64"}``."""
     return {path: text for field in schema for path, text in _leaves(_escape(field.name), field.type)}
 
 
@@ -69,10 +68,11 @@ def check_columns(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[s
                 raise _refused(operator, f"column {path!r} is called {spellings[path.lower()]!r} there")
             if not _reads(text, stored.get(path, text)):
                 raise _refused(operator, f"column {path!r} has the type {stored[path]} there, and {text} now")
-        if operator.output is not None and operator.output.format == "csv":
+        if operator.output is not None and operator.output.form.by_position:
             (old, new) = ([path for path in columns if "." not in path] for columns in (stored, wanted))
             if any(left != right for left, right in zip(old, new, strict=False)):
-                raise _refused(operator, f"the columns are {old} there, and {new} now: CSV tells them by position")
+                reason = f"the columns are {old} there, and {new} now: readers find them by position"
+                raise _refused(operator, reason)
 
 
 def check_folders(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str, str]) -> None:
@@ -117,7 +117,7 @@ def check_shared_folders(operators: Sequence[OperatorPlan]) -> None:
         else:
             continue
         raise InvalidInputError(
-            f"they write different {what[0]} into one folder, {one.output.url}: {what[1]} and {what[2]}",
+            f"cannot write different {what[0]} into one folder, {one.output.url}: {what[1]} and {what[2]}",
             operation="alongside",
             subject=f"operators {one.name!r} and {other.name!r}",
             hint="Readers of the folder could not tell them apart. Give each operator a folder of its own",
@@ -159,7 +159,9 @@ def _meet(one: FileOutput, other: FileOutput) -> bool:
 def _same_columns(one: OperatorPlan, other: OperatorPlan) -> bool:
     if one.output_columns != other.output_columns:
         return False
-    return one.output is None or one.output.format != "csv" or list(one.output_columns) == list(other.output_columns)
+    return (
+        one.output is None or not one.output.form.by_position or list(one.output_columns) == list(other.output_columns)
+    )
 
 
 def _described(operator: OperatorPlan) -> list[str]:
@@ -193,7 +195,7 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, str]]:
 
 
 def _reads(wanted: str, stored: str) -> bool:
-    """Whether a column of a type can be read as another one."""
+    """Whether readers of the wanted type can read the stored one."""
     return wanted == stored or any(
         {wanted, stored} <= set(row) and row.index(stored) < row.index(wanted) for row in _WIDER
     )

@@ -1,8 +1,4 @@
-"""A pipeline as plain values: what the coordinator and the tasks need, and nothing of Spark.
-
-Owns the description. ``stream`` builds it from what the user says, the coordinator reads it, tasks receive it in their
-closure.
-"""
+"""A pipeline as plain values: its graph and its settings, as the driver reads them and tasks receive them."""
 
 from __future__ import annotations
 
@@ -13,14 +9,12 @@ from typing import Any, Final, Literal
 from stateline.changelog.upload_table import RetryPolicy
 from stateline.checkpoint import MAX_FILE_STATE_THRESHOLD
 from stateline.errors import InvalidInputError
-from stateline.files import FileOutput
 from stateline.options import normalise_settings, parse_choice, parse_duration, parse_int, parse_size, setting
-from stateline.pipeline.event_time import WatermarkPlan, WindowPlan
+from stateline.pipeline.graph import Graph, OperatorPlan
 
 __all__ = [
     "AUTO_COPIES",
     "NO_COPIES",
-    "OperatorPlan",
     "PipelinePlan",
     "PipelineSettings",
     "SavepointStart",
@@ -52,7 +46,7 @@ def parse_record_size(value: int | str, name: str) -> int:
     size = parse_size(value, name)
     if size > MAX_FILE_STATE_THRESHOLD:
         raise InvalidInputError(
-            f"{size} bytes are more than {MAX_FILE_STATE_THRESHOLD}",
+            f"must be at most {MAX_FILE_STATE_THRESHOLD} bytes, got {size}",
             subject=name,
             hint="Records must stay small: give less",
         )
@@ -87,7 +81,7 @@ def copies_bytes_setting() -> Any:
 
 def _folder(value: object, name: str) -> str:
     if value in (None, ""):
-        raise InvalidInputError(f"{value!r} is no folder", subject=name, hint="Give a path, auto or none")
+        raise InvalidInputError(f"{value!r} is not a folder", subject=name, hint="Give a path, auto or none")
     return str(value)
 
 
@@ -149,68 +143,30 @@ class SavepointStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorPlan:
-    """One operator.
-
-    Attributes:
-        name: Unique within the pipeline.
-        tables: The schemas of its state tables by name, each encoded as in :class:`stateline.checkpoint.OperatorState`;
-            empty for an operator without state.
-        definition: What computes the state, as text; must be the same on restart.
-        output: Its files, if it writes any.
-        output_columns: The columns of their rows; see :mod:`stateline.pipeline.output_columns`. Empty if unknown.
-        delivers: Whether its output is handed to a function after the checkpoint.
-        window: Windows of event time, whose start is the last key column.
-        acts_on_watermark: Whether a watermark that advances changes its state or output, even without rows.
-        acts_on_time: The same for processing time.
-    """
-
-    name: str
-    tables: Mapping[str, str]
-    definition: str
-    output: FileOutput | None = None
-    output_columns: Mapping[str, str] = field(default_factory=dict)
-    delivers: bool = False
-    window: WindowPlan | None = None
-    acts_on_watermark: bool = False
-    acts_on_time: bool = False
-
-    def going_on(self) -> OperatorPlan:
-        """The operator in a stream without an end."""
-        output = self.output
-        return self if output is None else replace(self, output=replace(output, rolling=output.rolling.going_on()))
-
-    def state_name(self, table: str) -> str:
-        """The name of a table in the checkpoint: the operator's own for its only table."""
-        return self.name if list(self.tables) == [table] else f"{self.name}/{table}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePlan:
-    """A whole pipeline.
+    """A whole pipeline: its graph, where its records are, and its settings.
 
     Attributes:
         root_url: Checkpoint root.
         parallelism: Subtasks per operator.
         max_parallelism: Key groups.
-        operators: Keyed operators, at least one.
-        retained_checkpoints: See :class:`PipelineSettings`, also for the next ones, up to ``record_bytes``.
+        graph: Inputs and operators.
+        retained_checkpoints: See :class:`PipelineSettings`, also for the next ones, up to ``max_attempts``.
         metrics_log: Empty for none.
         local_copies: A folder, ``auto`` or ``none``.
         local_copies_bytes: Room for them.
         inline_bytes: Of each subtask.
         record_bytes: Of all of them.
-        upload_timeout: See :class:`PipelineSettings`; 0 for never.
-        max_attempts: So, too.
+        upload_timeout: 0 for never.
+        max_attempts: Of one request.
         root_options: Options of the root's store.
-        watermark: The watermark of the stream, one for all operators.
         start: Where a root without checkpoints starts; ``None`` for an empty state.
     """
 
     root_url: str
     parallelism: int
     max_parallelism: int
-    operators: tuple[OperatorPlan, ...]
+    graph: Graph
     retained_checkpoints: int = 3
     metrics_log: str = ""
     local_copies: str = NO_COPIES
@@ -220,17 +176,22 @@ class PipelinePlan:
     upload_timeout: float = 0.0
     max_attempts: int = 1
     root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    watermark: WatermarkPlan | None = None
     start: SavepointStart | None = None
 
-    def going_on(self) -> PipelinePlan:
+    @property
+    def operators(self) -> tuple[OperatorPlan, ...]:
+        """Those of the graph."""
+        return self.graph.operators
+
+    def endless(self) -> PipelinePlan:
         """The plan in a stream without an end; see :meth:`stateline.files.RollingPolicy.going_on`."""
-        return replace(self, operators=tuple(operator.going_on() for operator in self.operators))
+        operators = tuple(operator.endless() for operator in self.graph.operators)
+        return replace(self, graph=Graph(self.graph.inputs, operators))
 
     @property
     def subtask_inline_bytes(self) -> int:
         """What each subtask may hand back with its result, so that all of them together fit the driver."""
-        return min(self.inline_bytes, _DRIVER_INLINE_BYTES // (self.parallelism * len(self.operators)))
+        return min(self.inline_bytes, _DRIVER_INLINE_BYTES // (self.parallelism * len(self.graph.operators)))
 
     @property
     def retry_policy(self) -> RetryPolicy:
@@ -242,6 +203,6 @@ class PipelinePlan:
         """The encoded schemas of all state, by its name in the checkpoint."""
         return {
             operator.state_name(table): schema
-            for operator in self.operators
+            for operator in self.graph.operators
             for table, schema in operator.tables.items()
         }

@@ -20,7 +20,7 @@ from typing import Final
 
 from stateline.environment import Clock
 from stateline.metrics import Metrics
-from stateline.pipeline.coordinator import BatchReport
+from stateline.pipeline.messages import BatchReport
 
 __all__ = ["REPORTS_KEPT", "BatchReporter"]
 

@@ -47,7 +47,7 @@ from stateline.errors import InvalidInputError
 from stateline.handles import CommitPoint, Part, ResumePoint
 from stateline.options import normalise_settings, parse_size, setting, settings_from_options
 
-__all__ = ["CommitPoint", "Part", "RecoverableWriterSettings", "ResumePoint"]
+__all__ = ["CommitPoint", "Part", "RecoverableWriterSettings", "ResumePoint", "check_point"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +77,14 @@ class RecoverableWriterSettings:
     def option_names(cls) -> frozenset[str]:
         """The keys of :meth:`from_options`; what is not among them is an option of the store."""
         return frozenset(spec.name for spec in fields(cls))
+
+
+def check_point(point: object, kind: type[CommitPoint], operation: str) -> None:
+    """Refuses what is not a point of the kind that a call needs."""
+    if not isinstance(point, kind):
+        raise InvalidInputError(
+            f"expected a {kind.__name__}, got {type(point).__name__}",
+            operation=operation,
+            subject="point",
+            hint="Resume points come from persist(), commit points from a Committer; each kind has its serializer",
+        )

@@ -127,7 +127,7 @@ def import_point(
         return commit
     if length != point.position:
         raise DataLossError(
-            f"its pieces have {length} bytes, not {point.position}",
+            f"its pieces must have {point.position} bytes, got {length}",
             operation="import",
             subject=target,
             hint="A piece is not the one that the checkpoint meant",

@@ -27,6 +27,7 @@ from stateline.blob.names import check_name
 from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVersionError
 from stateline.handles import CommitPoint, Part, ResumePoint
 from stateline.options import check_kind, check_text, parse_int
+from stateline.recoverable.api import check_point
 
 __all__ = ["CommitPointSerializer", "FieldReader", "ResumePointSerializer"]
 
@@ -51,7 +52,7 @@ class CommitPointSerializer:
 
     def serialize(self, point: CommitPoint) -> bytes:
         """The bytes of a point."""
-        _check_type(point, CommitPoint)
+        check_point(point, CommitPoint, "serialize")
         return _framed(_COMMIT_MAGIC, _commit_body(point))
 
     def deserialize(self, version: int, data: bytes) -> CommitPoint:
@@ -73,7 +74,7 @@ class ResumePointSerializer:
     version: Final[int] = _VERSION
 
     def serialize(self, point: ResumePoint) -> bytes:
-        _check_type(point, ResumePoint)
+        check_point(point, ResumePoint, "serialize")
         check_kind(point.closed, bool, "closed")
         body = _commit_body(point) + struct.pack("<B", point.closed) + _parts(point.superseded, "superseded")
         return _framed(_RESUME_MAGIC, body)
@@ -83,16 +84,6 @@ class ResumePointSerializer:
         commit, closed, superseded = reader.commit(), reader.flag(), reader.parts()
         reader.end()
         return ResumePoint(**asdict(commit), closed=closed, superseded=superseded)
-
-
-def _check_type(point: object, expected: type[CommitPoint]) -> None:
-    if not isinstance(point, expected):
-        raise InvalidInputError(
-            f"expected a {expected.__name__}, got {type(point).__name__}",
-            operation="serialize",
-            subject="point",
-            hint="Resume points come from persist(), commit points from a Committer; each kind has its serializer",
-        )
 
 
 def _framed(magic: bytes, body: bytes) -> bytes:

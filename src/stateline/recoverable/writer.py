@@ -15,7 +15,7 @@ from stateline.environment import Environment, system_environment
 from stateline.errors import InvalidInputError
 from stateline.handles import CommitPoint, ResumePoint
 from stateline.options import plain_options
-from stateline.recoverable.api import RecoverableWriterSettings
+from stateline.recoverable.api import RecoverableWriterSettings, check_point
 from stateline.recoverable.committer import Committer, already_published, is_published
 from stateline.recoverable.serializers import CommitPointSerializer, ResumePointSerializer
 from stateline.recoverable.stream import RecoverableStream
@@ -116,8 +116,7 @@ class RecoverableWriter:
             ConflictError: The file was committed after the point was made.
             InvalidInputError: Not a resume point.
         """
-        if not isinstance(point, ResumePoint):
-            raise _not_a_point("recover", point, "ResumePoint")
+        check_point(point, ResumePoint, "recover")
         target = relative_name(self._store.url, point.target)
         if verify and is_published(self._store, target):
             raise already_published(target)
@@ -129,8 +128,7 @@ class RecoverableWriter:
         Raises:
             InvalidInputError: Not a point.
         """
-        if not isinstance(point, CommitPoint):
-            raise _not_a_point("recover_for_commit", point, "CommitPoint or ResumePoint")
+        check_point(point, CommitPoint, "recover_for_commit")
         relative_name(self._store.url, point.target)
         return Committer(self._store, point)
 
@@ -150,8 +148,7 @@ class RecoverableWriter:
             InvalidInputError: Not a resume point, or ``keep`` belongs to another file.
             OutcomeUnknownError: Some may still be there. Repeat.
         """
-        if not isinstance(point, ResumePoint):
-            raise _not_a_point("cleanup", point, "ResumePoint")
+        check_point(point, ResumePoint, "cleanup")
         if keep is not None and (keep.target, keep.nonce) != (point.target, point.nonce):
             raise InvalidInputError(
                 f"is not a point of {point.target}",
@@ -167,12 +164,3 @@ class RecoverableWriter:
         if unneeded:
             self._store.discard(unneeded)
         return bool(unneeded)
-
-
-def _not_a_point(operation: str, given: object, expected: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"expected a {expected}, got {type(given).__name__}",
-        operation=operation,
-        subject="point",
-        hint="Resume points come from persist(), commit points from a Committer",
-    )

@@ -15,19 +15,18 @@ from stateline.state.aggregate.functions import *  # noqa: F403 - the list of th
 
 if TYPE_CHECKING:
     from stateline.pipeline.delivery import BatchKey
-    from stateline.pipeline.subtask import BatchMoment
+    from stateline.pipeline.operators.api import BatchContext
     from stateline.spark.data_sources import register
     from stateline.spark.java import describe_java
     from stateline.spark.pipeline import Pipeline
     from stateline.spark.session import get_or_create_session
     from stateline.spark.sinks.finish_files import finish_files
-    from stateline.spark.stream import KeyedStream, PipelineStage
-    from stateline.spark.windowed import WindowedStream
+    from stateline.spark.stream import KeyedStream, PipelineStage, WindowedStream
 
 __all__ = [
     "Aggregator",
+    "BatchContext",
     "BatchKey",
-    "BatchMoment",
     "KeyedStream",
     "Pipeline",
     "PipelineStage",
@@ -40,12 +39,12 @@ __all__ = [
 __all__ += functions.__all__
 
 _MODULES: Final = {
+    "BatchContext": "stateline.pipeline.operators.api",
     "BatchKey": "stateline.pipeline.delivery",
-    "BatchMoment": "stateline.pipeline.subtask",
     "KeyedStream": "stateline.spark.stream",
     "Pipeline": "stateline.spark.pipeline",
     "PipelineStage": "stateline.spark.stream",
-    "WindowedStream": "stateline.spark.windowed",
+    "WindowedStream": "stateline.spark.stream",
     "describe_java": "stateline.spark.java",
     "finish_files": "stateline.spark.sinks.finish_files",
     "get_or_create_session": "stateline.spark.session",

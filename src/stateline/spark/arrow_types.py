@@ -60,7 +60,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
         return to_arrow_schema(schema, **_ZONE)
     except PySparkException as error:
         raise InvalidInputError(
-            f"a column has no form in Arrow ({error})",
+            f"cannot convert a column to Arrow ({error})",
             subject="schema",
             hint="Drop or convert the column",
             kind=ErrorKind.SCHEMA_MISMATCH,
@@ -79,7 +79,7 @@ def declared_schema(schema: Any, what: str) -> pa.Schema:
         return arrow_schema(struct_from_ddl(schema) if isinstance(schema, str) else _struct(schema))
     except (PySparkException, Py4JError, TypeError) as error:
         raise InvalidInputError(
-            f"{schema!r} is no schema ({error})",
+            f"{schema!r} is not a schema ({error})",
             subject=what,
             hint='Give a pyarrow.Schema, a StructType or text such as "total long, seen timestamp"',
             kind=ErrorKind.SCHEMA_MISMATCH,

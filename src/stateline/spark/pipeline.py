@@ -1,38 +1,24 @@
-"""A whole pipeline, ready to start: operators over one stream, and one checkpoint for all of them.
-
-Owns what is checked before a query starts, and the wiring of coordinator, stores and tasks. Does not own the
-description (``stream`` builds it), any decision (``coordinator``), nor what a query calls while it runs
-(``pipeline_run``).
-"""
+"""A whole pipeline, ready to start: operators over one stream, and what is checked before their query starts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import DataStreamWriter
 
-from stateline.checkpoint import CheckpointStore
-from stateline.environment import Environment, system_environment
 from stateline.errors import InvalidInputError
 from stateline.options import check_kind, check_known, parse_duration
-from stateline.pipeline.compatibility import check_follows
-from stateline.pipeline.coordinator import MicroBatchCoordinator
-from stateline.pipeline.driver_stores import DriverStores
-from stateline.pipeline.offsets import ReadFile, list_with_hadoop, next_batch, read_with_hadoop
+from stateline.pipeline.graph import Graph
+from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.output_columns import check_shared_folders
 from stateline.pipeline.plan import PipelinePlan
-from stateline.pipeline.subtask import OperatorProgram
-from stateline.pipeline.upkeep import Upkeep
 from stateline.spark.job.batch_job import BatchJob
-from stateline.spark.job.local_copies import host_copies
-from stateline.spark.job.pipeline_run import PipelineRun
-from stateline.spark.job.query import PipelineQuery
-from stateline.spark.job.spark_folder import make_spark_folder, spark_folder
+from stateline.spark.job.pipeline_run import PipelineQuery, PipelineRun
+from stateline.spark.job.spark_folder import spark_folder
 from stateline.spark.sinks.for_each_batch import BatchDelivery, BatchFunction
 from stateline.spark.stream_checks import check_hidden
 
@@ -63,21 +49,18 @@ class Pipeline:
         """
         if self._df is not other._df:
             raise InvalidInputError(
-                "they read different DataFrames",
+                "both must read the same DataFrame",
                 operation="alongside",
                 hint="Build both from the same variable: one checkpoint covers one stream",
             )
-        taken = self._programs.keys() & other._programs.keys()
-        if taken:
+        if replace(self._plan, graph=Graph()) != replace(other._plan, graph=Graph()):
             raise InvalidInputError(
-                f"both have an operator called {sorted(taken)}", operation="alongside", hint="Give KeyedStream a name="
+                "both must have the same root, options and parallelism",
+                operation="alongside",
+                hint="Use the same for both",
             )
-        if replace(self._plan, operators=()) != replace(other._plan, operators=()):
-            raise InvalidInputError(
-                "their roots, options or parallelism differ", operation="alongside", hint="Use the same for both"
-            )
-        plan = replace(self._plan, operators=self._plan.operators + other._plan.operators)
-        check_shared_folders(plan.operators)
+        plan = replace(self._plan, graph=self._plan.graph.alongside(other._plan.graph))
+        check_shared_folders(plan.graph.operators)
         programs, functions = {**self._programs, **other._programs}, {**self._functions, **other._functions}
         return Pipeline(self._df, plan, programs, functions, {**self._initial, **other._initial})
 
@@ -120,54 +103,20 @@ class Pipeline:
         if spark_checkpoint is None:
             spark_checkpoint = spark_folder(self._df.sparkSession, self._plan.root_url)
         ends = any(chosen.get(name) for name in _TRIGGERS_THAT_END)
-        plan = self._plan if ends else self._plan.going_on()
+        plan = self._plan if ends else self._plan.endless()
         _check_hidden(self._plan, spark_checkpoint)
         job = BatchJob(plan, self._programs, self._initial)
-        narrowed = job.narrowed(self._df)
-        writer = _writer(narrowed, spark_checkpoint, chosen, query_name)  # Before anything is done in the root.
-        environment = system_environment()
-        stores, upkeep = DriverStores.open(plan, environment), Upkeep(environment)
-        try:
-            make_coordinator = partial(self._coordinator, plan, job, stores, upkeep, environment)
-            run = PipelineRun(plan, narrowed, stores, upkeep, make_coordinator, environment, job.close)
-            read = self._check_follows(run.coordinator, spark_checkpoint)
-            if is_below and run.coordinator.newest is None:
-                make_spark_folder(stores.root)
-            return run.start(
-                writer,
-                spark_checkpoint,
-                read,
-                pause_seconds=_pause_seconds(chosen),
-                ends=ends,
-                finishes=ends or finish_on_stop,
-            )
-        except BaseException:
-            stores.close()
-            raise
-
-    def _check_follows(self, coordinator: MicroBatchCoordinator[DataFrame], spark_checkpoint: str) -> ReadFile:
-        """Checks that Spark's checkpoint goes on where the root is; returns how it is read."""
-        read = read_with_hadoop(self._df.sparkSession, spark_checkpoint)
-        # Read before the records: another driver, that is to be fenced, may add to both meanwhile.
-        following = next_batch(read, list_with_hadoop(self._df.sparkSession, spark_checkpoint))
-        newest = coordinator.start()
-        if following is not None:
-            check_follows(newest, *following, self._plan.root_url)
-        return read
-
-    def _coordinator(
-        self, plan: PipelinePlan, job: BatchJob, stores: DriverStores, upkeep: Upkeep, environment: Environment
-    ) -> MicroBatchCoordinator[DataFrame]:
+        rows = job.needed_columns(self._df)
+        writer = _writer(rows, spark_checkpoint, chosen, query_name)  # Before anything is done in the root.
         functions = {name: (fn, self._programs[name].output_schema) for name, fn in self._functions.items()}
-        return MicroBatchCoordinator(
-            plan,
-            CheckpointStore(stores.root, environment=environment),
-            stores.outputs,
-            job,
-            environment,
-            BatchDelivery(self._df.sparkSession, plan, functions),
-            upkeep,
-            host_copies(plan, stores.root),
+        run = PipelineRun(plan, job, rows, BatchDelivery(self._df.sparkSession, plan, functions))
+        return run.start(
+            writer,
+            spark_checkpoint,
+            makes_folder=is_below,
+            pause_seconds=_pause_seconds(chosen),
+            ends=ends,
+            finishes=ends or finish_on_stop,
         )
 
 
@@ -180,7 +129,7 @@ def _writer(
         InvalidInputError: Spark refuses the folder, the trigger or the name.
     """
     if not spark_checkpoint.strip():
-        raise InvalidInputError("it is empty", subject="spark_checkpoint", hint="Give a folder of its own")
+        raise InvalidInputError("must not be empty", subject="spark_checkpoint", hint="Give a folder of its own")
     writer = rows.writeStream.option("checkpointLocation", spark_checkpoint)
     try:
         if trigger:
@@ -188,7 +137,7 @@ def _writer(
         return writer if query_name is None else writer.queryName(query_name)
     except (PySparkException, TypeError, ValueError) as error:
         raise InvalidInputError(
-            f"Spark refuses it ({str(error).partition(chr(10))[0]})",
+            f"Spark does not accept it ({str(error).partition(chr(10))[0]})",
             operation="start",
             subject=f"trigger {trigger}" + ("" if query_name is None else f", query_name {query_name!r}"),
             hint='Give such as {"processingTime": "10 seconds"} or {"availableNow": True}, and a name that is text',
@@ -204,6 +153,6 @@ def _pause_seconds(trigger: Mapping[str, Any]) -> float:
 
 
 def _check_hidden(plan: PipelinePlan, spark_checkpoint: str) -> None:
-    for output in (operator.output for operator in plan.operators):
+    for output in (operator.output for operator in plan.graph.operators):
         if output is not None:
             check_hidden(spark_checkpoint, output.url, "spark_checkpoint")

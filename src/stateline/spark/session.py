@@ -137,7 +137,7 @@ def _check_names(settings: Mapping[str, str]) -> None:
     for name in settings:
         if not name.startswith("spark."):
             raise InvalidInputError(
-                "is no Spark setting",
+                "is not a Spark setting",
                 operation="get_or_create_session",
                 subject=repr(name),
                 hint='Names start with "spark."; pass them as **{"spark.driver.memory": "2g"}',

@@ -5,15 +5,14 @@
         .write_files("s3://bucket/flights/out", partition_by=["origin"])
         .start("s3://bucket/flights/spark", trigger={"processingTime": "10 seconds"}))
 
-Owns the checks that can be made before anything runs: every misspelled column, wrong type or unknown option is
-refused by the call that names it. Does not own the run: ``coordinator`` decides, ``batch_job`` computes.
+Every misspelled column, wrong type or unknown option is refused by the call that names it, before anything runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, GroupedData
@@ -26,12 +25,13 @@ from stateline.files import FileOutput, RollingPolicy
 from stateline.files.nulls import check_countable
 from stateline.key_groups import check_key_type, check_parallelism
 from stateline.options import check_kind, plain_options, pop_prefixed, settings_from_options
-from stateline.pipeline.event_time import Duration, WindowPlan
+from stateline.pipeline.event_time import Duration, LateData, WatermarkPlan, WindowPlan
+from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.operators.aggregation import AggregateProgram
+from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
 from stateline.pipeline.output_columns import columns_of
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan, PipelineSettings, SavepointStart
-from stateline.pipeline.subtask import OperatorProgram
+from stateline.pipeline.plan import PipelinePlan, PipelineSettings, SavepointStart
 from stateline.spark.arrow_types import arrow_schema, declared_schema
 from stateline.spark.pipeline import Pipeline
 from stateline.spark.processor.initial_state import initial_rows
@@ -48,10 +48,9 @@ from stateline.spark.stream_checks import (
 )
 from stateline.spark.stream_columns import StreamColumns
 from stateline.spark.stream_time import stream_watermark
-from stateline.spark.windowed import WindowedStream
 from stateline.state.aggregate import Aggregation
 
-__all__ = ["KeyedStream", "PipelineStage"]
+__all__ = ["KeyedStream", "PipelineStage", "WindowedStream"]
 
 _ROOT_PREFIX: Final = "root."
 _SAVEPOINT_PREFIX: Final = "savepoint."
@@ -97,15 +96,15 @@ class KeyedStream:
         name: str | None = None,
         start_from: str | None = None,
         watermark: tuple[str, Duration] | None = None,
-        late_data: str = "drop",
+        late_data: LateData = "drop",
     ) -> None:
         if not getattr(df, "isStreaming", False):
             raise InvalidInputError(
-                "it is not a stream", operation="KeyedStream", subject="df", hint="Read it with spark.readStream"
+                "must be a stream", operation="KeyedStream", subject="df", hint="Read it with spark.readStream"
             )
         if not hasattr(df, "_jdf"):
             raise InvalidInputError(
-                "Spark Connect cannot run it",
+                "cannot run on Spark Connect",
                 operation="KeyedStream",
                 subject="df",
                 hint="Use a classic session: the micro-batch protocol runs beside Spark's driver",
@@ -178,7 +177,7 @@ class KeyedStream:
         The function is called once per subtask and batch. Column ``key_index`` of the events is the row of ``state``
         that belongs to the event's key; ``state`` has one row per key, and nulls for a key without state. It returns
         ``(output, state)`` or ``(output, state, deleted)``, each a ``pyarrow.Table`` or ``None``. A third parameter of
-        the function is given the :class:`stateline.pipeline.subtask.BatchMoment`.
+        the function is given the :class:`stateline.pipeline.operators.api.BatchContext`.
         :mod:`stateline.pipeline.operators.arrow_function` has the whole contract.
 
         Args:
@@ -251,8 +250,7 @@ class KeyedStream:
             initial_keys=() if initial is None else initial.keys,
             watermark=self._watermark,
         )
-        stage = self._stage(program, acts_on_watermark=program.acts_on_watermark, acts_on_time=program.acts_on_time)
-        return replace(stage, _initial=None if initial is None else initial.rows)
+        return self._stage(program, None if initial is None else initial.rows)
 
     def window(
         self, column: str, size: Duration, slide: Duration | None = None, *, start: Duration = "0 seconds"
@@ -289,7 +287,7 @@ class KeyedStream:
         )
         compared = [self._columns.own(column) for one in aggregations.values() for column in one.compared]
         check_collation(self._df, compared, "aggregated column")
-        return self._stage(program, window=window, acts_on_watermark=program.closes_windows)
+        return self._stage(program)
 
     def _start(self) -> SavepointStart | None:
         url, mode = self._settings.start_from, self._settings.start_mode
@@ -297,7 +295,7 @@ class KeyedStream:
             return None
         return SavepointStart(url=url, mode="claim" if mode == "claim" else "copy", options=self._savepoint_options)
 
-    def _stage(self, program: OperatorProgram, **more: Any) -> PipelineStage:
+    def _stage(self, program: OperatorProgram, initial: DataFrame | None = None) -> PipelineStage:
         output = program.output_schema
         check_columns(output, output.names, "output_schema")
         shipped(program, "KeyedStream", f"operator {self._name}")  # Or every batch would fail, with Spark's words.
@@ -305,7 +303,7 @@ class KeyedStream:
             root_url=self._checkpoint,
             parallelism=self._parallelism,
             max_parallelism=self._max_parallelism,
-            operators=(),
+            graph=Graph(),
             retained_checkpoints=self._settings.retained_checkpoints,
             metrics_log=self._settings.metrics_log,
             local_copies=self._settings.local_copies,
@@ -315,16 +313,9 @@ class KeyedStream:
             upload_timeout=self._settings.upload_timeout,
             max_attempts=self._settings.max_attempts,
             root_options=self._root_options,
-            watermark=self._watermark,
             start=self._start(),
         )
-        operator = OperatorPlan(
-            name=self._name,
-            tables={name: schema.encode() for name, schema in program.tables.items()},
-            definition=program.definition,
-            **more,
-        )
-        return PipelineStage(self._df, plan, operator, program)
+        return PipelineStage(self._df, plan, OperatorPlan.of(self._name, program), program, self._watermark, initial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +326,7 @@ class PipelineStage:
     _plan: PipelinePlan
     _operator: OperatorPlan
     _program: OperatorProgram
+    _watermark: WatermarkPlan | None
     _initial: DataFrame | None = None
 
     def write_files(
@@ -413,7 +405,7 @@ class PipelineStage:
             InvalidInputError: ``fn`` is no function, or elements of lists or maps in the output have no type.
         """
         if not callable(fn):
-            raise InvalidInputError(f"{fn!r} is no function", operation="for_each_batch", hint="Give fn(rows, key)")
+            raise InvalidInputError(f"{fn!r} is not a function", operation="for_each_batch", hint="Give fn(rows, key)")
         check_countable(self._program.output_schema, "for_each_batch")
         return replace(self._pipeline(replace(self._operator, delivers=True)), _functions={self._operator.name: fn})
 
@@ -422,6 +414,21 @@ class PipelineStage:
         return self._pipeline(self._operator)
 
     def _pipeline(self, operator: OperatorPlan) -> Pipeline:
-        plan = replace(self._plan, operators=(operator,))
+        plan = replace(self._plan, graph=Graph.of_one_input([operator], self._watermark))
         initial = {} if self._initial is None else {operator.name: self._initial}
         return Pipeline(self._df, plan, {operator.name: self._program}, _initial=initial)
+
+
+class WindowedStream:
+    """A keyed stream in windows of event time, made by :meth:`KeyedStream.window`."""
+
+    def __init__(self, aggregated: Callable[[str, Mapping[str, Aggregation]], PipelineStage]) -> None:
+        self._aggregated = aggregated
+
+    def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> PipelineStage:
+        """Keeps aggregations per key and window; see :meth:`KeyedStream.aggregate`.
+
+        With a watermark on the windows' column, a window closes when the watermark passes its end: in the modes
+        ``update`` and ``append`` its state goes then, and in ``append`` that is when its row appears.
+        """
+        return self._aggregated(output_mode, aggregations)

@@ -13,7 +13,7 @@ from stateline.blob.urls import absolute_url, relative_name
 from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
 from stateline.options import check_kind, check_known
 from stateline.pipeline.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN
-from stateline.pipeline.subtask import HASH_COLUMN
+from stateline.pipeline.operators.api import HASH_COLUMN
 from stateline.spark.processor.initial_state import INITIAL_COLUMN, INPUT_COLUMN
 
 __all__ = [
@@ -39,7 +39,9 @@ def key_names(key: Any) -> list[str]:
     for name in names:
         if not isinstance(name, str):
             raise InvalidInputError(
-                f"{name!r:.100} is no name", subject="key", hint='Give names of columns, such as "id" or ["id", "day"]'
+                f"{name!r:.100} is not a column name",
+                subject="key",
+                hint='Give names of columns, such as "id" or ["id", "day"]',
             )
     return names
 
@@ -53,7 +55,7 @@ def check_reserved(schema: pa.Schema) -> None:
     for name in schema.names:
         if name.lower() in _RESERVED:
             raise InvalidInputError(
-                "rows get a column of that name on their way to the tasks",
+                "is a reserved name: rows get such a column on their way to the tasks",
                 operation="KeyedStream",
                 subject=f"column {name!r}",
                 hint="Rename it: df.withColumnRenamed(...)",
@@ -68,10 +70,10 @@ def check_columns(schema: pa.Schema, columns: Sequence[str], what: str) -> None:
         InvalidInputError: They are not, or there is no key column.
     """
     if not columns:
-        raise InvalidInputError("it is empty", subject=what, hint="Name at least one column")
+        raise InvalidInputError("must not be empty", subject=what, hint="Name at least one column")
     for position, column in enumerate(columns):
         if column in columns[:position]:
-            raise InvalidInputError(f"{column!r} is named twice", subject=what, hint="Name each column once")
+            raise InvalidInputError(f"cannot name {column!r} twice", subject=what, hint="Name each column once")
         check_known([column], schema.names, what)
 
 
@@ -85,7 +87,7 @@ def check_collation(df: DataFrame, columns: Iterable[str], what: str) -> None:
         collation = getattr(df.schema[column].dataType, "collation", "UTF8_BINARY")
         if collation != "UTF8_BINARY":
             raise InvalidInputError(
-                f"its collation is {collation}",
+                f"expected the collation UTF8_BINARY, got {collation}",
                 subject=f"{what} {column!r}",
                 hint="Cast it: F.col(...).cast('string collate UTF8_BINARY')",
                 kind=ErrorKind.SCHEMA_MISMATCH,
@@ -109,7 +111,7 @@ def check_hidden(place: str, output: str, what: str) -> None:
         return  # Elsewhere, or in a store that only Spark knows.
     if not any(folder.startswith((".", "_")) for folder in inside.split("/")):
         raise InvalidInputError(
-            f"{place} lies among the files of the output, where readers find it",
+            f"{place} must not lie among the files of the output, where readers find it",
             subject=what,
             hint=f"Give a place outside of {output}, or in a folder of it whose name begins with a point",
         )
@@ -124,7 +126,7 @@ def check_shared(url: str, what: str) -> None:
     check_kind(url, str, what)
     if url.lower().startswith("memory:"):
         raise InvalidInputError(
-            f"{url} is the memory of one process, and Spark has several",
+            f"{url} cannot be used: it is the memory of one process, and Spark has several",
             subject=what,
             hint="Give a local folder or an object store",
         )
@@ -145,7 +147,7 @@ def shipped(value: object, operation: str, subject: str) -> bytes:
         made: bytes = cloudpickle.dumps(value)
     except UserCodeError.causes as error:  # Whatever an object of the user's says where it is to be copied.
         raise InvalidInputError(
-            f"it must go to the tasks, and cannot be copied ({UserCodeError.described(error)})",
+            f"cannot be copied to the tasks ({UserCodeError.described(error)})",
             operation=operation,
             subject=subject,
             hint="Make locks, connections and files where they are used, or in init(); the session stays on the driver",

@@ -62,7 +62,7 @@ class StreamColumns:
         meant = [column for column in self.names if column.lower() == name.lower()]
         if len(meant) > 1:
             raise InvalidInputError(
-                f"it is ambiguous: the stream has {meant}",
+                f"is ambiguous: the stream has {meant}",
                 operation="KeyedStream",
                 subject=f"column {name!r}",
                 hint="Rename one of them, or set spark.sql.caseSensitive",

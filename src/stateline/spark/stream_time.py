@@ -50,13 +50,15 @@ def stream_watermark(
     if watermark is not None:
         if not isinstance(watermark, tuple | list) or len(watermark) != 2:
             raise InvalidInputError(
-                f"{watermark!r} is not valid", subject="watermark", hint='Give a pair, such as ("at", "10 minutes")'
+                f"expected a column and a delay, got {watermark!r}",
+                subject="watermark",
+                hint='Give a pair, such as ("at", "10 minutes")',
             )
         plans.append(WatermarkPlan.of(schema, columns.own(watermark[0]), watermark[1], late_data))
     distinct = sorted(set(plans), key=lambda plan: plan.column)
     if len(distinct) > 1:
         raise InvalidInputError(
-            f"there are two: {[(plan.column, f'{plan.delay_us} us') for plan in distinct]}",
+            f"expected one for the stream, got two: {[(plan.column, f'{plan.delay_us} us') for plan in distinct]}",
             subject="watermark",
             hint="A stream has one watermark: say it once, to KeyedStream or with withWatermark",
         )

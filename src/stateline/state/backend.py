@@ -30,7 +30,10 @@ from msgspec.structs import replace
 
 from stateline.blob import BlobStore
 from stateline.changelog.host_cache import HostCache
+from stateline.changelog.racing import raced
 from stateline.changelog.segment_writer import Segments, SegmentWriter
+from stateline.changelog.settings import ChangelogSettings
+from stateline.changelog.upload_table import RetryPolicy
 from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState, SubtaskState, checkpoint_time
 from stateline.environment import Closable, Environment, system_environment
 from stateline.errors import ClosedError, ErrorKind, InvalidInputError
@@ -294,9 +297,8 @@ class KeyedStateBackend(Closable):
                 subject="key_groups",
                 hint="Give a part of the key groups",
             )
-        return cls(
-            checkpoints.store, restored, visible, count, checkpoints=checkpoints, environment=environment, **settings
-        )
+        store = raced(checkpoints.store, RetryPolicy.of(ChangelogSettings()), environment)
+        return cls(store, restored, visible, count, checkpoints=checkpoints, environment=environment, **settings)
 
     @property
     def checkpoint_id(self) -> int | None:
@@ -383,8 +385,8 @@ class KeyedStateBackend(Closable):
                 },
             )
         )
-        for name, state in self._states.items():
-            state.table = self._load(operators[name], state.schema)
+        for name, kept in self._states.items():
+            kept.table = self._load(operators[name], kept.schema)
         self._checkpoints.retain(self._retained_checkpoints)
         return made
 

@@ -1,8 +1,4 @@
-"""Columns put together from rows of many other columns.
-
-Owns the copying of values from many places into one column, without a loop over rows or over the arrays that they lie
-in. Does not own what is copied.
-"""
+"""Columns put together from rows of many arrays, without a loop over rows or arrays."""
 
 from __future__ import annotations
 

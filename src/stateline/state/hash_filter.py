@@ -1,7 +1,4 @@
-"""Which hashes are surely not among those of some rows.
-
-Owns the bits that say so. Does not own when it pays to make them (``rows``).
-"""
+"""Which hashes are surely not among those of some rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Merging runs: which ones, and how.
 
-Owns the plan (pure: numbers of rows in, numbers of runs out) and the vectorised merge. Does not own when it runs or
-where the result goes (``snapshot``).
+The plan is pure: numbers of rows in, numbers of runs out. ``snapshot`` carries it out.
 
 A merge is never all or nothing. The hash space of a subtask is cut into *slices*, and each slice is a stack of its
 own: the rows that each run has there. A checkpoint merges the slices that need it most, as many as its budget allows,
@@ -14,7 +13,7 @@ Invariants:
 - A tombstone is dropped only where no older run has rows in its slice.
 
 Bounds, for settings ``runs_max``, ``space_factor``, ``rows_per_change`` and ``piece_bytes``:
-- **Time**: a checkpoint rewrites about ``rows_per_change`` rows for each changed one, or an eighth of all that is due,
+- **Time**: a checkpoint rewrites about ``rows_per_change`` rows for each changed one, or a quarter of all that is due,
   but never more than twice ``rows_per_change``, so that none takes much longer than its neighbours. What two other
   bounds demand is done beyond it.
 - **Reads**: after a checkpoint a key is looked for in at most ``runs_max`` runs.
@@ -74,7 +73,7 @@ def _factor(value: float | str, name: str) -> float:
     except (TypeError, ValueError):
         number = 0.0
     if not 1.0 < number <= 100.0:
-        raise InvalidInputError(f"{value!r} is not valid", subject=name, hint="Give a number above 1, such as 2")
+        raise InvalidInputError(f"must be a number above 1, at most 100, got {value!r}", subject=name, hint="Such as 2")
     return number
 
 
@@ -106,26 +105,18 @@ class MergeSettings:
     def __post_init__(self) -> None:
         normalise_settings(self)
         if self.piece_bytes < 1:
-            raise InvalidInputError("0 is not valid", subject="piece_bytes", hint="Give 1 byte or more, such as 256MiB")
+            raise InvalidInputError("must be 1 byte or more, got 0", subject="piece_bytes", hint="Give, say, 256MiB")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Due:
-    """A merge of one slice that is due.
-
-    Attributes:
-        slice: Its number.
-        first: The oldest run that takes part, by number.
-        height: How many runs the slice has.
-        rows: Rows to be merged.
-        at_once: Whether a bound would be broken without it.
-    """
+    """A merge of one slice that is due."""
 
     slice: int
-    first: int
+    first: int  # The oldest run that takes part.
     height: int
     rows: int
-    at_once: bool
+    at_once: bool  # A bound would be broken without it.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -168,14 +159,7 @@ def plan_merges(stack: SlicedStack, settings: MergeSettings | None = None) -> li
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Slice:
-    """One slice of a stack, by itself.
-
-    Attributes:
-        number: Which it is.
-        runs: Its rows in each run, oldest first; runs without rows do not count.
-        tombstones: How many of all of them delete their key.
-        stored: How many rows are stored for them.
-    """
+    """One slice of a stack: numbers of rows, by run (oldest first) and in all."""
 
     number: int
     runs: Sequence[int]

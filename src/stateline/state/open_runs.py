@@ -1,7 +1,4 @@
-"""The runs that this process has open: proved, mapped or in memory.
-
-Owns which of them stay open. Does not own how a run is found and proved (``run_store``).
-"""
+"""The runs that this process has open: proved, mapped or in memory."""
 
 from __future__ import annotations
 
@@ -23,12 +20,12 @@ _IDLE_SECONDS: Final = 600.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpenRun:
-    """A proved run: its bytes, mapped or in memory, and its rows in place.
+    """A proved run, or a part of one.
 
     Attributes:
-        size: Bytes that it pins.
+        size: Bytes that it pins, mapped or in memory.
         max_parallelism: Number of key groups that it was written for.
-        run: What was read; its key groups say how much of the run that is.
+        run: The rows, in place; its key groups say how much of the run they are.
     """
 
     size: int

@@ -1,12 +1,9 @@
 """State in memory: rows sorted by the hash of their key, and runs of them.
 
-Owns the shape that search, merge and the writer share. Does not own bytes (``run``) nor stores (``run_store``).
-
 Invariants:
 - Rows ascend by unsigned hash; each key occurs once in a run.
 - The batches of a run are not empty, ascend, and never split rows of one hash.
-- A run in memory holds only rows within its key groups, whatever else its object holds: what a subtask does not own was
-  sliced off, without a copy, when the run was opened.
+- A run shows only rows within its key groups, whatever else its object holds.
 """
 
 from __future__ import annotations
@@ -105,7 +102,7 @@ class Run:
     """Rows of one age, in memory or memory-mapped.
 
     Args:
-        batches: Ascending, as the invariants say; empty ones are left out.
+        batches: Ascending, as the invariants say; empty ones are left out. Or those of another run, which has them too.
         key_groups: What the run covers, inclusive. Rows outside are left out.
         max_parallelism: Number of key groups.
         handle: The durable object behind it; ``None`` while there is none.
@@ -116,26 +113,21 @@ class Run:
 
     def __init__(
         self,
-        batches: Sequence[StateRows],
+        batches: Sequence[StateRows] | SearchedBatches,
         key_groups: KeyGroupRange,
         max_parallelism: int,
         handle: RunHandle | None = None,
     ) -> None:
-        self._cover(SearchedBatches([batch for batch in batches if len(batch)]), key_groups, max_parallelism, handle)
-
-    def _cover(
-        self, searched: SearchedBatches, key_groups: KeyGroupRange, max_parallelism: int, handle: RunHandle | None
-    ) -> None:
-        self.searched = searched
+        if not isinstance(batches, SearchedBatches):
+            batches = SearchedBatches([batch for batch in batches if len(batch)])
+        self.searched = batches
         self.key_groups = key_groups
         self.handle = handle
         self.low, self.high = hash_bounds(key_groups, max_parallelism)
 
     def part(self, key_groups: KeyGroupRange, max_parallelism: int, handle: RunHandle | None) -> Run:
         """What lies within some of its key groups, without a copy; ``handle`` is the way to it."""
-        made = Run.__new__(Run)
-        made._cover(self.searched, self.key_groups.intersection(key_groups), max_parallelism, handle)
-        return made
+        return Run(self.searched, self.key_groups.intersection(key_groups), max_parallelism, handle)
 
     @cached_property
     def batches(self) -> tuple[StateRows, ...]:

@@ -1,10 +1,7 @@
 """The bytes of a run: one Arrow IPC file that anybody can read, sorted by the hash of the key.
 
-Owns the format, version 2, both ways. Does not own where the bytes lie (``run_store``) nor what is in memory
-(``rows``).
-
-A run is a section of a segment (``stateline.changelog.segment``), and by itself a plain Arrow IPC *file*
-(``pyarrow.ipc.open_file`` reads it)::
+A run is a section of a segment (``stateline.changelog.segment``), and by itself a plain Arrow IPC *file*, which
+``pyarrow.ipc.open_file`` reads. Format version 2::
 
     +---------------------+  head: magic "ARROW1", padding, the schema message
     | head                |    __hash: uint64, not null, ascending as unsigned numbers
@@ -139,21 +136,18 @@ def encode_run(run: Run, schema: StateSchema, max_parallelism: int, settings: Ru
     """The bytes of a run of one row or more."""
     settings = settings or RunSettings()
     if not run.batches:
-        raise InvalidInputError("it has no rows", operation="encode", subject="run", hint="Write no run at all")
+        raise InvalidInputError(
+            "must have rows, got no rows", operation="encode", subject="run", hint="Write no run at all"
+        )
     tombstones = run.tombstones
     declared = schema.run(tombstones=tombstones > 0)
-    batch_rows = max(len(run) // _BATCHES_WANTED, _BATCH_ROWS_MIN)
+    batch_rows = min(settings.batch_rows, max(len(run) // _BATCHES_WANTED, _BATCH_ROWS_MIN))
     parts = [_columns(rows, with_marks=tombstones > 0) for rows in run.batches]
     arrow_schema = narrowed_schema(declared, parts)
     batches = [
         piece
         for part in parts
-        for piece in _cut(
-            _record_batch(part, arrow_schema),
-            max_parallelism,
-            settings.batch_bytes,
-            min(settings.batch_rows, batch_rows),
-        )
+        for piece in _cut(_record_batch(part, arrow_schema), max_parallelism, settings.batch_bytes, batch_rows)
     ]
     firsts = [int(batch.column(0)[0].as_py()) for batch in batches]
     numbers = {b"version": RUN_VERSION, b"rows": len(run), b"tombstones": tombstones}
@@ -171,10 +165,9 @@ def _write(
     metadata: Mapping[bytes, bytes],
     compression: str,
 ) -> tuple[memoryview, int]:
-    """Writes the file into memory once, then puts the index, which only the finished batches tell, into its place.
+    """The file in memory and its CRC32C, combined from those of its pieces, so that each byte is read once.
 
-    Returns:
-        The file and its CRC32C, which is combined from those of its pieces: each byte is read once.
+    The index, which only the finished batches tell, is put into its place at the end.
     """
     placeholder = encode_index(0, [BatchEntry(0, 0, 0, 0, 0)] * len(batches))
     size = sum(pa.ipc.get_record_batch_size(batch) for batch in batches)
@@ -217,7 +210,7 @@ def _record_batch(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBa
         check_nested_values(batch)  # What no reader would take must not become durable.
     except pa.ArrowInvalid as error:
         raise InvalidInputError(
-            f"it holds text that is not UTF-8 ({error})",
+            f"cannot hold text that is not UTF-8 ({error})",
             operation="write",
             subject=f"state of {schema.names[1:]}",
             hint="Spark makes text of any bytes: mend it with make_valid_utf8(), or keep it as binary",
@@ -263,30 +256,22 @@ def check_whole(buffer: pa.Buffer, handle: RunHandle) -> None:
         CorruptDataError: Another size or CRC32C.
     """
     if buffer.size != handle.length:
-        raise corrupt_run(handle.place, f"it has {buffer.size} bytes instead of {handle.length}")
+        raise corrupt_run(handle.place, f"expected {handle.length} bytes, got {buffer.size}")
     if crc32c(memoryview(buffer)) != handle.crc32c:
-        raise corrupt_run(
-            handle.place, f"its CRC32C is not {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}"
-        )
+        raise _damaged(buffer, handle)
 
 
 def check_slice(buffer: pa.Buffer, handle: RunHandle, index: RunIndex, batches: Sequence[int]) -> None:
-    """Proves that tail and ``batches`` of ``buffer`` are those of the object that ``handle`` names.
+    """Proves that the tail and ``batches`` of ``buffer`` are those of the object that ``handle`` names.
 
-    Args:
-        buffer: As long as the object; what is neither tail nor one of ``batches`` may hold anything.
-        handle: What the object should be.
-        index: Read from this buffer.
-        batches: The record batches wanted, by number.
+    What is neither tail nor one of ``batches`` may hold anything. ``index`` was read from this buffer.
 
     Raises:
         CorruptDataError: Some byte is not what was written.
     """
     view = memoryview(buffer)
     if buffer.size != handle.length or not _is_proved(index, view, handle):
-        raise corrupt_run(
-            handle.place, f"its CRC32C is not {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}"
-        )
+        raise _damaged(buffer, handle)
     for number in batches:
         entry = index.batches[number]
         if crc32c(view[entry.offset : entry.offset + entry.length]) != entry.crc32c:
@@ -295,7 +280,7 @@ def check_slice(buffer: pa.Buffer, handle: RunHandle, index: RunIndex, batches: 
 
 
 def _damaged(buffer: pa.Buffer, handle: RunHandle) -> CorruptDataError:
-    reason = f"its CRC32C is not {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}"
+    reason = f"expected CRC32C {handle.crc32c:08x}: damaged {damaged_place(buffer, handle)}"
     return corrupt_run(handle.place, reason)
 
 
@@ -332,13 +317,13 @@ def tail_bytes(end: bytes) -> int:
     """How long the tail of a run is, by its last bytes (10 or more): what :func:`read_index` needs, and a little more.
 
     Raises:
-        CorruptDataError: It is no Arrow file.
+        CorruptDataError: It is not an Arrow file.
     """
     if end[-len(_MAGIC) :] != _MAGIC:
-        raise corrupt_run("run", "it does not end like an Arrow file")
+        raise corrupt_run("run", "does not end like an Arrow file")
     footer = _FOOTER_LENGTH.unpack_from(end, len(end) - len(_MAGIC) - _FOOTER_LENGTH.size)[0]
     if footer < 0:
-        raise corrupt_run("run", "its footer has a negative length")
+        raise corrupt_run("run", "has a footer of negative length")
     return int(footer) + len(_MAGIC) + _FOOTER_LENGTH.size + _END_OF_STREAM_BYTES
 
 
@@ -346,19 +331,19 @@ def read_index(buffer: pa.Buffer, handle: RunHandle) -> RunIndex:
     """Reads the index from the tail of a run. Bytes before the tail are not looked at.
 
     Raises:
-        CorruptDataError: It is no run, or contradicts itself or the handle.
+        CorruptDataError: It is not a run, or contradicts itself or the handle.
         UnsupportedVersionError: A newer format.
     """
     reader = _open(buffer, handle.place)
     metadata = dict(reader.metadata or {})
     if metadata.get(_FORMAT) != b"run":
-        raise corrupt_run(handle.place, "it is an Arrow file, but no run")
+        raise corrupt_run(handle.place, "is an Arrow file, but not a run")
     version, rows, tombstones, max_parallelism = (
         _number(metadata, key, handle.place) for key in (b"version", b"rows", b"tombstones", b"max_parallelism")
     )
     if version > RUN_VERSION:
         raise UnsupportedVersionError(
-            f"it has format version {version}, this program reads up to {RUN_VERSION}",
+            f"has format version {version}, this program reads up to {RUN_VERSION}",
             operation="open",
             subject=handle.place,
             hint="Upgrade Stateline",
@@ -374,7 +359,7 @@ def described(buffer: pa.Buffer, section: SectionHandle, checkpoint_id: int) -> 
     """The handle of a run whose record nobody has at hand, from what its own tail says.
 
     Raises:
-        CorruptDataError: It is no run.
+        CorruptDataError: It is not a run.
     """
     metadata = dict(_open(buffer, section.place).metadata or {})
     rows, tombstones, max_parallelism = (
@@ -396,14 +381,14 @@ def described(buffer: pa.Buffer, section: SectionHandle, checkpoint_id: int) -> 
 def decode_batches(
     buffer: pa.Buffer, handle: RunHandle, schema: StateSchema, index: RunIndex, batches: Sequence[int]
 ) -> list[StateRows]:
-    """The rows of a run, in place: nothing is copied unless the run is compressed or its schema is older.
+    """The rows of some record batches, in place: nothing is copied unless the run is compressed or its schema is older.
 
     Args:
         buffer: The file, proved by :func:`check_whole`, or by :func:`check_slice` for ``batches``.
         handle: Names the run in errors.
-        schema: What the rows should be; rows of an older schema are evolved.
-        index: What :func:`read_index` gave.
-        batches: The record batches to read, by number.
+        schema: What the rows become; those of an older schema are evolved.
+        index: Of this file.
+        batches: By number.
 
     Raises:
         CorruptDataError: The file contradicts itself.
@@ -432,7 +417,7 @@ def _open(buffer: pa.Buffer, name: str) -> Any:
     try:
         return pa.ipc.open_file(pa.BufferReader(buffer), options=pa.ipc.IpcReadOptions(use_threads=False))
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise corrupt_run(name, f"it is no Arrow file: {error}") from error
+        raise corrupt_run(name, f"is not an Arrow file: {error}") from error
 
 
 def _state_rows(batch: pa.RecordBatch, schema: StateSchema, name: str) -> StateRows:
@@ -462,5 +447,5 @@ def _check_batch(rows: StateRows, index: RunIndex, number: int, name: str) -> No
 def _number(metadata: Mapping[bytes, bytes], key: bytes, name: str) -> int:
     text = metadata.get(_PREFIX + key, b"")
     if not text.isdigit() or len(text) > 18:
-        raise corrupt_run(name, f"its {key.decode()} is {text!r}")
+        raise corrupt_run(name, f"expected a number as its {key.decode()}, got {text!r}")
     return int(text)

@@ -1,8 +1,4 @@
-"""The index of a run: where its record batches lie, and which rows they hold.
-
-Owns the text in which a run's footer carries it, and what makes it contradict itself. Does not own the file around it
-(``run``, whose docstring defines the fields).
-"""
+"""The index of a run: where its record batches lie, and which rows they hold. ``run`` defines its fields."""
 
 from __future__ import annotations
 
@@ -71,17 +67,17 @@ def encode_index(head_crc32c: int, batches: Sequence[BatchEntry]) -> bytes:
 
 
 def decode_entries(text: bytes, name: str) -> tuple[int, tuple[BatchEntry, ...]]:
-    """The CRC32C of the head, and the batches: what :func:`encode_index` wrote.
+    """The CRC32C of the head, and the batches; the opposite of :func:`encode_index`.
 
     Raises:
-        CorruptDataError: It is something else.
+        CorruptDataError: The text is not an index.
     """
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise corrupt_run(name, f"its index is not base64: {error}") from error
+        raise corrupt_run(name, f"has an index that is not base64: {error}") from error
     if len(data) < _HEAD_CRC.size or (len(data) - _HEAD_CRC.size) % _ENTRY.size:
-        raise corrupt_run(name, f"its index has {len(data)} bytes")
+        raise corrupt_run(name, f"has an index of {len(data)} bytes")
     entries = _ENTRY.iter_unpack(data[_HEAD_CRC.size :])
     return _HEAD_CRC.unpack_from(data)[0], tuple(BatchEntry(*entry) for entry in entries)
 
@@ -90,22 +86,22 @@ def inconsistency(index: RunIndex, handle: RunHandle, batches: int, rows: int, t
     """What is wrong with an index, in words; ``None`` if nothing is."""
     entries = index.batches
     if not entries or len(entries) != batches:
-        return f"its index has {len(entries)} record batches, the file {batches}"
+        return f"has {batches} record batches, but {len(entries)} in its index"
     if rows != handle.rows or tombstones != handle.tombstones or rows != sum(entry.rows for entry in entries):
-        return "its numbers of rows contradict each other"
+        return "has numbers of rows that contradict each other"
     if any(entry.rows == 0 for entry in entries):
-        return "it has an empty record batch"
+        return "has an empty record batch"
     if any(after.first_hash <= before.first_hash for before, after in itertools.pairwise(entries)):
-        return "its record batches do not ascend"
+        return "has record batches that do not ascend"
     if any(after.offset != before.offset + before.length for before, after in itertools.pairwise(entries)):
-        return "its record batches do not lie end to end"
+        return "has record batches that do not lie end to end"
     if index.tail_start > handle.length:
-        return "its record batches reach beyond its end"
+        return "has record batches that reach beyond its end"
     return None
 
 
 def corrupt_run(name: str, reason: str) -> CorruptDataError:
-    """That a run is not what was written."""
+    """The error for a run that is not what was written."""
     return CorruptDataError(
         reason,
         operation="open",

@@ -1,8 +1,5 @@
 """Runs in a store: written once as a section of a segment, opened by handle, proved before the first row is read.
 
-Owns the way between :class:`RunHandle` and :class:`Run`. Does not own the bytes (``run``), what stays open
-(``open_runs``), nor copies on this host (``stateline.changelog.host_cache``).
-
 How a run is opened:
 
 1. This process has it open already, or the handle carries it: nothing is read.
@@ -26,15 +23,11 @@ import pyarrow as pa
 
 from stateline.blob.api import BlobStore
 from stateline.changelog.host_cache import Extent, HostCache
-from stateline.changelog.section_reader import SectionReader
+from stateline.changelog.section_reader import SectionPart, SectionReader
 from stateline.changelog.segment import Section, SectionKind
 from stateline.changelog.segment_writer import SegmentWriter
 from stateline.environment import Clock, Environment, system_environment
-from stateline.errors import (
-    DataLossError,
-    InvalidInputError,
-    NotFoundError,
-)
+from stateline.errors import DataLossError, InvalidInputError, NotFoundError
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange
 from stateline.options import normalise_settings, parse_int, parse_size, setting
@@ -85,7 +78,7 @@ class RunReaderSettings:
     def __post_init__(self) -> None:
         normalise_settings(self)
         if self.range_bytes == 0:
-            raise InvalidInputError("0 is not valid", subject="range_bytes", hint="Give 1 byte or more, such as 8MiB")
+            raise InvalidInputError("must be 1 byte or more, got 0", subject="range_bytes", hint="Give, say, 8MiB")
 
 
 class RunWriter:
@@ -116,7 +109,7 @@ class RunWriter:
 
     @property
     def clock(self) -> Clock:
-        """That of its environment."""
+        """The clock of its environment."""
         return self._segment.environment.clock
 
     def add(self, run: Run, checkpoint_id: int) -> RunHandle:
@@ -144,10 +137,10 @@ class RunReader:
     """Opens runs. Safe from any thread.
 
     Args:
-        store: The store of the checkpoint root.
-        schema: What the rows should be; runs of an older schema are evolved.
+        store: Of the checkpoint root.
+        schema: What the rows become; those of an older schema are evolved.
         settings: How runs are fetched.
-        cache: Where fetched runs are kept on this host's disk; ``None`` keeps them in memory only.
+        cache: Keeps fetched runs on this host's disk; without one they are in memory only.
         open_runs: Runs open in this process; shared by all readers by default.
         environment: Threads for fetching.
     """
@@ -190,12 +183,7 @@ class RunReader:
         """The rows of one run in those record batches that may hold given hashes; the others are not fetched.
 
         For a look at few keys: always by ranged reads, also where the store is this host's disk, and nothing is kept.
-
-        Raises:
-            DataLossError: The object is gone.
-            CorruptDataError: The tail or one of these record batches is not what the handle says.
-            UnsupportedVersionError: A newer format.
-            InvalidInputError: Of kind ``SCHEMA_MISMATCH``.
+        Raises what :meth:`open` raises.
         """
         if handle.is_inline:
             return self.open(handle)
@@ -260,8 +248,7 @@ class RunReader:
             near = self._sections.near(
                 handle,
                 lambda buffer: self._decode_whole(buffer, handle),
-                part=part,
-                read_part=lambda buffer: self._decode_slice(buffer, handle),
+                SectionPart(part, lambda buffer: self._decode_slice(buffer, handle)),
             )
             if near is not None:
                 return near

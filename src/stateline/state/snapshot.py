@@ -132,6 +132,10 @@ class _Layer:
     piece: int
 
 
+def _start(layer: _Layer) -> int:
+    return layer.key_groups.start
+
+
 class Layers:
     """The stack of a table as a checkpoint leaves it.
 
@@ -232,7 +236,9 @@ class Layers:
     def _parts(self, number: int, layers: Sequence[_Layer]) -> Iterator[Run]:
         """What of a run takes part in some layers."""
         run = self._table.runs[number]
-        for takes_part, some in itertools.groupby(layers, lambda layer: layer.first <= number):
+        first = max(bisect.bisect_right(layers, run.key_groups.start, key=_start) - 1, 0)
+        near = layers[first : bisect.bisect_right(layers, run.key_groups.end, key=_start)]
+        for takes_part, some in itertools.groupby(near, lambda layer: layer.first <= number):
             if takes_part:
                 neighbours = [layer.key_groups for layer in some]
                 covered = KeyGroupRange(neighbours[0].start, neighbours[-1].end)

@@ -1,9 +1,5 @@
 """A state table: a stack of runs, searched newest first.
 
-Owns reading: which stored row belongs to a key, and all live rows. Does not own how rows get there (``snapshot``),
-nor how a stack stays short (``merge``).
-
-Facts:
 - Both the keys asked for and the runs ascend by hash, so one pass of a binary search with narrowing bounds per run
   finds all candidates; whole keys are compared only where hashes are equal.
 - A key found in a newer run, be it as a tombstone, is not looked for in older ones.

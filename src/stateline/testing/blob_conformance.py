@@ -7,7 +7,7 @@ Subclass in a test module, and override the hooks where the backend differs::
         def store(self, tmp_path):
             return MyStore(tmp_path)
 
-Owns what is promised. Does not own faults: what a backend makes of lost answers is in its own tests.
+What a backend makes of lost answers is not asked here: a test of the backend's own must lose them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A clock that moves only when it is told to.
-
-Owns virtual time. ``ManualClock`` works alone, in any unit test; the simulator lets it advance when every actor waits.
-"""
+"""A clock that moves only when it is told to."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ class ManualClock:
         """
         if seconds < 0:
             raise InvalidInputError(
-                f"{seconds} s cannot pass", operation="advance", hint="Use jump to set the wall clock"
+                f"cannot advance by {seconds} s", operation="advance", hint="Use jump() to set the wall clock back"
             )
         with self._lock:
             self._elapsed += seconds

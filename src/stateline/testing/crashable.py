@@ -1,7 +1,5 @@
 """A local store on a disk that may lose its power: for tests that want to look at every state it may leave behind.
 
-Owns a store, its journal and the restoring of states.
-
 Example::
 
     with CrashableStore() as store:
@@ -62,7 +60,9 @@ class CrashableStore(StoreDecorator):
     def __getattr__(self, name: str) -> Any:
         if name == "inner":
             raise InvalidInputError(
-                "it has no disk yet", subject="CrashableStore", hint="Write: with CrashableStore() as store"
+                "cannot be used outside of its with block",
+                subject="CrashableStore",
+                hint="Write: with CrashableStore() as store",
             )
         raise AttributeError(name)
 

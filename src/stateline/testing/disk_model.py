@@ -1,8 +1,5 @@
 """What a disk may hold after the power went: every state that POSIX allows, and nothing that it forbids.
 
-Owns the model of persistence. Does not own the record of what was asked (``journal``) nor what must still hold
-then.
-
 The model, for a program that only appends to files:
 
 - Bytes not synced may be lost from a multiple of a sector on, or be zero, all or in the first sector alone, or be

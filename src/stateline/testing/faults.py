@@ -1,7 +1,7 @@
 """What can go wrong at a store call or a system call, and when: the vocabulary of faults and the plans.
 
-Owns the kinds, where each applies, and the counting of operations and activations. Does not own what a fault does:
-``faulty_store`` does it to a :class:`~stateline.blob.BlobStore`, ``system_calls`` to the ``os`` module of a backend.
+``faulty_store`` does to a :class:`~stateline.blob.BlobStore` what a fault says, ``system_calls`` does it to the ``os``
+module of a backend.
 
 The model of a store call is three moments: the request is sent, the store acts, the answer arrives. A fault hits one:
 

@@ -1,7 +1,5 @@
 """A store whose calls fail as the plan says, and a model of a backend above such a store.
 
-Owns what each fault does to a call. Does not own when (``faults``).
-
 ``FaultyStore`` stands where a backend stands that already keeps the rules of ``blob.outcome``: a lost answer reaches
 the caller as :class:`OutcomeUnknownError`. ``ResolvingStore(FaultyStore(...))`` models how such a backend resolves a
 lost answer, by reading back, so that protocols are tested with both: callers that are told "unknown", and callers that

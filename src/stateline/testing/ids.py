@@ -1,8 +1,4 @@
-"""Identifiers that depend on a seed.
-
-Owns their sequence. Two generators with one seed and one label give the same identifiers; any difference between the
-two gives others, so simulated processes never share one.
-"""
+"""Identifiers that depend on a seed and a label: the same for the same two, others for any other two."""
 
 from __future__ import annotations
 

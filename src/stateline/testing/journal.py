@@ -1,8 +1,5 @@
 """What a program asked of a file system, in order, by inode: the input of the model of power loss.
 
-Owns the identity of files and folders over their life. Does not own what may be lost nor the
-interception itself (``system_calls``).
-
 Facts:
 - A name says nothing about identity: a file keeps its bytes through ``link`` and ``rename``, and a name may come to
   mean another file. So changes speak of nodes, numbered as they are made; node 0 is the disk.

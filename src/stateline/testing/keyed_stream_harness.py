@@ -15,6 +15,7 @@ Processors need it for their base class, and Spark parses a schema given as text
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,13 +23,14 @@ import pyarrow as pa
 
 from stateline.blob import BlobStore, open_store
 from stateline.environment import Environment
+from stateline.errors import NotInstalledError
 from stateline.key_groups import check_key_type
-from stateline.options import check_known, settings_from_options
+from stateline.options import check_kind, check_known, settings_from_options
 from stateline.pipeline.event_time import Duration, WatermarkPlan, WindowPlan
 from stateline.pipeline.operators.aggregation import AggregateProgram
+from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
 from stateline.pipeline.plan import PipelineSettings
-from stateline.pipeline.subtask import OperatorProgram
 from stateline.state.aggregate import Aggregation
 from stateline.testing.clock import ManualClock
 from stateline.testing.operator_harness import OperatorHarness
@@ -151,6 +153,8 @@ class KeyedStreamHarness:
         Raises:
             NotInstalledError: pyspark is not installed.
         """
+        check_kind(initial_state, pa.Table | None, "initial_state", "a pyarrow.Table, or None")
+        _check_pyspark("process")
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - only processors need pyspark
 
         from stateline.spark.processor.operator import ProcessorProgram  # noqa: PLC0415
@@ -209,6 +213,17 @@ class WindowedStreamHarness:
 def _arrow_schema(schema: pa.Schema | StructType | str, what: str) -> pa.Schema:
     if isinstance(schema, pa.Schema):
         return schema
+    _check_pyspark(what)
     from stateline.spark.arrow_types import declared_schema  # noqa: PLC0415 - Arrow schemas need no pyspark
 
     return declared_schema(schema, what)
+
+
+def _check_pyspark(subject: str) -> None:
+    if importlib.util.find_spec("pyspark") is None:
+        raise NotInstalledError(
+            "the package pyspark is not installed",
+            operation="KeyedStreamHarness",
+            subject=subject,
+            hint="Run: pip install 'stateline[spark]'; or give Arrow schemas, which need no pyspark",
+        )

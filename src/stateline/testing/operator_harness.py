@@ -16,16 +16,19 @@ from stateline.blob import BlobStore, open_store
 from stateline.changelog.host_cache import HostCache
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.environment import Environment
-from stateline.errors import InvalidInputError
+from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files import FileOutput
 from stateline.files.pending import load_rows
 from stateline.key_groups import hash_columns, key_group_of, subtask_for_key_group
 from stateline.options import check_known
-from stateline.pipeline.coordinator import Batch, BatchReport, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.delivery import BatchKey, Delivery
 from stateline.pipeline.event_time import EVENT_TIME_COLUMN, WINDOW_START, EventTimeWatch, WatermarkPlan, WindowPlan
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan, PipelineSettings
-from stateline.pipeline.subtask import HASH_COLUMN, OperatorProgram, TaskContext, run_subtask
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.messages import Batch, BatchReport, SubtaskInput, SubtaskResult
+from stateline.pipeline.operators.api import HASH_COLUMN, OperatorProgram
+from stateline.pipeline.plan import PipelinePlan, PipelineSettings
+from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.state.open_runs import OpenRuns
 from stateline.state.stored import StoredState
 from stateline.state.variables import EXPIRY_COLUMN
@@ -88,16 +91,15 @@ class OperatorHarness:
         self.environment = environment or Environment(clock=ManualClock())
         self.root = root or open_store(f"memory://{self.environment.ids.new_id()}")
         self.checkpoints = CheckpointStore(self.root, environment=self.environment)
-        self.operator = _operator_plan(program, output)
+        self.operator = replace(OperatorPlan.of(_OPERATOR, program), output=output, delivers=output is None)
         self.plan = PipelinePlan(
             root_url=self.root.url,
             parallelism=parallelism,
             max_parallelism=max_parallelism,
-            operators=(self.operator,),
+            graph=Graph.of_one_input([self.operator], watermark),
             retained_checkpoints=settings.retained_checkpoints,
             inline_bytes=settings.inline_bytes,
             record_bytes=settings.record_bytes,
-            watermark=watermark,
         )
         self.outputs: dict[int, list[dict[str, Any]]] = {}
         self.metrics: Mapping[str, float] = {}
@@ -247,34 +249,33 @@ class OperatorHarness:
         else:
             self.outputs[delivery.key.checkpoint_id] = rows
 
-    def _run_subtasks(self, batch: Batch[list[Row]], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
-        initial = self._initial if tasks[0].checkpoint_id == 0 else None
+    def _run_subtasks(self, batch: Batch[list[Row]], inputs: Sequence[SubtaskInput]) -> list[SubtaskResult]:
+        initial = self._initial if inputs[0].context.checkpoint_id == 0 else None
         rows = self._sent(_table_of(batch.data, self.schema), initial)
         groups = key_group_of(rows.column(HASH_COLUMN).to_numpy().view("uint64"), self.plan.max_parallelism).tolist()
-        owners = [subtask_for_key_group(group, len(tasks), self.plan.max_parallelism) for group in groups]
+        owners = [subtask_for_key_group(group, len(inputs), self.plan.max_parallelism) for group in groups]
         if not self.program.wants_hash and initial is None:
             rows = rows.drop_columns([HASH_COLUMN])
         results = []
-        for task in tasks:
-            mine = rows.filter(pa.array([owner == task.subtask for owner in owners], pa.bool_()))
-            results.append(self._run_subtask(task, mine.to_batches() if mine.num_rows else []))
+        for given in inputs:
+            mine = rows.filter(pa.array([owner == given.subtask for owner in owners], pa.bool_()))
+            results.append(self._run_subtask(given, mine.to_batches() if mine.num_rows else []))
         return results
 
-    def _run_subtask(self, task: SubtaskTask, batches: Iterable[pa.RecordBatch]) -> SubtaskResult:
-        context = TaskContext(
+    def _run_subtask(self, given: SubtaskInput, batches: Iterable[pa.RecordBatch]) -> SubtaskResult:
+        resources = TaskResources(
             root=self.root,
             output=self.files,
             environment=self.environment,
-            cache=None if self._copies is None else self._copies(task.subtask),
+            cache=None if self._copies is None else self._copies(given.subtask),
             open_runs=OpenRuns(),
             inline_bytes=self.plan.subtask_inline_bytes,
         )
-        plan = self.plan
-        return run_subtask(context, self.operator, self.program, task, batches, plan.max_parallelism, plan.watermark)
+        return run_subtask(resources, self.plan, self.program, given, batches)
 
     def _sent(self, rows: pa.Table, initial: pa.Table | None) -> pa.Table:
         """The rows as tasks get them: with the hash of the key and, where it is needed, the event time."""
-        program, watermark = self.program, self.plan.watermark
+        program, watermark = self.program, self.plan.graph.watermark_read_by(_OPERATOR)
         if self.operator.window is not None:
             rows = _in_windows(rows, self.operator.window)
         hashes = _hashes(rows, program.key_columns)
@@ -287,23 +288,19 @@ class OperatorHarness:
         return sent
 
 
-def _operator_plan(program: OperatorProgram, output: FileOutput | None) -> OperatorPlan:
-    return OperatorPlan(
-        name=_OPERATOR,
-        tables={name: table.encode() for name, table in program.tables.items()},
-        definition=program.definition,
-        output=output,
-        delivers=output is None,
-        window=getattr(program, "window", None),
-        acts_on_watermark=getattr(program, "acts_on_watermark", getattr(program, "closes_windows", False)),
-        acts_on_time=getattr(program, "acts_on_time", False),
-    )
-
-
 def _table_of(rows: Iterable[Row], schema: pa.Schema) -> pa.Table:
     made: list[Any] = [row.asDict(recursive=True) if hasattr(row, "asDict") else dict(row) for row in rows]
     check_known({name for row in made for name in row}, schema.names, "column of a row")
-    return pa.Table.from_pylist(made, schema)
+    try:
+        return pa.Table.from_pylist(made, schema)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(
+            f"a value does not fit its column ({error})",
+            operation="run_batch",
+            subject="rows",
+            hint=f"Give values of these types: {', '.join(f'{field.name} {field.type}' for field in schema)}",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        ) from error
 
 
 def _hashes(rows: pa.Table, keys: Sequence[str]) -> pa.Array:

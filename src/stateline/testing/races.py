@@ -1,7 +1,4 @@
-"""Calls that run at the same moment, on threads or in other processes, for the conformance suites.
-
-Owns the pool of fresh interpreters, and calls on stores that they can import. Does not own what comes of them.
-"""
+"""Calls that run at the same moment, on threads or in other processes, for the conformance suites."""
 
 from __future__ import annotations
 

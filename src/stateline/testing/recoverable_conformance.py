@@ -6,8 +6,6 @@ Subclass in a test module; a backend that passes ``BlobStoreConformance`` needs 
         @pytest.fixture
         def store(self, tmp_path):
             return MyStore(tmp_path)
-
-Owns what is promised of files: persist, resume, commit, clean up. Does not own the store's own promises.
 """
 
 # ruff: noqa: PT012 - the name of a test says what it checks; a refusal may come from any of several calls

@@ -1,6 +1,6 @@
 """Draws that depend on a seed and on nothing else.
 
-Owns the generator. Every choice of the test kit comes from a :class:`Dice` that is named by what it is for, so that
+Every choice of the test kit comes from a :class:`Dice` that is named by what it is for, so that
 adding a draw in one place changes no draw in another, and ``PYTHONHASHSEED``, wall clocks and addresses change nothing.
 
 Facts:

@@ -1,6 +1,6 @@
 """A stand-in for the ``os`` module of a backend on local disk: each call is a switch point, can fail, is recorded.
 
-Owns the interception. Put in place by :func:`intercepted`, which replaces the name ``os`` in the modules under test;
+:func:`intercepted` puts it in place: it replaces the name ``os`` in the modules under test;
 the real calls are made on the real file system, so what runs is the backend itself.
 
 Facts:
@@ -59,11 +59,10 @@ class OpenGate:
     """Lets every call through."""
 
     def enter(self, operation: str, subject: str) -> FaultKind | None:  # noqa: ARG002 - the protocol, not its use
-        """See :meth:`Gate.enter`."""
         return None
 
     def crash(self) -> None:
-        """See :meth:`Gate.crash`."""
+        """Nothing: no fault of this gate kills."""
 
 
 class SystemCalls:

@@ -21,7 +21,7 @@ from stateline.checkpoint.objects import copy_object, extents_of, flat_names, re
 from stateline.checkpoint.retention import Retention, retire
 from stateline.environment import Environment
 from stateline.errors import DataLossError, NotFoundError
-from stateline.files import writer as files_writer
+from stateline.files import joiner as joiner_module
 from stateline.files.pending import load_rows
 from stateline.handles import RowsHandle
 from tests.kit.planted.bugs import PlantedBug, register_bug, replaced
@@ -177,7 +177,7 @@ def _delete_before_retiring(self: Retention, num_retained: int) -> None:
 _bug(
     "pending_rows_gone_are_none",
     "rows of an open file that are gone count as no rows",
-    [(files_writer, "load_rows"), (beside_module, "load_rows")],
+    [(joiner_module, "load_rows"), (beside_module, "load_rows")],
     _rows_that_are_there,
     "zombies",
     _RESTORE,

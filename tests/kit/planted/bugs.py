@@ -83,7 +83,7 @@ def register_bug(bug: PlantedBug) -> PlantedBug:
     """
     if bug.name in BUGS:
         raise InvalidInputError(
-            "there is one already", operation="register_bug", subject=f"bug {bug.name}", hint="Take another name"
+            "the name is taken", operation="register_bug", subject=f"bug {bug.name}", hint="Take another name"
         )
     BUGS[bug.name] = bug
     return bug
@@ -97,7 +97,7 @@ def planted(name: str) -> Iterator[PlantedBug]:
         InvalidInputError: There is no such bug.
     """
     if name not in BUGS:
-        raise InvalidInputError("there is none", subject=f"bug {name}", hint=f"Known: {', '.join(sorted(BUGS))}")
+        raise InvalidInputError("unknown bug", subject=repr(name), hint=f"Known: {', '.join(sorted(BUGS))}")
     bug = BUGS[name]
     with bug.plant():
         yield bug

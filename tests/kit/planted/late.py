@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from stateline.blob.api import Buffer
-from stateline.changelog import racing
 from stateline.changelog.racing import RacingStore
+from stateline.changelog.upload_table import Attempts, Event
 from stateline.errors import OutcomeUnknownError, UnavailableError
 from stateline.handles import Part
 from tests.kit.planted.bugs import PlantedBug, register_bug, replaced
@@ -16,11 +16,11 @@ __all__: list[str] = []
 
 # A replacement has the arguments of what it replaces, wanted or not, and reaches what is private.
 
-_RACE: Final = racing.Race
 _CREATIONS: Final = ("create_race_late",)
+_CREATIONS_ALONE: Final = ("create_only_late",)
 _FILES: Final = ("store_publish_late",)
 
-_patience = _RACE._patience
+_request_step = Attempts._request_step
 
 
 def _bug(name: str, description: str, owner: Any, attribute: str, wrong: Any, scenarios: tuple[str, ...]) -> None:
@@ -28,7 +28,7 @@ def _bug(name: str, description: str, owner: Any, attribute: str, wrong: Any, sc
         PlantedBug(
             name=name,
             description=description,
-            site=f"{racing.__name__}.{owner.__name__}.{attribute}",
+            site=f"{owner.__module__}.{owner.__name__}.{attribute}",
             plant=lambda: replaced(owner, attribute, wrong),
             scenarios=scenarios,
             suites=("sim",),
@@ -36,25 +36,25 @@ def _bug(name: str, description: str, owner: Any, attribute: str, wrong: Any, sc
     )
 
 
-def _first_error_is_told(self: Any, error: BaseException) -> None:
-    with self._monitor:
-        self._running -= 1
-        if self._decided is None:
-            self._decide(lambda: racing._raise(error))
+def _first_error_is_told(self: Any, event: Event, attempt: int, error: BaseException) -> Event | None:
+    judged = _request_step(self, event, attempt, error)
+    if event == "late":
+        return judged
+    self.error = error
+    return "spent"
 
 
-def _last_error_is_told(self: Any, error: BaseException) -> None:
-    with self._monitor:
-        self._running -= 1
-        if self._decided is None and self._running == 0:
-            self._decide(lambda: racing._raise(error))
+def _last_error_is_told(self: Any, event: Event, attempt: int, error: BaseException) -> Event | None:
+    judged = _request_step(self, event, attempt, error)
+    self.error = error
+    return judged
 
 
-def _late_is_not_done(self: Any) -> float | None:
-    left: float | None = _patience(self)
-    if left == 0.0 and self._decided is None:
-        self._decide(lambda: racing._raise(UnavailableError("it is late", operation="request")))
-    return left
+def _late_is_not_done(self: Any, event: Event, attempt: int, error: BaseException) -> Event | None:
+    if event != "late":
+        return _request_step(self, event, attempt, error)
+    self.error = UnavailableError("it is late", operation="request")
+    return "spent"
 
 
 def _unknown_is_not_done(self: RacingStore, name: str, data: Buffer) -> Any:
@@ -76,33 +76,40 @@ def _loser_discards_all(self: RacingStore, target: str, data: Buffer) -> Part:
 
 def _deletion_is_not_waited_for(self: RacingStore, names: Iterable[str]) -> None:
     own = list(names)
-    self._executor.submit(self.inner.delete, own)
+    self._track.executor.submit(self.inner.delete, own)
 
 
 _bug(
     "racing_first_error_is_told",
     "a request has failed when its first attempt has, while another one is under way",
-    _RACE,
-    "_failed",
+    Attempts,
+    "_request_step",
     _first_error_is_told,
     _CREATIONS,
 )
 _bug(
     "racing_last_error_is_told",
     "what the last attempt says counts, though the effect of an earlier one is unknown",
-    _RACE,
-    "_failed",
+    Attempts,
+    "_request_step",
     _last_error_is_told,
+    _CREATIONS_ALONE,
+)
+_bug(
+    "racing_late_is_not_done",
+    "a late request counts as not done",
+    Attempts,
+    "_request_step",
+    _late_is_not_done,
     _CREATIONS,
 )
-_bug("racing_late_is_not_done", "a late request counts as not done", _RACE, "_patience", _late_is_not_done, _CREATIONS)
 _bug(
     "racing_unknown_is_not_done",
     "an unknown outcome of a creation is told as a failure",
     RacingStore,
     "put_if_absent",
     _unknown_is_not_done,
-    _CREATIONS,
+    _CREATIONS_ALONE,
 )
 _bug(
     "racing_deletion_is_not_waited_for",

@@ -19,11 +19,10 @@ from stateline.checkpoint.metadata import Retired, encode_checkpoint
 from stateline.checkpoint.retention import Reach, Retention
 from stateline.checkpoint.store import CheckpointStore
 from stateline.errors import DataLossError, FencedError, NotFoundError, StatelineError
-from stateline.files import writer as files_writer
+from stateline.files import FileJoiner
 from stateline.handles import OpenFile, RunHandle
-from stateline.pipeline import coordinator as coordinator_module
-from stateline.pipeline.coordinator import MicroBatchCoordinator, SubtaskResult, SubtaskTask
-from stateline.pipeline.subtask_results import gathered
+from stateline.pipeline.coordinator import MicroBatchCoordinator
+from stateline.pipeline.messages import SubtaskInput, SubtaskResult
 from stateline.recoverable.committer import Committer
 from stateline.recoverable.writer import RecoverableWriter
 from stateline.state import merge as merge_module
@@ -149,7 +148,7 @@ def _retire_all(retired: Reach, younger: Sequence[Reach]) -> Retired:
     )
 
 
-_adopt = files_writer.FileWriter._adopt
+_adopt = FileJoiner._adopt
 
 
 def _forget_last_rows(self: Any, file: OpenFile) -> None:
@@ -172,23 +171,23 @@ def _kept_nowhere(self: Any) -> list[Any]:
 
 _merge_windows = merge_module.merge_windows
 _made = snapshot_module.Layers.made
-_tasks = MicroBatchCoordinator._tasks
+_inputs = MicroBatchCoordinator._inputs
+_gathered = MicroBatchCoordinator._gathered
 
 
 def _files_of_lost_subtasks(
-    self: MicroBatchCoordinator[Any], newest: Checkpoint | None, now: float
-) -> list[SubtaskTask]:
-    tasks = _tasks(self, newest, now)
+    self: MicroBatchCoordinator[Any], newest: Checkpoint | None, *more: Any
+) -> list[SubtaskInput]:
     return [
         msgspec.structs.replace(
-            task, open_files=tuple(file for file in task.open_files if file.subtask == task.subtask)
+            given, open_files=tuple(file for file in given.open_files if file.subtask == given.subtask)
         )
-        for task in tasks
+        for given in _inputs(self, newest, *more)
     ]
 
 
-def _state_of_first(results: Sequence[SubtaskResult], *more: Any) -> Any:
-    operators, *rest = gathered(results, *more)
+def _state_of_first(self: MicroBatchCoordinator[Any], results: Sequence[SubtaskResult]) -> Any:
+    operators, *rest = _gathered(self, results)
     broken = [
         msgspec.structs.replace(
             operator,
@@ -317,7 +316,7 @@ _bug(
 _bug(
     "pipeline_tail_dropped",
     "a file that is resumed forgets the rows of the last checkpoint",
-    files_writer.FileWriter,
+    FileJoiner,
     "_adopt",
     _forget_last_rows,
     "single",
@@ -351,7 +350,7 @@ _bug(
     "pipeline_files_lost_by_rescale",
     "open files of a subtask that is no more are forgotten",
     MicroBatchCoordinator,
-    "_tasks",
+    "_inputs",
     _files_of_lost_subtasks,
     "single",
     scenarios=("pipeline_spanning",),
@@ -359,8 +358,8 @@ _bug(
 _bug(
     "pipeline_state_of_another_subtask",
     "the record names the runs of the first subtask for all",
-    coordinator_module,
-    "gathered",
+    MicroBatchCoordinator,
+    "_gathered",
     _state_of_first,
     "single",
 )

@@ -19,7 +19,7 @@ from stateline.checkpoint.objects import with_sections
 from stateline.checkpoint.packing import packed
 from stateline.checkpoint.retention import Reach, reach_of
 from stateline.checkpoint.store import CheckpointStore
-from stateline.files.writer import FileWriter
+from stateline.files import FileJoiner
 from stateline.handles import OpenFile, RunHandle, SectionHandle
 from stateline.pipeline import coordinator as coordinator_module
 from stateline.pipeline import subtask as task_module
@@ -160,7 +160,7 @@ class _Instead(StoreDecorator):
         super().__init__(inner)
         self._instead = instead
 
-    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer]) -> ObjectInfo:
+    def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
         made: ObjectInfo = self._instead(name, b"".join(pieces))
         return made
 
@@ -187,10 +187,10 @@ def _publish_first(self: CheckpointStore, checkpoint: Checkpoint) -> Checkpoint:
     return record
 
 
-_adopt = FileWriter._adopt
+_adopt = FileJoiner._adopt
 
 
-def _named_rows_alone(self: FileWriter, file: OpenFile) -> None:
+def _named_rows_alone(self: FileJoiner, file: OpenFile) -> None:
     _adopt(self, replace(file, pending=tuple(rows for rows in file.pending if not rows.is_inline)))
 
 
@@ -234,7 +234,7 @@ _bug(
 _bug(
     "inline_rows_forgotten",
     "who goes on with a file leaves out its rows that are in the record",
-    FileWriter,
+    FileJoiner,
     "_adopt",
     _named_rows_alone,
     "single",
@@ -309,9 +309,9 @@ def _slice_believed(buffer: Any, handle: RunHandle, index: Any, batches: range) 
     """Proves nothing."""
 
 
-def _first_copy_alone(self: SectionReader, section: Any, read: Any, *, part: Any = None, read_part: Any = None) -> Any:
+def _first_copy_alone(self: SectionReader, section: Any, read: Any, part: Any = None) -> Any:
     if section.is_inline or self._cache is None:
-        return _near(self, section, read, part=part, read_part=read_part)
+        return _near(self, section, read, part)
     for found in self._copies(self._cache, section, None):
         return read(found.buffer)
     return None
@@ -333,15 +333,6 @@ _bug(
     run_store_module,
     "check_whole",
     _believed,
-    "single",
-    "sim",
-)
-_bug(
-    "copied_slice_is_believed",
-    "a slice of a run on a host is taken without a look at the checksums of its record batches",
-    run_store_module,
-    "check_slice",
-    _slice_believed,
     "single",
     "sim",
 )

@@ -12,13 +12,12 @@ from stateline.changelog.segment import encode_segment
 from stateline.changelog.segment_writer import Placement, SegmentWriter
 from stateline.checkpoint import Checkpoint
 from stateline.errors import FencedError
-from stateline.files import FileWriter
+from stateline.files import FileJoiner, FilesContext, FilesResult
 from stateline.handles import OpenFile
 from stateline.pipeline import coordinator as coordinator_module
 from stateline.pipeline import files_decision
 from stateline.pipeline.compatibility import Step, next_step
 from stateline.pipeline.coordinator import MicroBatchCoordinator
-from stateline.pipeline.files_decision import FilesDecision, TaskFiles
 from stateline.pipeline.open_files import with_files_finished
 from tests.kit.planted.bugs import PlantedBug, register_bug, replaced
 from tests.kit.scenarios.files_sink import SinkSystem
@@ -48,7 +47,7 @@ def _decide_again(newest: Any, batch: Any, root_url: str) -> Step:
 
 def _abort_discards(self: SinkSystem, messages: Sequence[bytes]) -> None:
     for message in messages:
-        made = msgspec.json.decode(message, type=TaskFiles)
+        made = msgspec.json.decode(message, type=FilesResult)
         self._process.store("out").discard([part for file in made.finished for part in file.commit.parts])
         self._process.store("root").delete([rows.name for file in made.open for rows in file.pending])
 
@@ -63,17 +62,8 @@ def _named_by_number(self: SegmentWriter) -> Placement:
     return Placement({self._name: name}, {}, encoded.size)
 
 
-_writer = FilesDecision._writer
-
-
-def _only_the_last_file(
-    self: FilesDecision,
-    segment: SegmentWriter,
-    open_files: Iterable[OpenFile],
-    now: float,
-    staged: Iterable[OpenFile] = (),
-) -> FileWriter:
-    return _writer(self, segment, [*open_files, *staged][-1:], now)
+def _only_the_last_file(context: FilesContext, recorded: Iterable[OpenFile], staged: Iterable[OpenFile]) -> FileJoiner:
+    return FileJoiner(context, [*recorded, *staged][-1:])
 
 
 def _takes_the_next_number(self: MicroBatchCoordinator[Any], record: Checkpoint) -> dict[str, float]:
@@ -129,11 +119,11 @@ _bug(
 _bug(
     "sink_forgets_open_files",
     "of files that meet, only the rows of the last are joined",
-    FilesDecision,
-    "_writer",
+    files_decision,
+    "FileJoiner",
     _only_the_last_file,
     "single",
-    "stateline.pipeline.files_decision.FilesDecision._writer",
+    "stateline.pipeline.files_decision.FilesDecision.coordinator",
 )
 _bug(
     "sink_takes_the_next_number",

@@ -71,7 +71,7 @@ def register(entry: ScenarioEntry) -> ScenarioEntry:
     """
     if entry.name in SCENARIOS:
         raise InvalidInputError(
-            "there is one already", operation="register", subject=f"scenario {entry.name}", hint="Take another name"
+            "the name is taken", operation="register", subject=f"scenario {entry.name}", hint="Take another name"
         )
     SCENARIOS[entry.name] = entry
     return entry
@@ -81,11 +81,11 @@ def scenario(name: str) -> ScenarioEntry:
     """The scenario of that name.
 
     Raises:
-        InvalidInputError: There is none.
+        InvalidInputError: The name is unknown.
     """
     if name not in SCENARIOS:
         known = ", ".join(sorted(SCENARIOS))
-        raise InvalidInputError("there is none", subject=f"scenario {name}", hint=f"Known: {known}")
+        raise InvalidInputError("unknown scenario", subject=repr(name), hint=f"Known: {known}")
     return SCENARIOS[name]
 
 
@@ -235,6 +235,7 @@ register(
 )
 _LATE: Final[dict[str, tuple[Callable[[], Scenario], Callable[[], Scenario]]]] = {
     "create_race": (CreateRace, lambda: CreateRace(12)),
+    "create_only": (lambda: CreateRace(scratch=False), lambda: CreateRace(24, scratch=False)),
     "store_publish": (StorePublish, lambda: StorePublish((1, 3, 0) * 4)),
     "pipeline_spanning": (lambda: Pipeline(spanning=True), lambda: Pipeline(spanning=True, batches=6, keys=9)),
 }

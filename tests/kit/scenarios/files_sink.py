@@ -23,10 +23,11 @@ from typing import Any, ClassVar
 import msgspec
 
 from stateline.blob.api import Buffer
+from stateline.changelog.segment_writer import Segments
 from stateline.errors import StatelineError
-from stateline.files import FileOutput, RollingPolicy
+from stateline.files import FileOutput, FilesResult, RollingPolicy
 from stateline.pipeline.end_of_stream import file_finisher
-from stateline.pipeline.files_decision import FilesDecision, TaskFiles, files_plan
+from stateline.pipeline.files_decision import FilesDecision, files_plan
 from stateline.pipeline.plan import PipelinePlan
 from tests.kit.scenarios.micro_batch import MicroBatch, MicroBatchSystem, Row
 from tests.kit.scenarios.pipeline import FIRST_QUERY, ROWS, PipelineAdapter, batches_of, is_tombstone
@@ -67,7 +68,7 @@ class SinkSystem(MicroBatchSystem):
 
         def commit(process: Process) -> None:
             for _ in range(2 if self._twice else 1):
-                made = [msgspec.json.decode(message, type=TaskFiles) for message in messages]
+                made = [msgspec.json.decode(message, type=FilesResult) for message in messages]
                 self._decision(process).commit(
                     made,
                     batch_id=batch_id,
@@ -88,7 +89,7 @@ class SinkSystem(MicroBatchSystem):
     def finish(self) -> None:
         """Finishes the files that are still open, as the end of a stream does."""
         root, out = self._process.store(FIRST_QUERY.root), self._process.store(FIRST_QUERY.out)
-        finish_files = file_finisher(root, {"files": (self._output, out)}, self._process.environment)
+        finish_files = file_finisher(Segments(root, self._process.environment), {"files": (self._output, out)})
         self._decision(self._process).coordinator().finish(finish_files)
 
     def roll(self) -> None:

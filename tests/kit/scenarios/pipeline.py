@@ -20,15 +20,19 @@ import numpy as np
 import pyarrow as pa
 
 from stateline.blob.api import BlobStore, Buffer
+from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import Checkpoint, CheckpointStore, OperatorState
 from stateline.errors import NotFoundError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import key_group_of, subtask_for_key_group
-from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator, SubtaskResult, SubtaskTask
+from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.delivery import Delivery
 from stateline.pipeline.end_of_stream import file_finisher
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan, SavepointStart
-from stateline.pipeline.subtask import BatchMoment, Processed, TaskContext, run_subtask
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.messages import Batch, SubtaskInput, SubtaskResult
+from stateline.pipeline.operators.api import BatchContext, OperatorProgram, Processed
+from stateline.pipeline.plan import PipelinePlan, SavepointStart
+from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.pipeline.upkeep import Upkeep
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
@@ -82,7 +86,7 @@ FIRST_QUERY: Final = Places("root", "out", "query")
 
 
 @dataclass(frozen=True, slots=True)
-class CountingProgram:
+class CountingProgram(OperatorProgram):
     """Adds one to the count of a row's key, in each of its tables, and hands the row on with the attempt at work."""
 
     attempt: str
@@ -96,16 +100,16 @@ class CountingProgram:
 
     @property
     def tables(self) -> Mapping[str, StateSchema]:
-        """See :attr:`stateline.pipeline.subtask.OperatorProgram.tables`."""
+        """See :attr:`stateline.pipeline.operators.api.OperatorProgram.tables`."""
         return dict.fromkeys(self.names, _SCHEMA)
 
     def process(
         self,
         batches: Iterable[pa.RecordBatch],
         tables: Mapping[str, StateTable],
-        moment: BatchMoment,
+        context: BatchContext,
     ) -> Processed:
-        """See :meth:`stateline.pipeline.subtask.OperatorProgram.process`."""
+        """See :meth:`stateline.pipeline.operators.api.OperatorProgram.process`."""
         rows = pa.Table.from_batches(batches, ROWS)
         if rows.num_rows == 0:
             return Processed(changes={})
@@ -155,17 +159,12 @@ class PipelineSystem(MicroBatchSystem):
         self._merging = merging
         self._tables = tables
         self._output = FileOutput(url="memory://out", format="arrow", compression="none", rolling=rolling)
-        operator = OperatorPlan(
-            name="counts",
-            tables=dict.fromkeys(tables, _SCHEMA.encode()),
-            definition=CountingProgram.definition,
-            output=self._output,
-        )
+        operator = replace(OperatorPlan.of("counts", CountingProgram("", tables)), output=self._output)
         self._plan = PipelinePlan(
             root_url="memory://root",
             parallelism=parallelism,
             max_parallelism=_MAX_PARALLELISM,
-            operators=(operator,),
+            graph=Graph.of_one_input([operator]),
             retained_checkpoints=retained,
             record_bytes=record_bytes,
             start=start,
@@ -205,28 +204,27 @@ class PipelineSystem(MicroBatchSystem):
     def finish(self) -> None:
         """Finishes the files that are still open, as the end of a stream does."""
         root, out = self._process.store(self._places.root), self._process.store(self._places.out)
-        self.coordinator.finish(file_finisher(root, {"counts": (self._output, out)}, self._process.environment))
+        segments = Segments(root, self._process.environment)
+        self.coordinator.finish(file_finisher(segments, {"counts": (self._output, out)}))
 
-    def run_subtasks(self, batch: Batch[list[Row]], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
+    def run_subtasks(self, batch: Batch[list[Row]], tasks: Sequence[SubtaskInput]) -> list[SubtaskResult]:
         """Runs every subtask in a process of its own, on the rows whose keys it owns, in the order of this attempt."""
         program = CountingProgram(self._process.environment.ids.new_id(), self._tables)
         return self._process.run_tasks([self._function(program, task, batch.data) for task in tasks])
 
     def _function(
-        self, program: CountingProgram, task: SubtaskTask, rows: Sequence[Row]
+        self, program: CountingProgram, task: SubtaskInput, rows: Sequence[Row]
     ) -> Callable[[Process], SubtaskResult]:
         mine = [row for row in rows if self._subtask_of(row) == task.subtask]
 
         def run(process: Process) -> SubtaskResult:
-            (operator,) = self._plan.operators
-            context = self.context(process, task)
-            return run_subtask(context, operator, program, task, batches_of(mine), _MAX_PARALLELISM)
+            return run_subtask(self.context(process, task), self._plan, program, task, batches_of(mine))
 
         return run
 
-    def context(self, process: Process, task: SubtaskTask) -> TaskContext:
+    def context(self, process: Process, task: SubtaskInput) -> TaskResources:
         """What a task finds in the process in which it runs."""
-        return TaskContext(
+        return TaskResources(
             root=process.store(self._places.root),
             output=process.store(self._places.out),
             environment=process.environment,

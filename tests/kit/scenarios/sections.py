@@ -25,9 +25,9 @@ from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.checkpoint.layout import id_of_record
 from stateline.files import RollingPolicy
-from stateline.pipeline.coordinator import SubtaskTask
+from stateline.pipeline.messages import SubtaskInput
 from stateline.pipeline.plan import SavepointStart
-from stateline.pipeline.subtask import TaskContext
+from stateline.pipeline.subtask import TaskResources
 from stateline.state import merge as merge_module
 from stateline.state import run as run_module
 from stateline.state import run_store as run_store_module
@@ -125,23 +125,23 @@ class _Adapter(PipelineAdapter):
 
 
 class _System(PipelineSystem):
-    def context(self, process: Process, task: SubtaskTask) -> TaskContext:
+    def context(self, process: Process, task: SubtaskInput) -> TaskResources:
         """Two of three results carry their sections; each subtask runs where the dice say."""
         host = _moved_to(process)
         cache = HostCache(host, _COPIES_BYTES, environment=process.environment)
         context = replace(super().context(process, task), cache=cache)
-        if (self._plan.parallelism + task.checkpoint_id + task.subtask) % 3:
+        if (self._plan.parallelism + task.context.checkpoint_id + task.subtask) % 3:
             return replace(context, inline_bytes=_INLINE_BYTES)
         return _SmallSegments(**{field.name: getattr(context, field.name) for field in fields(context)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SmallSegments(TaskContext):
+class _SmallSegments(TaskResources):
     """A context whose segments are soon full."""
 
     @property
     def segments(self) -> Segments:
-        """See :attr:`TaskContext.segments`."""
+        """See :attr:`TaskResources.segments`."""
         return Segments(self.root, self.environment, self.cache, segment_bytes=_SEGMENT_BYTES)
 
 

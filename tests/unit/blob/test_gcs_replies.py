@@ -54,6 +54,19 @@ def test_an_object_with_bytes_and_without_a_size_is_not_taken_for_an_empty_one(s
         store.head("object")
 
 
+@pytest.mark.parametrize("page", [0, 1, 2])
+def test_a_page_of_a_listing_that_is_not_understood_is_asked_for_again(server, page):
+    """The SDK's iterator ends after an error, as if there were no more pages."""
+    options = {"endpoint": server.url, **IMPATIENT, "attempts": "3", "page_size": "2"}
+    with open_store("gs://bucket/root", options) as store:
+        for name in "abcde":
+            store.put(name, b"")
+        listing = store.list("")
+        found = [next(listing).name for _ in range(2 * page)]
+        server.faults.add(answer(200, b"[]"), method="GET")
+        assert [*found, *(info.name for info in listing)] == [*"abcde"]
+
+
 ERROR = json.dumps({"error": {"code": 400, "message": "Bad thing"}}, indent=2).encode()
 
 

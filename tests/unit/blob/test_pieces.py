@@ -111,6 +111,20 @@ def test_long_pieces_go_past_the_page_cache_in_whole_blocks(tmp_path: Path, monk
     assert sum(rest) == length % 4096
 
 
+def test_what_is_read_soon_goes_through_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = []
+
+    def write(descriptor: int, view: memoryview) -> int:
+        ways.append(is_direct(descriptor))
+        return os_write(descriptor, view)
+
+    os_write = os.write
+    monkeypatch.setattr(file_bytes.os, "write", write)
+    LocalStore(tmp_path).put_all_if_absent("a", LONG, read_soon=True)
+    assert set(ways) == {False}
+    assert LocalStore(tmp_path).get("a") == b"".join(LONG)
+
+
 @pytest.mark.parametrize("refusal", ["flag", "first write", "later write"])
 def test_where_the_cache_cannot_be_passed_all_is_written_as_usual(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str

@@ -152,7 +152,8 @@ class Life:
         sys.settrace(None)  # No signal interrupts the thread of an upload.
         tasks, self.scheduler.tasks = self.scheduler.tasks, []
         for task in tasks:
-            BlobUploader(self.store, job_id="job", registry=self.storage.registry).upload([task]).complete()
+            result = BlobUploader(self.store, job_id="job", registry=self.storage.registry).upload([task])
+            task.complete(result.successful[task])
         sys.settrace(trace)
 
     def read_back(self) -> list[tuple[int, bytes]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -359,7 +360,12 @@ def test_the_disk_is_bounded_and_the_oldest_copies_go_first() -> None:
 def test_copies_do_not_queue_up_behind_a_slow_disk() -> None:
     bench = Duplicating()
     pieces = [b"x"]
-    copies = [bench.uploader._copier.start(bench.local, f"name-{number}", pieces) for number in range(6)]
+    copies = [
+        bench.uploader._copier.start(
+            partial(bench.local.put_all_if_absent, f"name-{number}", pieces), lambda: pytest.fail("nobody gave it up")
+        )
+        for number in range(6)
+    ]
     bench.world.run()
     assert [copy.wait() for copy in copies] == [True] * 4 + [False] * 2
 

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from stateline.changelog import ChangelogSettings, StateChangeSet, UploadResult
 from stateline.changelog.set_table import SetTable, Snapshot
 from stateline.changelog.upload_table import LIFE, Attempts, Batch, RetryPolicy, UploadRoom
+from stateline.errors import NotFoundError, OutcomeUnknownError, UnavailableError
 from tests.unit.changelog.worlds import result_of, task_of
 
 
@@ -99,6 +100,67 @@ def test_every_short_history_of_an_upload_ends_it_once_and_discards_each_late_su
         ways += [(*way, move) for move in moves]
     assert whole > 0
     assert states == {"in flight", "done", "failed"} | ({"queued", "racing"} if max_attempts > 1 else set())
+
+
+class Request:
+    """One history of a request: which attempts run, and what the others said."""
+
+    def __init__(self, policy: RetryPolicy, way: tuple[tuple[str, int, type[OSError] | None], ...]) -> None:
+        self.attempts = Attempts(policy, is_request=True)
+        self.running: set[int] = set()
+        self.errors: list[OSError] = []
+        self._start()
+        for event, attempt, kind in way:
+            self._follow(event, attempt, None if kind is None else kind("told"))
+
+    def moves(self) -> Iterator[tuple[str, int, type[OSError] | None]]:
+        if self.attempts.has_ended:
+            return
+        if self.attempts.started in self.running and self.attempts.may_be_late:
+            yield "late", self.attempts.started, TimeoutError
+        for attempt in self.running:
+            yield "succeeded", attempt, None
+            for kind in (UnavailableError, OutcomeUnknownError, NotFoundError):
+                yield "broke", attempt, kind
+
+    def _start(self) -> None:
+        assert self.attempts.on("due") == "start"
+        self.running.add(self.attempts.started)
+
+    def _follow(self, event: Any, attempt: int, error: OSError | None) -> None:
+        instruction = self.attempts.on(event, attempt, error)
+        if event == "late":
+            assert instruction == "repeat"
+            assert self.attempts.delay == 0
+            self._start()
+            return
+        self.running.discard(attempt)
+        if error is None:
+            assert instruction == "complete"
+            return
+        self.errors.append(error)
+        is_answer = isinstance(error, NotFoundError)
+        assert instruction == ("fail" if is_answer or not self.running else "nothing")
+        if instruction == "fail":
+            assert self.attempts.error in self.errors
+            uncertain = any(isinstance(one, OutcomeUnknownError) for one in self.errors)
+            assert type(self.attempts.error) is type(error) or uncertain
+            assert isinstance(self.attempts.error, OutcomeUnknownError) == (uncertain and not is_answer)
+
+
+@pytest.mark.parametrize("max_attempts", [1, 2, 3])
+def test_every_short_history_of_a_request_ends_with_an_answer_or_when_nothing_is_under_way(max_attempts: int) -> None:
+    policy = RetryPolicy.fixed(max_attempts, 1, 0.5)
+    ways: list[tuple[tuple[str, int, type[OSError] | None], ...]] = [()]
+    endings = set()
+    while ways:
+        way = ways.pop()
+        request = Request(policy, way)
+        ways += [(*way, move) for move in request.moves()]
+        if request.attempts.has_ended:
+            endings.add((request.attempts.state, len(request.running)))
+    left = {(state, left) for state in ("done", "failed") for left in range(max_attempts)}
+    assert endings == left
 
 
 def test_every_step_of_the_table_leads_to_a_state_of_the_table() -> None:

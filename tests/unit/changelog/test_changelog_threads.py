@@ -292,7 +292,7 @@ def test_tasks_end_exactly_once_when_the_scheduler_is_closed_meanwhile(store: Ga
         scheduler.close()
         for thread in threads:
             thread.join(WAIT)
-        scheduler._retrying.executor.close()  # Waits for callbacks that had begun.
+        scheduler.retrying.executor.close()  # Waits for callbacks that had begun.
         assert [len(events) for events in ends] == [1] * 40
         assert scheduler._uploads.throttle.in_flight == 0
 

@@ -579,7 +579,7 @@ def test_no_callback_runs_under_the_lock_of_the_scheduler() -> None:
     scheduler = batching(world, Uploader(world, None, *[OSError()] * 3))
     for _ in range(2):
         sets = task_of(1).change_sets
-        note = lambda *_: depths.append((scheduler._monitor.depth, scheduler._retrying.monitor.depth))  # noqa: E731
+        note = lambda *_: depths.append((scheduler._monitor.depth, scheduler.retrying.monitor.depth))  # noqa: E731
         scheduler.upload(UploadTask(sets, note, note))
         world.advance(10)
     assert depths == [(0, 0), (0, 0)]

@@ -16,7 +16,6 @@ from stateline.changelog import (
     ChangelogHandle,
     SegmentHandle,
     SequenceNumber,
-    SequenceNumberRange,
     StateChange,
     StateChangeSet,
 )
@@ -84,15 +83,6 @@ def test_sequence_numbers_are_ordered_and_end_somewhere() -> None:
         SequenceNumber(2**63 - 1).next()
     with pytest.raises(InvalidInputError):
         SequenceNumber(-1)
-
-
-def test_a_range_of_sequence_numbers_is_half_open() -> None:
-    found = SequenceNumberRange(SequenceNumber(2), SequenceNumber(5))
-    assert len(found) == 3
-    assert [number for number in range(7) if SequenceNumber(number) in found] == [2, 3, 4]
-    assert len(SequenceNumberRange(SequenceNumber(2), SequenceNumber(2))) == 0
-    with pytest.raises(InvalidInputError):
-        SequenceNumberRange(SequenceNumber(3), SequenceNumber(2))
 
 
 def test_metadata_has_key_group_minus_one() -> None:

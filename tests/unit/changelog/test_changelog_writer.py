@@ -1008,10 +1008,10 @@ def test_a_value_that_cannot_be_read_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize("checkpoint_id", [None, "1", 1.5, True])
 def test_a_checkpoint_id_is_an_integer(checkpoint_id: Any) -> None:
     bench = Bench()
-    with pytest.raises(InvalidInputError, match="is no checkpoint id"):
+    with pytest.raises(InvalidInputError, match="checkpoint_id must be an integer"):
         bench.writer.persist(sn(0), checkpoint_id)
     for call in (bench.writer.confirm, bench.writer.reset):
-        with pytest.raises(InvalidInputError, match="is no checkpoint id"):
+        with pytest.raises(InvalidInputError, match="checkpoint_id must be an integer"):
             call(sn(0), sn(0), checkpoint_id)
     assert bench.writer.persist(sn(0), np.int64(3)).done()
 

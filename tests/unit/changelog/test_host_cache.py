@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -344,3 +345,20 @@ def test_a_section_of_an_object_that_is_gone_is_not_downloaded(store: Watched, t
     assert reader.near(section, proved(b"23456")) is None
     with pytest.raises(NotFoundError):
         reader.fetch(section, [(0, 5)])
+
+
+def test_a_disk_that_hangs_holds_up_nobody_who_keeps_a_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    cache = HostCache(tmp_path, 10**6, copy_timeout=0.01)
+    write = HostCache._write
+
+    def hanging(self: HostCache, *arguments: object) -> None:
+        go_on.wait(60)
+        write(self, *arguments)
+
+    monkeypatch.setattr(HostCache, "_write", hanging)
+    save(cache, "object", b"bytes")
+    assert found(cache, "object", 0, 5) == []
+    go_on.set()
+    cache.copier._executor.close()  # Waits for the copy to land.
+    assert found(cache, "object", 0, 5) == [b"bytes"]

@@ -117,6 +117,16 @@ def test_the_first_answer_counts_also_that_of_the_late_one(remote):
     assert seconds == pytest.approx(TIMEOUT + 0.1)
 
 
+def test_a_late_request_is_raced_while_nobody_waits_for_it(remote):
+    remote.beneath.put("a", b"bytes")
+    remote.script = [(HOUR, 0.0)]
+    answer = remote.store.begin(lambda: remote.stalling.get("a"))
+    remote.environment.clock.sleep(10 * TIMEOUT)
+    found, seconds = remote.seconds(answer)
+    assert found == b"bytes"
+    assert seconds == 0
+
+
 def test_a_slow_store_is_waited_for_and_never_asked_more_often_than_allowed(remote):
     remote.beneath.put("a", b"bytes")
     remote.script = [(HOUR, 0.0)] * 3

@@ -20,6 +20,7 @@ from stateline.changelog.segment_writer import Segments
 from stateline.environment import system_environment
 from stateline.errors import AccessDeniedError, UnavailableError
 from stateline.handles import RowsHandle
+from stateline.state import KeyedStateBackend, StateSchema
 
 
 @pytest.fixture
@@ -115,11 +116,11 @@ class Stalling(Elsewhere):
         self.names: list[str] = []
         self.deleted = threading.Event()
 
-    def put_all_if_absent(self, name, pieces):
+    def put_all_if_absent(self, name, pieces, **more):
         self.names.append(name)
         if len(self.names) == 1:
             self.go_on.wait(60)
-        return super().put_all_if_absent(name, pieces)
+        return super().put_all_if_absent(name, pieces, **more)
 
     def delete(self, names):
         super().delete(names)
@@ -141,11 +142,23 @@ def test_a_late_upload_is_raced_under_a_fresh_name_and_its_result_is_thrown_away
     MemoryStore.forget("segment-writer-stalls")
 
 
+def test_a_backend_of_keyed_state_races_what_it_writes():
+    store = Stalling("segment-writer-backend")
+    with KeyedStateBackend.open(store) as backend:
+        state = backend.state("counts", StateSchema.of(pa.schema({"key": pa.int64(), "count": pa.int64()}), ["key"]))
+        state.put(pa.table({"key": [1], "count": [2]}))
+        backend.checkpoint()
+        assert len(store.names) == 2
+    store.go_on.set()
+    assert store.deleted.wait(60)
+    MemoryStore.forget("segment-writer-backend")
+
+
 def test_a_slow_upload_is_never_given_up_for_being_late():
     class Slow(Elsewhere):
-        def put_all_if_absent(self, name, pieces):
+        def put_all_if_absent(self, name, pieces, **more):
             time.sleep(0.4)
-            return super().put_all_if_absent(name, pieces)
+            return super().put_all_if_absent(name, pieces, **more)
 
     store = Slow("segment-writer-slow")
     racing = raced(store, RetryPolicy.fixed(3, 0.01, 0), system_environment())
@@ -157,7 +170,7 @@ def test_a_slow_upload_is_never_given_up_for_being_late():
 
 def test_an_upload_that_fails_raises_what_the_store_says_after_its_own_retries():
     class Failing(Elsewhere):
-        def put_all_if_absent(self, name, pieces):
+        def put_all_if_absent(self, name, pieces, **more):
             raise UnavailableError("no", operation="put", subject=name)
 
     racing = raced(Failing("segment-writer-fails"), RetryPolicy.fixed(3, 0.05, 0), system_environment())
@@ -167,9 +180,44 @@ def test_an_upload_that_fails_raises_what_the_store_says_after_its_own_retries()
         writer.finish()
 
 
+def test_a_failure_is_told_when_no_other_segment_is_under_way():
+    class FirstRefused(Elsewhere):
+        refused, go_on, landed = threading.Event(), threading.Event(), []
+
+        def put_all_if_absent(self, name, pieces):
+            if not self.refused.is_set():
+                self.refused.set()
+                raise AccessDeniedError("no", operation="put", subject=name)
+            self.go_on.wait(60)
+            self.landed.append(name)
+            return super().put_all_if_absent(name, pieces)
+
+    store = FirstRefused("segment-writer-first-refused")
+    environment = system_environment()
+    segments = Segments(raced(store, RetryPolicy.fixed(2, 60, 0), environment), environment, segment_bytes=1)
+    writer = segments.writer()
+    add(writer, "a", 1)
+    add(writer, "b", 2)
+    assert store.refused.wait(60)
+    threading.Timer(0.2, store.go_on.set).start()
+    with pytest.raises(AccessDeniedError):
+        writer.finish()
+    assert len(store.landed) == 1
+    with pytest.raises(AccessDeniedError):
+        writer.finish()
+    MemoryStore.forget("segment-writer-first-refused")
+
+
+def test_an_inline_section_remembers_its_first_place_only_where_a_host_may_have_it(store, tmp_path):
+    for copies in (None, HostCache(tmp_path, 10**6)):
+        writer = Segments(store, system_environment(), copies).writer(inline_bytes=10**6)
+        handle = add(writer, "a", 1)
+        assert bool(writer.finish().of(handle).made_as) == (copies is not None)
+
+
 def test_without_racing_an_error_of_the_store_comes_as_it_is(store):
     class Refusing(MemoryStore):
-        def put_all_if_absent(self, name, pieces):
+        def put_all_if_absent(self, name, pieces, **more):
             raise AccessDeniedError("no", operation="put", subject=name)
 
     writer = Segments(Refusing("segment-writer-refuses"), system_environment()).writer()
@@ -204,7 +252,7 @@ def test_the_copy_of_a_raced_upload_has_the_name_of_the_winner(tmp_path):
 
 def test_a_failed_upload_leaves_no_copy(tmp_path):
     class Refusing(MemoryStore):
-        def put_all_if_absent(self, name, pieces):
+        def put_all_if_absent(self, name, pieces, **more):
             raise AccessDeniedError("no", operation="put", subject=name)
 
     cache = HostCache(tmp_path, 10**6)
@@ -226,3 +274,23 @@ def test_a_store_on_this_host_needs_no_copies(tmp_path):
 
 def copy_of(cache, store, handle):
     return [bytes(found.buffer) for found in cache.find(store.url, handle.name, handle.offset, handle.length)]
+
+
+@pytest.mark.parametrize(("kinds", "soon"), [("RR", True), ("RRW", True), ("RWW", False), ("W", False)])
+def test_a_segment_that_is_mostly_runs_will_be_read_soon(kinds, soon):
+    class Watched(MemoryStore):
+        def put_all_if_absent(self, name, pieces, **more):
+            asked.append(more)
+            return super().put_all_if_absent(name, pieces, **more)
+
+    asked = []
+    writer = Segments(Watched("segment-writer-soon"), system_environment()).writer()
+    data = b"x" * 100_000
+    for kind in kinds:
+        section = Section(
+            SectionKind.RUN if kind == "R" else SectionKind.ROWS, "a", 7, (data,), len(data), crc32c(data)
+        )
+        writer.add(section, RowsHandle, rows=1)
+    writer.finish()
+    assert asked == [{"read_soon": soon}]
+    MemoryStore.forget("segment-writer-soon")

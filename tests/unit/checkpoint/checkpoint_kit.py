@@ -4,7 +4,15 @@ from collections.abc import Sequence
 
 from stateline.blob import BlobStore, StoreDecorator
 from stateline.blob.api import Buffer, ObjectInfo
-from stateline.checkpoint import Checkpoint, FileState, InlineState, OperatorState, OutputState, SubtaskState
+from stateline.checkpoint import (
+    Checkpoint,
+    FileState,
+    InlineState,
+    InputState,
+    OperatorState,
+    OutputState,
+    SubtaskState,
+)
 from stateline.errors import DataLossError, StatelineError
 from stateline.handles import CommitPoint, FinishedFile, OpenFile, Part, RowsHandle, RunHandle
 from stateline.key_groups import range_for_subtask
@@ -134,7 +142,10 @@ def full_checkpoint() -> Checkpoint:
             ),
         ),
         outputs=(OutputState(operator="flights", url="s3://bucket/out", finished=(done,), open=(growing, waiting)),),
-        watermark_us=-1,
+        inputs=(
+            InputState(name="flights", column="ts", watermark_us=-1, late_watermark_us=-60_000_001),
+            InputState(name="routes", column="at"),
+        ),
         properties={"program": "demo \\ \u2028"},
         states={
             "source": InlineState(data=b"\x00\xff inline"),

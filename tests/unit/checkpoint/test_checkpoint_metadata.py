@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateline.blob.checksum import crc32c
-from stateline.checkpoint import Checkpoint, FileState, InlineState, OperatorState, OutputState, SubtaskState
+from stateline.checkpoint import (
+    Checkpoint,
+    FileState,
+    InlineState,
+    InputState,
+    OperatorState,
+    OutputState,
+    SubtaskState,
+)
 from stateline.checkpoint import envelope as envelope_module
 from stateline.checkpoint.metadata import (
     Retired,
@@ -189,7 +197,7 @@ def test_values_without_a_bottom_are_refused(member, open_, close):
 
 def test_another_order_or_layout_of_members_is_read():
     data = golden_documents()["checkpoint.v1.json"]
-    first, last = b'  "checkpoint_id": 7,\n', b'  "watermark_us": -1,\n'
+    first, last = b'  "checkpoint_id": 7,\n', b'  "parallelism": 3,\n'
     body = body_of(data)
     assert body.count(first) == body.count(last) == 1
     moved = body.replace(first, b"").replace(last, b"\t" + last + first)
@@ -262,7 +270,9 @@ def _changed(**changes: object) -> Checkpoint:
         _changed(created_at=float("nan")),
         _changed(created_at=float("inf")),
         _changed(query_id="\ud800"),
-        _changed(watermark_us=2**70),
+        _changed(inputs=(InputState(name="a", column="at", watermark_us=2**70),)),
+        _changed(inputs=(InputState(name="a", column="at", late_watermark_us=-(2**70)),)),
+        _changed(inputs=full_checkpoint().inputs * 2),
         _changed(nonce=""),
         _changed(operators=list(full_checkpoint().operators)),
         _changed(operators=full_checkpoint().operators * 2),
@@ -330,7 +340,7 @@ def test_any_checkpoint_reads_back_equal(checkpoint_id, word, seconds, propertie
         created_at=seconds,
         properties=properties,
         states=state,
-        watermark_us=watermark,
+        inputs=(InputState(name=word, column=word, watermark_us=watermark, late_watermark_us=watermark),),
         outputs=(OutputState(operator=word, url=word, open=(growing,)),),
     )
     assert decode_record(encode_checkpoint(value), "x") == value

@@ -8,6 +8,7 @@ from stateline.checkpoint import (
     MAX_FILE_STATE_THRESHOLD,
     FileState,
     InlineState,
+    InputState,
     OperatorState,
     OutputState,
     SubtaskState,
@@ -39,6 +40,10 @@ def with_rows(**changes):
     return with_output(growing=(replace(OPEN, pending=(replace(ROWS, **changes),)),))
 
 
+def with_input(**changes):
+    return replace(BASE, inputs=(InputState(name="i", column="at", **changes),))
+
+
 def with_state(**changes):
     return replace(BASE, states={"s": replace(FILE, **changes)})
 
@@ -55,7 +60,8 @@ def with_part(**changes):
 CASES = {
     "checkpoint id": (lambda value: replace(BASE, checkpoint_id=value), 0, 10**18 - 1),
     "batch id": (lambda value: replace(BASE, batch_id=value), -1, 10**18 - 1),
-    "watermark": (lambda value: replace(BASE, watermark_us=value), -(2**63), LARGEST),
+    "watermark": (lambda value: with_input(watermark_us=value), -(2**63), LARGEST),
+    "late watermark": (lambda value: with_input(late_watermark_us=value), -(2**63), LARGEST),
     "parallelism": (lambda value: replace(BASE, parallelism=value), 1, 4),
     "run offset": (lambda value: with_run(offset=value), 0, LARGEST - 3),
     "run length": (lambda value: with_run(length=value), 0, LARGEST),

@@ -2,25 +2,24 @@
 
 from stateline.changelog.segment_writer import Segments
 from stateline.environment import system_environment
-from stateline.files import FileWriter
+from stateline.files import FilesContext, FileWriter
 from stateline.files.pending import add_rows
 
 
 class DurableWriter:
     """A writer and the segment that it fills."""
 
-    def __init__(self, output, root, store, schema, *, inline_bytes=0, **more):
+    def __init__(self, output, root, store, schema, *, inline_bytes=0, open_files=(), **more):
         segments = Segments(root, system_environment())
         self.segment = segments.writer(inline_bytes)
-        self.writer = FileWriter(
-            output, segments, self.segment, store, schema, environment=system_environment(), **more
-        )
+        context = FilesContext(output=output, schema=schema, store=store, segments=segments, **more)
+        self.writer = FileWriter(context, open_files)
 
     def write(self, rows):
         self.writer.write(rows)
 
     def finish(self):
-        return self.writer.finish().placed(self.segment.finish())
+        return self.writer.finish(self.segment).placed(self.segment.finish())
 
 
 def store_rows(store, *tables):

@@ -13,14 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from stateline.blob import BlobStore, open_store
+from stateline.blob.instrumented import InstrumentedStore
+from stateline.changelog.host_cache import HostCache
+from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import Environment, SystemExecutors, system_environment
 from stateline.errors import DataLossError
-from stateline.files import EncodingAhead, FileOutput, RollingPolicy
-from stateline.files.ahead import BegunFile
-from stateline.files.row_groups import first_full_group, row_groups
+from stateline.files import EncodingAhead, FileOutput, FilesResult, RollingPolicy
+from stateline.files.encoding import PartialFile, first_full_group, row_groups
+from stateline.files.pending import add_rows
 from stateline.handles import OpenFile, RowsHandle
-from stateline.pipeline.files_decision import FilesDecision, TaskFiles, files_plan
+from stateline.pipeline.files_decision import FilesDecision, files_plan
 
 SCHEMA = pa.schema([("x", pa.int64())])
 ROWS = 40_000
@@ -74,7 +77,7 @@ class Stream:
     def run(self, ahead: EncodingAhead | None, *, tasks: Sequence[int] = (ROWS,)) -> Sequence[OpenFile]:
         """One batch, of tasks with so many rows; returns the files that are open then."""
         decision, start = self.decision(ahead), self.batch * 1_000_000
-        made: list[TaskFiles] = []
+        made: list[FilesResult] = []
         for rows in tasks:
             made.append(decision.stage([pa.record_batch({"x": range(start, start + rows)})]))
             start += rows
@@ -93,7 +96,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     real = EncodingAhead.take
 
-    def take(self: EncodingAhead, target: str, output: FileOutput, pending: Sequence[RowsHandle]) -> BegunFile | None:
+    def take(self: EncodingAhead, target: str, output: FileOutput, pending: Sequence[RowsHandle]) -> PartialFile | None:
         begun = real(self, target, output, pending)
         counts.append(len(begun.handles) if begun else 0)
         return begun
@@ -216,7 +219,7 @@ def test_files_that_are_no_longer_open_are_forgotten(tmp_path: Path) -> None:
     stream.run(ahead)
     (file,) = stream.run(ahead)
     store: BlobStore = stream.root
-    ahead.go_on(stream.output, store, [])
+    ahead.go_on(stream.output, Segments(store, system_environment()), [])
     assert ahead.take(file.target, stream.output, file.pending) is None
 
 
@@ -251,3 +254,29 @@ def test_where_no_thread_is_to_be_had_nothing_fails(tmp_path: Path, taken: list[
         stream.run(ahead)
     assert taken == [0]
     assert len(stream.files()) == 1
+
+
+def test_rows_are_read_from_the_copies_of_the_host(tmp_path: Path) -> None:
+    root = InstrumentedStore(open_store("memory://ahead-from-copies"))
+    segments = Segments(root, system_environment(), HostCache(str(tmp_path / "copies"), 100_000_000))
+    output = FileOutput(url="memory://out", row_group_rows=ROWS)
+    segment = segments.writer()
+    handles = [add_rows(segment, "file", pa.table({"x": range(ROWS)})) for _ in range(2)]
+    placement = segment.finish()
+    pending = tuple(map(placement.of, handles))
+    file = OpenFile(
+        target="part-1.parquet",
+        subtask=0,
+        layout="",
+        opened_at=0,
+        written_at=0,
+        rows=2 * ROWS,
+        bytes=1,
+        pending=pending,
+    )
+    ahead = EncodingAhead(AT_ONCE)
+    ahead.go_on(output, segments, [file])
+    begun = ahead.take(file.target, output, pending)
+    assert begun is not None
+    assert begun.handles == pending[:1]
+    assert root.calls["get_range"] == 0

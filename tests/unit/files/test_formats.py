@@ -12,12 +12,13 @@ import pytest
 
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files import FileOutput
-from stateline.files.formats import check_partition, check_rows, check_schema, make_encoder
+from stateline.files.formats import FORMATS
+from stateline.files.partitions import check_partition
 
 
 def lines(name: str, table: pa.Table) -> bytes:
     sink = io.BytesIO()
-    encoder = make_encoder(name, sink, table.schema, None, 1000)
+    encoder = FORMATS[name].encoder(sink, table.schema, None, 1000)
     encoder.write(table)
     encoder.finish()
     return sink.getvalue()
@@ -25,7 +26,7 @@ def lines(name: str, table: pa.Table) -> bytes:
 
 def parquet(*tables: pa.Table) -> bytes:
     sink = io.BytesIO()
-    encoder = make_encoder("parquet", sink, tables[0].schema, "snappy", 1000)
+    encoder = FORMATS["parquet"].encoder(sink, tables[0].schema, "snappy", 1000)
     for table in tables:
         encoder.write(table)
     encoder.finish()
@@ -116,23 +117,23 @@ def test_text_refuses_whatever_a_reader_takes_for_the_end_of_a_line(value):
 )
 def test_intervals_inside_of_other_types_are_refused_with_the_reason(name, kind):
     with pytest.raises(InvalidInputError, match="intervals"):
-        check_schema(name, pa.schema([("x", kind)]))
+        FORMATS[name].check_schema(pa.schema([("x", kind)]))
 
 
 def test_structures_without_fields_are_refused_in_parquet():
     for kind in (pa.struct([]), pa.list_(pa.struct([])), pa.map_(pa.string(), pa.struct([]))):
         with pytest.raises(InvalidInputError, match="structures without fields"):
-            check_schema("parquet", pa.schema([("x", kind)]))
-        check_schema("jsonl", pa.schema([("x", kind)]))
+            FORMATS["parquet"].check_schema(pa.schema([("x", kind)]))
+        FORMATS["jsonl"].check_schema(pa.schema([("x", kind)]))
 
 
 def test_decimals_whose_point_lies_beside_their_digits_are_refused_in_parquet():
     """An aggregator may declare one; at the first file the encoder would raise an ``OSError``."""
     for kind in (pa.decimal128(10, -2), pa.decimal128(3, 5), pa.list_(pa.decimal256(60, -1))):
         with pytest.raises(InvalidInputError, match="decimals whose point"):
-            check_schema("parquet", pa.schema([("x", kind)]))
-        check_schema("arrow", pa.schema([("x", kind)]))
-    check_schema("parquet", pa.schema([("x", pa.decimal128(5, 5)), ("y", pa.decimal128(38, 0))]))
+            FORMATS["parquet"].check_schema(pa.schema([("x", kind)]))
+        FORMATS["arrow"].check_schema(pa.schema([("x", kind)]))
+    FORMATS["parquet"].check_schema(pa.schema([("x", pa.decimal128(5, 5)), ("y", pa.decimal128(38, 0))]))
 
 
 @pytest.mark.parametrize(
@@ -141,8 +142,8 @@ def test_decimals_whose_point_lies_beside_their_digits_are_refused_in_parquet():
 @pytest.mark.parametrize("name", ["parquet", "csv"])
 def test_layouts_that_an_encoder_does_not_know_are_refused(name, kind):
     with pytest.raises(InvalidInputError, match=r"plain values|flat text"):
-        check_schema(name, pa.schema([("x", kind)]))
-    check_schema("arrow", pa.schema([("x", kind)]))
+        FORMATS[name].check_schema(pa.schema([("x", kind)]))
+    FORMATS["arrow"].check_schema(pa.schema([("x", kind)]))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_what_spark_cannot_read_from_parquet_is_refused_with_what_to_cast_it_to(
         with pytest.raises(InvalidInputError, match=rf"'x'.*cast it to {target}") as caught:
             FileOutput(url="unused").file_schema(schema)
         assert caught.value.kind is ErrorKind.SCHEMA_MISMATCH
-        check_schema("arrow", schema)
+        FORMATS["arrow"].check_schema(schema)
 
 
 def test_what_spark_reads_from_parquet_is_written():
@@ -183,7 +184,7 @@ def test_what_spark_reads_from_parquet_is_written():
     ]
     for kind in plain:
         for each in (kind, pa.list_(kind), pa.list_view(kind), pa.list_(kind, 2), pa.struct([("a", kind)])):
-            assert check_schema("parquet", pa.schema([("x", each)])) is None, "nothing is refused"
+            assert FORMATS["parquet"].check_schema(pa.schema([("x", each)])) is None, "nothing is refused"
 
 
 def test_whole_microseconds_of_times_are_no_loss_at_any_depth():
@@ -197,7 +198,7 @@ def test_whole_microseconds_of_times_are_no_loss_at_any_depth():
             "map": pa.MapArray.from_arrays([0, 1, 2], pa.array(["a", "b"]), point),
         }
     )
-    check_rows("jsonl", rows)
+    FORMATS["jsonl"].check_rows(rows)
     assert json.loads(lines("jsonl", rows).splitlines()[0])["map"] == {"a": {"t": "01:02:03.123456", "x": 1}}
 
 
@@ -211,37 +212,37 @@ def test_json_holds_the_times_of_the_years_1_to_9999(unit, zone):
     a_day = 86_400 * {"s": 1, "ms": 1000, "us": 1_000_000}[unit]
     first, last = FIRST_DAY * a_day, (LAST_DAY + 1) * a_day - 1
     good = pa.table({"x": pa.array([first, None, last], pa.timestamp(unit, zone))})
-    check_rows("jsonl", good)
+    FORMATS["jsonl"].check_rows(good)
     assert json.loads(lines("jsonl", good).splitlines()[0])["x"].startswith("0001-01-01T00:00:00")
     for value in (first - 1, last + 1):
         with pytest.raises(InvalidInputError, match=r"'x'.*years 1 to 9999"):
-            check_rows("jsonl", pa.table({"x": pa.array([0, value], pa.timestamp(unit, zone))}))
+            FORMATS["jsonl"].check_rows(pa.table({"x": pa.array([0, value], pa.timestamp(unit, zone))}))
 
 
 def test_dates_have_the_same_bounds_and_so_have_times_inside_of_other_types():
-    check_rows("jsonl", pa.table({"x": pa.array([FIRST_DAY, LAST_DAY], pa.date32())}))
+    FORMATS["jsonl"].check_rows(pa.table({"x": pa.array([FIRST_DAY, LAST_DAY], pa.date32())}))
     for value in (FIRST_DAY - 1, LAST_DAY + 1):
         days = pa.array([value], pa.date32())
         for column in (days, pa.ListArray.from_arrays([0, 1], days), pa.StructArray.from_arrays([days], ["day"])):
             with pytest.raises(InvalidInputError, match=r"'x'.*years 1 to 9999"):
-                check_rows("jsonl", pa.table({"x": column}))
-            check_rows("parquet", pa.table({"x": column}))
+                FORMATS["jsonl"].check_rows(pa.table({"x": column}))
+            FORMATS["parquet"].check_rows(pa.table({"x": column}))
 
 
 def test_csv_holds_years_of_16_bits():
     """Arrow would write the year 294247 as 32103."""
     far = pa.array([240_000_000_000_000_000], pa.timestamp("us"))
-    check_rows("csv", pa.table({"x": far}))
+    FORMATS["csv"].check_rows(pa.table({"x": far}))
     assert b"9575-" in lines("csv", pa.table({"x": far}))
     with pytest.raises(InvalidInputError, match=r"'x'.*years -32767 to 32767"):
-        check_rows("csv", pa.table({"x": pa.array([2**63 - 1], pa.timestamp("us"))}))
+        FORMATS["csv"].check_rows(pa.table({"x": pa.array([2**63 - 1], pa.timestamp("us"))}))
 
 
 @pytest.mark.parametrize("key", [pa.bool_(), pa.float64(), pa.struct([("a", pa.int64())])])
 def test_keys_that_have_no_text_are_refused_in_json(key):
     with pytest.raises(InvalidInputError, match="name in JSON is text"):
-        check_schema("jsonl", pa.schema([("x", pa.list_(pa.map_(key, pa.int64())))]))
-    check_schema("parquet", pa.schema([("x", pa.list_(pa.map_(key, pa.int64())))]))
+        FORMATS["jsonl"].check_schema(pa.schema([("x", pa.list_(pa.map_(key, pa.int64())))]))
+    FORMATS["parquet"].check_schema(pa.schema([("x", pa.list_(pa.map_(key, pa.int64())))]))
 
 
 FAR = 253402300800_000_000
@@ -260,11 +261,11 @@ FAR = 253402300800_000_000
 )
 def test_moments_that_json_cannot_hold_are_refused_before_they_are_durable(column):
     with pytest.raises(InvalidInputError, match=r"'c'.*years 1 to 9999"):
-        check_rows("jsonl", pa.table({"c": column}))
-    check_rows("parquet", pa.table({"c": column}))
-    check_rows("jsonl", pa.table({"c": pa.array([FAR - 1, None, -FAR // 5], pa.timestamp("us", "UTC"))}))
+        FORMATS["jsonl"].check_rows(pa.table({"c": column}))
+    FORMATS["parquet"].check_rows(pa.table({"c": column}))
+    FORMATS["jsonl"].check_rows(pa.table({"c": pa.array([FAR - 1, None, -FAR // 5], pa.timestamp("us", "UTC"))}))
     with pytest.raises(InvalidInputError, match="microseconds"):
-        check_schema("jsonl", pa.schema([("c", pa.list_(pa.timestamp("ns")))]))
+        FORMATS["jsonl"].check_schema(pa.schema([("c", pa.list_(pa.timestamp("ns")))]))
 
 
 @pytest.mark.parametrize(

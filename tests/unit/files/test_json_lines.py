@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stateline.errors import InvalidInputError
-from stateline.files.formats import check_rows, check_schema, make_encoder
+from stateline.files.formats import FORMATS
 
 BERLIN = dt.timezone(dt.timedelta(hours=1))
 FIRST, LAST = dt.datetime(1, 1, 2), dt.datetime(9999, 12, 30)
@@ -115,7 +115,7 @@ def tables(draw):
 
 def encoded(table: pa.Table) -> bytes:
     sink = io.BytesIO()
-    encoder = make_encoder("jsonl", sink, table.schema, None, 1000)
+    encoder = FORMATS["jsonl"].encoder(sink, table.schema, None, 1000)
     encoder.write(table)
     encoder.finish()
     return sink.getvalue()
@@ -124,8 +124,8 @@ def encoded(table: pa.Table) -> bytes:
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(tables())
 def test_json_of_columns_has_the_values_of_json_row_by_row(table):
-    check_schema("jsonl", table.schema)
-    check_rows("jsonl", table)
+    FORMATS["jsonl"].check_schema(table.schema)
+    FORMATS["jsonl"].check_rows(table)
     one_by_one = msgspec.json.Encoder(decimal_format="string").encode_lines(table.to_pylist(maps_as_pydicts="strict"))
     data = encoded(table)
     assert data.count(b"\n") == table.num_rows
@@ -145,7 +145,7 @@ def test_values_that_are_stored_once_are_written_as_often_as_they_come():
     assert found == [["1970-01-01T00:00:00", "1970-01-01T00:00:00.000001"], [None, "1970-01-01T00:00:00"]]
     for kind in (pa.dictionary(pa.int8(), pa.timestamp("ns")), pa.run_end_encoded(pa.int32(), pa.duration("s"))):
         with pytest.raises(InvalidInputError, match=r"microseconds|intervals"):
-            check_schema("jsonl", pa.schema([("x", pa.list_(kind))]))
+            FORMATS["jsonl"].check_schema(pa.schema([("x", pa.list_(kind))]))
 
 
 def test_json_of_more_rows_than_one_batch_keeps_their_order():
@@ -159,12 +159,12 @@ def test_json_of_more_rows_than_one_batch_keeps_their_order():
 def test_a_key_that_comes_twice_in_one_map_at_any_depth_is_refused(key):
     good = pa.MapArray.from_arrays([0, 2, 3], key, pa.array([1, 2, 3]))
     bad = pa.MapArray.from_arrays([0, 3, 3], key, pa.array([1, 2, 3]))
-    check_rows("jsonl", pa.table({"m": good}))
-    check_rows("jsonl", pa.table({"m": bad.slice(1)}))
+    FORMATS["jsonl"].check_rows(pa.table({"m": good}))
+    FORMATS["jsonl"].check_rows(pa.table({"m": bad.slice(1)}))
     inside = pa.StructArray.from_arrays([bad], ["m"])
     for column in (bad, inside, pa.ListArray.from_arrays([0, 2], bad)):
         with pytest.raises(InvalidInputError, match=r"'x'.*key twice|key twice.*'x'"):
-            check_rows("jsonl", pa.table({"x": column}))
+            FORMATS["jsonl"].check_rows(pa.table({"x": column}))
 
 
 def test_json_is_made_of_whole_columns_and_not_of_an_object_of_python_for_each_value():
@@ -178,7 +178,7 @@ def test_json_is_made_of_whole_columns_and_not_of_an_object_of_python_for_each_v
     )
     tracemalloc.start()
     try:
-        check_rows("jsonl", rows)
+        FORMATS["jsonl"].check_rows(rows)
         data = encoded(rows)
         peak = tracemalloc.get_traced_memory()[1]
     finally:

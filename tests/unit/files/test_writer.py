@@ -13,8 +13,7 @@ from files_kit import DurableWriter
 
 from stateline.blob import InstrumentedStore, open_store
 from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
-from stateline.files import FileOutput, RollingPolicy
-from stateline.files import writer as writer_module
+from stateline.files import FileOutput, RollingPolicy, partitions
 from stateline.recoverable import RecoverableWriter
 
 
@@ -246,7 +245,7 @@ def test_rows_of_several_schemas_that_fit_the_declared_one_all_arrive(stores, tm
 def test_small_batches_are_split_by_folder_together(stores, monkeypatch):
     """Spark hands over 1,024 rows at a time: of each its own table for each of many folders would be the cost."""
     split = []
-    monkeypatch.setattr(writer_module, "partition_folder", lambda _, value: split.append(value) or f"p={value[0]}")
+    monkeypatch.setattr(partitions, "partition_folder", lambda _, value: split.append(value) or f"p={value[0]}")
     writer = make_writer(FileOutput(url="unused", partition_by=("p",)), stores, PX)
     for batch in range(200):
         writer.write(pa.table({"p": [row % 50 for row in range(1000)], "x": [batch] * 1000}))
@@ -280,13 +279,13 @@ def test_a_file_of_lines_keeps_the_codec_that_its_name_tells(tmp_path, stores, b
     assert (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()) == b'"x"\n1\n'
 
 
-def test_many_large_partition_columns_do_not_meet(tmp_path, stores):
+def test_many_large_partition_columns_do_not_meet():
     """The product of their sizes, 65,000 to the fourth, is more than 64 bits hold."""
     count = 65_000
     columns = ("a", "b", "c", "d")
     schema = pa.schema([*((name, pa.int64()) for name in columns), ("x", pa.int64())])
     rows = pa.table({**dict.fromkeys(columns, pa.array(range(count))), "x": pa.array(range(count))}, schema)
-    found = dict(make_writer(FileOutput(url="unused", partition_by=columns), stores, schema).writer._split(rows))
+    found = dict(partitions.split_by_folder(rows, columns, "UTC"))
     assert len(found) == count
     assert all(folder == "/".join(f"{c}={part['x'][0]}" for c in columns) for folder, part in found.items())
 
@@ -463,9 +462,9 @@ def test_columns_that_a_format_cannot_hold_are_refused_with_the_reason():
         FileOutput(url="unused", format="csv").file_schema(pa.schema([("l", pa.list_(pa.int64()))]))
     with pytest.raises(InvalidInputError, match="one string column"):
         FileOutput(url="unused", format="text").file_schema(X)
-    with pytest.raises(InvalidInputError, match="no column would be left"):
+    with pytest.raises(InvalidInputError, match="at least one column"):
         FileOutput(url="unused", partition_by=("x",)).file_schema(X)
-    with pytest.raises(InvalidInputError, match="no column 'z'"):
+    with pytest.raises(InvalidInputError, match="got 'z'"):
         FileOutput(url="unused", partition_by=("z",)).file_schema(X)
 
 

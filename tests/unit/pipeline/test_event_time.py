@@ -1,4 +1,4 @@
-"""Watermarks and windows as values: what they refuse, how they advance, what a checkpoint keeps of them."""
+"""Watermarks and windows as a user asks for them: what is refused, and what a task sees of event time."""
 
 from __future__ import annotations
 
@@ -6,35 +6,24 @@ from datetime import timedelta
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from stateline.checkpoint import Checkpoint, InlineState
-from stateline.errors import CorruptDataError, InvalidInputError
-from stateline.pipeline.compatibility import check_plan
+from stateline.errors import InvalidInputError
 from stateline.pipeline.event_time import (
     EVENT_TIME_COLUMN,
     Duration,
     EventTimeWatch,
-    Watermark,
     WatermarkPlan,
     WindowPlan,
 )
-from stateline.pipeline.plan import PipelinePlan
-from tests.unit.pipeline.records import record
 
 SCHEMA = pa.schema([("key", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("local", pa.timestamp("us"))])
 PLAN = WatermarkPlan.of(SCHEMA, "at", "10 seconds")
 
 
-def record_with(watermark: Watermark) -> Checkpoint:
-    return record(watermark_us=watermark.current_us, states=dict(watermark.states))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: WatermarkPlan.of(SCHEMA, "key", "1s"), "must be a timestamp, this column is string"),
+        (lambda: WatermarkPlan.of(SCHEMA, "key", "1s"), "must be a timestamp, got string"),
         (lambda: WatermarkPlan.of(SCHEMA, "att", "1s"), "Did you mean 'at'"),
         (lambda: WatermarkPlan.of(SCHEMA, "at", "-10 minutes"), "delay of the watermark"),
         (lambda: WatermarkPlan.of(SCHEMA, "at", timedelta(seconds=-1)), "delay of the watermark"),
@@ -59,43 +48,6 @@ def test_what_makes_no_sense_is_refused(make, message):
 def test_timestamps_with_and_without_a_zone_are_event_times():
     assert WatermarkPlan.of(SCHEMA, "local", 1.5).delay_us == 1_500_000
     assert WindowPlan.of(SCHEMA, "local", "1 hour", "10 min", "5 min").start_us == 300_000_000
-
-
-@given(st.lists(st.none() | st.integers(-(10**15), 10**15), max_size=12))
-def test_a_watermark_never_goes_back_and_follows_the_greatest_time(times):
-    watermark, seen = Watermark(), []
-    for time in times:
-        before, watermark = watermark, watermark.after(PLAN, time)
-        seen += [] if time is None else [time]
-        assert watermark.applied_us == before.current_us
-        assert watermark.current_us == (max(seen) // 1000 * 1000 - 10_000_000 if seen else None)
-        assert Watermark.of(record_with(watermark)) == watermark
-
-
-def test_without_a_watermark_what_is_stored_stays_as_it_is():
-    stored = Watermark(7, 5, "at")
-    assert stored.after(None, 10**9) == stored
-    assert not Watermark().after(None, 1).states
-    assert Watermark().is_applied
-
-
-def test_a_smaller_delay_after_a_restart_moves_it_forward_and_a_greater_one_does_not_move_it_back():
-    stored = Watermark().after(PLAN, 60_000_000)
-    assert stored.after(WatermarkPlan.of(SCHEMA, "at", "5s"), 60_000_000).current_us == 55_000_000
-    assert stored.after(WatermarkPlan.of(SCHEMA, "at", "1h"), 60_000_000).current_us == 50_000_000
-
-
-def test_a_watermark_of_another_column_is_refused_with_both_names():
-    plan = PipelinePlan(root_url="x", parallelism=1, max_parallelism=1, operators=(), watermark=PLAN)
-    check_plan(plan, record_with(Watermark(1, 1, "at")), {})
-    with pytest.raises(InvalidInputError, match=r"column of the watermark.*local.*at"):
-        check_plan(plan, record_with(Watermark(1, 1, "local")), {})
-
-
-@pytest.mark.parametrize("data", [b"", b"{}", b'{"column": "at"}', b'{"column": "at", "applied_us": 1.5}'])
-def test_a_watermark_that_cannot_be_read_is_loud(data):
-    with pytest.raises(CorruptDataError, match="watermark"):
-        Watermark.of(record(states={"watermark": InlineState(data=data)}))
 
 
 def times(*values, name):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
 from stateline.blob import open_store
+from stateline.blob.instrumented import InstrumentedStore
+from stateline.changelog.host_cache import HostCache
+from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import Environment
 from stateline.errors import FencedError, UnavailableError
@@ -52,7 +56,7 @@ class Stream:
         return self.decision.roll(query_id=query_id, run_id=run_id, quiet_seconds=quiet_seconds)
 
     def finish(self):
-        finish_files = file_finisher(self.root, {"files": (self.output, self.out)}, self.environment)
+        finish_files = file_finisher(Segments(self.root, self.environment), {"files": (self.output, self.out)})
         return self.decision.coordinator().finish(finish_files)
 
     @property
@@ -108,7 +112,7 @@ def test_a_pipeline_in_which_only_files_are_due_runs_no_operator_for_them(tmp_pa
     stream.batch(1)
     coordinator = stream.decision.coordinator()
     coordinator.start()
-    finish_files = file_finisher(stream.root, {"files": (stream.output, stream.out)}, stream.environment)
+    finish_files = file_finisher(Segments(stream.root, stream.environment), {"files": (stream.output, stream.out)})
     assert coordinator.due_at() == 1_060.0
     assert coordinator.act_on_time(pytest.fail, finish_files) is None
     stream.clock.advance(60.0)
@@ -132,14 +136,14 @@ class Overtaken(FilesDecision):
 
     def __init__(self, stream, *faster):
         inner = stream.decision
-        super().__init__(inner._plan, inner._root, inner._out, ROWS, stream.environment)
+        super().__init__(inner._plan, inner._segments.store, inner._out, ROWS, stream.environment)
         self.faster = list(faster)
 
-    def _writer(self, *arguments):
-        writer = super()._writer(*arguments)
+    def _context(self, now):
+        context = super()._context(now)
         if self.faster:
             self.faster.pop(0)()
-        return writer
+        return context
 
 
 def test_a_commit_that_loses_its_slot_to_a_round_of_its_own_run_goes_on_from_it(tmp_path):
@@ -280,3 +284,37 @@ def test_a_driver_looks_when_a_file_is_due_and_else_when_one_may_be(caplog):
     bench.go_off()
     assert (len(bench.looks), bench.timers.delays) == (4, []), "nobody asks for a query that has ended"
     bench.rounds.close()
+
+
+@pytest.mark.parametrize("what", ["stage", "publish"])
+def test_files_that_end_together_are_encoded_and_published_side_by_side(tmp_path, monkeypatch, what):
+    stream = Stream(tmp_path, roll_seconds=60)
+    stream.output = FileOutput(url=stream.out.url, partition_by=("part",), rolling=RollingPolicy(roll_seconds=60))
+    for part in "abc":
+        stream.batch(1, part=part)
+    stream.clock.advance(61.0)
+    barrier, call = threading.Barrier(3), getattr(type(stream.out), what)
+
+    def together(store, *arguments, **more):
+        barrier.wait(60)
+        return call(store, *arguments, **more)
+
+    monkeypatch.setattr(type(stream.out), what, together)
+    stream.roll()
+    assert stream.ids == [1, 1, 1]
+
+
+def test_rows_of_open_files_are_read_from_the_copies_of_the_host(tmp_path):
+    environment = Environment(clock=ManualClock(1_000.0))
+    root, out = InstrumentedStore(open_store("memory://rows-from-copies")), open_store(f"file://{tmp_path}/out")
+    output = FileOutput(url=out.url)
+    plan = files_plan("memory://rows-from-copies", output, 3, schema=ROWS)
+    copies = HostCache(str(tmp_path / "copies"), 1_000_000)
+    decision = FilesDecision(plan, root, out, ROWS, environment, copies=copies)
+    made = [decision.stage([pa.record_batch({"id": [1], "part": [""]}, schema=ROWS)])]
+    decision.commit(made, batch_id=0, offsets_digest="0", query_id="query")
+    root.calls.clear()
+    coordinator = decision.coordinator()
+    coordinator.finish(file_finisher(Segments(root, environment, copies), {"files": (output, out)}))
+    assert root.calls["get_range"] == 0
+    assert ds.dataset(tmp_path / "out", format="parquet").to_table()["id"].to_pylist() == [1]

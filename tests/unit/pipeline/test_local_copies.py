@@ -14,8 +14,9 @@ from stateline.environment import system_environment
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput
 from stateline.pipeline.driver_stores import DriverStores
+from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.operators.aggregation import AggregateProgram
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan
+from stateline.pipeline.plan import PipelinePlan
 from stateline.state import aggregate
 from stateline.state.stored import StoredState
 from tests.unit.pipeline.engine import Engine
@@ -194,7 +195,7 @@ def test_a_folder_of_copies_in_the_root_or_in_an_output_is_refused_before_anythi
         root_url=str(tmp_path / "root"),
         parallelism=1,
         max_parallelism=1,
-        operators=(operator,),
+        graph=Graph.of_one_input([operator]),
         local_copies=str(tmp_path / overlapped / "copies"),
         local_copies_bytes=ROOMY,
     )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateline.errors import InvalidInputError
-from stateline.pipeline.event_time import Watermark, WatermarkPlan, WindowPlan
+from stateline.pipeline.event_time import WatermarkPlan, WindowPlan
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.state.aggregate import Aggregator, count, sum
 from tests.unit.pipeline.engine import Engine
@@ -145,7 +145,7 @@ def test_without_windows_nothing_is_late_and_the_watermark_advances_all_the_same
     engine.run(rows(("a", 1), ("b", None)))
     record = engine.run(rows(("a", 2)))
     assert [(row["key"], row["n"]) for row in engine.output[2]] == [("a", 3)]
-    assert Watermark.of(record).current_us == 95 * SECOND
+    assert record.watermark_us == 95 * SECOND
 
 
 def test_complete_shows_every_key_at_every_batch_even_without_rows():

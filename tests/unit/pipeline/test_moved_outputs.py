@@ -13,9 +13,8 @@ from stateline.blob import open_store
 from stateline.cli.commands import stateline
 from stateline.environment import system_environment
 from stateline.errors import FencedError, InvalidInputError
-from stateline.files import FileOutput, RollingPolicy
+from stateline.files import FileOutput, RollingPolicy, encode_file
 from stateline.files.pending import load_rows
-from stateline.files.writer import encode_file
 from stateline.handles import FinishedFile
 from stateline.pipeline.files_decision import FilesDecision, files_plan
 from stateline.pipeline.operators.aggregation import AggregateProgram

@@ -9,7 +9,8 @@ from stateline.checkpoint import OutputState
 from stateline.errors import DataLossError, ErrorKind, FencedError, InvalidInputError
 from stateline.handles import OpenFile
 from stateline.pipeline.compatibility import check_continuation, next_step
-from stateline.pipeline.coordinator import Batch
+from stateline.pipeline.graph import Graph
+from stateline.pipeline.messages import Batch
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.plan import PipelinePlan
 from stateline.state.aggregate import count
@@ -75,6 +76,8 @@ def test_what_does_not_follow_the_newest_record_is_told_with_the_root(asked, kin
 def test_another_output_is_told_with_the_root():
     file = OpenFile(target="f.arrow", subtask=0, layout="", opened_at=0.0, written_at=0.0, rows=1, bytes=1)
     newest = record(outputs=(OutputState(operator="op", url="file:///old", open=(file,)),))
-    plan = PipelinePlan(root_url=ROOT, parallelism=1, max_parallelism=1, operators=())
-    with pytest.raises(InvalidInputError, match=f"output of operator op in {ROOT}: the checkpoint has file:///old"):
+    plan = PipelinePlan(root_url=ROOT, parallelism=1, max_parallelism=1, graph=Graph())
+    with pytest.raises(
+        InvalidInputError, match=f"output of operator op in {ROOT}: expected file:///old as in the checkpoint"
+    ):
         check_continuation(plan, newest, {"op": "file:///new"})

@@ -7,7 +7,8 @@ import json
 import pyarrow as pa
 import pytest
 
-from stateline.pipeline.coordinator import BatchReport
+from stateline.checkpoint import InputState
+from stateline.pipeline.messages import BatchReport
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.reporting import REPORTS_KEPT, BatchReporter
 from stateline.state.aggregate import count
@@ -17,7 +18,8 @@ from tests.unit.pipeline.records import record
 
 
 def report(number: int, *, replayed: bool = False, watermark_us: int | None = None, **metrics: float) -> BatchReport:
-    checkpoint = record(checkpoint_id=number, batch_id=number, watermark_us=watermark_us)
+    inputs = () if watermark_us is None else (InputState(name="op", column="at", watermark_us=watermark_us),)
+    checkpoint = record(checkpoint_id=number, batch_id=number, inputs=inputs)
     return BatchReport(checkpoint=checkpoint, replayed=replayed, metrics=metrics)
 
 

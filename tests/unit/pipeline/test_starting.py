@@ -8,15 +8,16 @@ from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore, create_savepoint, start_from_savepoint
 from stateline.environment import system_environment
 from stateline.errors import ConflictError, InvalidInputError
+from stateline.pipeline.graph import Graph
 from stateline.pipeline.plan import PipelinePlan, SavepointStart
-from stateline.pipeline.starting import check_start
+from stateline.pipeline.savepoint_start import check_start
 from tests.unit.pipeline.records import record
 
 
 def test_a_claim_of_a_savepoint_that_lies_elsewhere_says_where_it_must_lie_and_what_to_do_instead(tmp_path):
     root = open_store(f"{tmp_path}/root")
     start = SavepointStart(url=f"file://{tmp_path}/savepoints/savepoint-1", mode="claim")
-    plan = PipelinePlan(root_url=root.url, parallelism=1, max_parallelism=1, operators=(), start=start)
+    plan = PipelinePlan(root_url=root.url, parallelism=1, max_parallelism=1, graph=Graph(), start=start)
     said = rf"savepoint-1: a savepoint can be claimed only where the new root is. Copy its folder below {root.url}"
     with pytest.raises(InvalidInputError, match=said):
         check_start(plan, root, {}, system_environment())
@@ -31,7 +32,7 @@ def test_a_copy_of_a_savepoint_that_a_query_has_claimed_is_refused_before_anythi
         root_url=f"{tmp_path}/new",
         parallelism=1,
         max_parallelism=1,
-        operators=(),
+        graph=Graph(),
         start=SavepointStart(url=made.url),
     )
     root = open_store(plan.root_url)

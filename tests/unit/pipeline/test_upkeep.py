@@ -12,9 +12,11 @@ from stateline.blob.memory import MemoryStore
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.errors import UnavailableError
-from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan
-from stateline.pipeline.subtask import TaskContext, run_subtask
+from stateline.pipeline.coordinator import MicroBatchCoordinator
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.messages import Batch
+from stateline.pipeline.plan import PipelinePlan
+from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.pipeline.upkeep import Upkeep
 from stateline.state.open_runs import OpenRuns
 from tests.kit.scenarios.pipeline import CountingProgram
@@ -42,24 +44,22 @@ class Driver:
 
     def __init__(self, store):
         self.store, self.program = store, CountingProgram("one")
-        tables = {name: schema.encode() for name, schema in self.program.tables.items()}
-        self.operator = OperatorPlan(name="counts", tables=tables, definition="d")
-        plan = PipelinePlan(
+        self.plan = PipelinePlan(
             root_url="memory://root",
             parallelism=1,
             max_parallelism=1,
-            operators=(self.operator,),
+            graph=Graph.of_one_input([OperatorPlan.of("counts", self.program)]),
             retained_checkpoints=2,
         )
         self.upkeep = Upkeep(system_environment())
         self.checkpoints = CheckpointStore(store)
         self.coordinator = MicroBatchCoordinator(
-            plan, self.checkpoints, {}, self.run_subtasks, system_environment(), upkeep=self.upkeep
+            self.plan, self.checkpoints, {}, self.run_subtasks, system_environment(), upkeep=self.upkeep
         )
 
     def run_subtasks(self, batch, tasks):
-        context = TaskContext(root=self.store, output=None, environment=system_environment(), open_runs=OpenRuns())
-        return [run_subtask(context, self.operator, self.program, task, batch.data, 1) for task in tasks]
+        context = TaskResources(root=self.store, output=None, environment=system_environment(), open_runs=OpenRuns())
+        return [run_subtask(context, self.plan, self.program, task, batch.data) for task in tasks]
 
     def run(self, number):
         rows = [pa.RecordBatch.from_pylist([{"batch": number, "number": 0, "key": f"k{number}", "attempt": ""}])]

@@ -108,7 +108,7 @@ def test_points_are_translated():
 
 
 def test_pieces_that_do_not_make_the_position_are_refused():
-    with pytest.raises(OSError, match="not 1024"):
+    with pytest.raises(OSError, match="1024 bytes, got 512"):
         import_point(RESUME, Pieces(), "nonce")
 
 

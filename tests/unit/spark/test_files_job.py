@@ -21,9 +21,10 @@ from stateline.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from stateline.files import FileWriter
+from stateline.files import FilesContext
 from stateline.spark import finish_files
-from stateline.spark.sinks import files as files_sink
+from stateline.spark.sinks import files_job, files_stores
+from stateline.spark.sinks.files import FilesSink
 
 ROWS = StructType([StructField("id", LongType())])
 
@@ -76,12 +77,12 @@ class Job:
     def __init__(self, place, monkeypatch):
         self.out = place / "out"
         self.faults = Faults()
-        monkeypatch.setattr(files_sink, "_PAUSES_SECONDS", (0.0, 0.0, 0.0))
-        monkeypatch.setattr(files_sink, "open_store", lambda *given: FailingStore(open_store(*given), self.faults))
+        monkeypatch.setattr(files_job, "_PAUSES_SECONDS", (0.0, 0.0, 0.0))
+        monkeypatch.setattr(files_stores, "open_store", lambda *given: FailingStore(open_store(*given), self.faults))
 
     def run(self, *planned):
         self.faults.planned = list(planned)
-        writer = files_sink.FilesSink({"path": str(self.out)}).writer(ROWS, overwrite=False)
+        writer = FilesSink({"path": str(self.out)}).writer(ROWS, overwrite=False)
         tasks = [pa.record_batch({"id": range(task * 10, task * 10 + 10)}) for task in range(3)]
         messages = [writer.write(iter([rows])) for rows in tasks]
         try:
@@ -173,7 +174,7 @@ def test_a_decided_job_that_fails_says_how_all_of_it_becomes_visible(job, error,
     finish_files(str(job.out), job=name)
     assert job.ids == list(range(30))
     assert job.records == []
-    with pytest.raises(NotFoundError, match="no decision of this job"):
+    with pytest.raises(NotFoundError, match="decision of this job"):
         finish_files(str(job.out), job=name)
 
 
@@ -211,7 +212,7 @@ def sweep(job, *more, place=None):
 
 @pytest.mark.parametrize("stays", [False, True], ids=["job-dead", "job-dead-beside-a-decided-one"])
 def test_a_sweep_finds_what_a_job_left_that_was_killed_before_its_decision(job, monkeypatch, stays):
-    monkeypatch.setitem(FileWriter.__init__.__kwdefaults__, "buffer_bytes", 1)
+    monkeypatch.setitem(FilesContext.__init__.__kwdefaults__, "buffer_bytes", 1)
     with pytest.raises(UnavailableError):
         job.run(Fault("put_if_absent", "_metadata", UNAVAILABLE, times=9))
     assert any(path.suffix == ".segment" for path in job.records)

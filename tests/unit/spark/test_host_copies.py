@@ -13,7 +13,8 @@ from stateline.blob.memory import MemoryStore
 from stateline.changelog.host_cache import OWN_FOLDER
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan, PipelineSettings
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.plan import PipelinePlan, PipelineSettings
 from stateline.spark.job.local_copies import host_copies
 from stateline.spark.sinks.files_options import FilesSinkOptions
 
@@ -24,7 +25,7 @@ def plan_of(local_copies, output=None):
         root_url="memory://host-copies",
         parallelism=1,
         max_parallelism=1,
-        operators=(OperatorPlan(name="sums", tables={}, definition="", output=files),),
+        graph=Graph.of_one_input([OperatorPlan(name="sums", tables={}, definition="", output=files)]),
         local_copies=local_copies,
         local_copies_bytes=1 << 20,
     )
@@ -97,6 +98,6 @@ def test_the_default_is_auto_in_pipelines_and_in_the_sink():
     options = FilesSinkOptions(path="/out")
     assert (settings.local_copies, settings.local_copies_bytes) == ("auto", 10_000_000_000)
     assert (options.local_copies, options.local_copies_bytes) == ("auto", 10_000_000_000)
-    with pytest.raises(InvalidInputError, match="no folder"):
+    with pytest.raises(InvalidInputError, match="is not a folder"):
         PipelineSettings(local_copies="")
     assert os.fspath(PipelineSettings(local_copies="/x").local_copies) == "/x"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stateline.files import FileOutput
+from stateline.pipeline.graph import Graph
 from stateline.pipeline.plan import PipelinePlan, SavepointStart
 from stateline.spark.sinks.files_options import FilesSinkOptions
 from stateline.spark.sources.state_options import StateSourceOptions
@@ -17,7 +18,7 @@ CANARY = {"secret_access_key": "canary-in-the-options"}
     [
         FileOutput(url="s3://bucket", store_options=CANARY),
         FilesSinkOptions(path="s3://bucket", store_options=CANARY, root_options=CANARY),
-        PipelinePlan(root_url="s3://bucket", parallelism=1, max_parallelism=1, operators=(), root_options=CANARY),
+        PipelinePlan(root_url="s3://bucket", parallelism=1, max_parallelism=1, graph=Graph(), root_options=CANARY),
         SavepointStart(url="s3://bucket", options=CANARY),
         StateSourceOptions.from_spark({"path": "s3://bucket", "root.secret_access_key": "canary-in-the-options"}),
     ],

@@ -10,6 +10,7 @@ from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError
 from stateline.files import FileOutput
 from stateline.handles import OpenFile
 from stateline.pipeline.compatibility import check_plan
+from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.output_columns import (
     check_columns,
     check_folders,
@@ -17,7 +18,7 @@ from stateline.pipeline.output_columns import (
     columns_of,
     columns_properties,
 )
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan
+from stateline.pipeline.plan import PipelinePlan
 from stateline.spark.pipeline import Pipeline
 from tests.unit.pipeline.records import record
 
@@ -29,7 +30,9 @@ LONG, TEXT = pa.int64(), pa.string()
 def plan(schema: pa.Schema, name: str = "parquet", partition_by: tuple[str, ...] = ()) -> PipelinePlan:
     output = FileOutput(url="file:///out", format=name, partition_by=partition_by)
     operator = OperatorPlan(name="files", tables={}, definition="", output=output, output_columns=columns_of(schema))
-    return PipelinePlan(root_url="memory://root", parallelism=1, max_parallelism=1, operators=(operator,))
+    return PipelinePlan(
+        root_url="memory://root", parallelism=1, max_parallelism=1, graph=Graph.of_one_input([operator])
+    )
 
 
 def after(*schemas: pa.Schema, name: str = "parquet") -> Checkpoint:
@@ -256,7 +259,8 @@ def test_other_columns_of_folders_and_another_order_in_csv_are_refused_too():
 
 def test_two_pipelines_are_refused_where_they_are_put_together():
     def pipeline(operator: OperatorPlan) -> Pipeline:
-        whole = PipelinePlan(root_url="/state", parallelism=1, max_parallelism=1, operators=(operator,))
+        graph = Graph.of_one_input([operator])
+        whole = PipelinePlan(root_url="/state", parallelism=1, max_parallelism=1, graph=graph)
         return Pipeline("the stream", whole, {operator.name: None})
 
     first = pipeline(writing("by_k", "/data/out", ("k", LONG)))
@@ -274,7 +278,9 @@ def test_the_zone_of_folders_stays_where_a_folder_is_named_by_a_clock():
         operator = writing(
             "files", "file:///out", moment, day, ("x", LONG), partition_by=(column,), partition_zone=zone
         )
-        return PipelinePlan(root_url="memory://root", parallelism=1, max_parallelism=1, operators=(operator,))
+        return PipelinePlan(
+            root_url="memory://root", parallelism=1, max_parallelism=1, graph=Graph.of_one_input([operator])
+        )
 
     for before, after_it in (("UTC", "Europe/Berlin"), ("Europe/Berlin", "UTC"), ("Asia/Tokyo", "Europe/Berlin")):
         newest = record(properties=columns_properties(zoned("at", before), None, HERE))

@@ -7,8 +7,9 @@ import os
 from stateline.environment import system_environment
 from stateline.files import FileOutput
 from stateline.pipeline.driver_stores import DriverStores
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan
-from stateline.spark.job.batch_job import task_context
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.plan import PipelinePlan
+from stateline.spark.job.batch_job import task_resources
 
 PIPELINES = 50
 
@@ -20,7 +21,9 @@ def open_descriptors():
 def plan_in(folder):
     output = FileOutput(url=f"file://{folder}/out")
     operator = OperatorPlan(name="op", tables={}, definition="", output=output)
-    return PipelinePlan(root_url=f"file://{folder}/root", parallelism=1, max_parallelism=1, operators=(operator,))
+    return PipelinePlan(
+        root_url=f"file://{folder}/root", parallelism=1, max_parallelism=1, graph=Graph.of_one_input([operator])
+    )
 
 
 def write(store, folders):
@@ -32,10 +35,10 @@ def test_a_worker_keeps_the_stores_of_its_latest_pipelines_only(tmp_path):
     before = open_descriptors()
     for number in range(PIPELINES):
         plan = plan_in(tmp_path / str(number))
-        context = task_context(plan, plan.operators[0])
+        context = task_resources(plan, "op")
         write(context.root, 20)
         write(context.output, 20)
-        assert task_context(plan, plan.operators[0]).root is context.root, "the next task finds them open"
+        assert task_resources(plan, "op").root is context.root, "the next task finds them open"
     assert open_descriptors() - before < PIPELINES * 2 * 20 / 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -14,10 +15,13 @@ from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.files import FileOutput, RollingPolicy
 from stateline.key_groups import key_group_of, stable_hash, subtask_for_key_group
-from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan
-from stateline.pipeline.subtask import TaskContext, run_subtask
+from stateline.pipeline.coordinator import MicroBatchCoordinator
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.messages import Batch
+from stateline.pipeline.plan import PipelinePlan
+from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.spark.sinks import files as files_sink
+from stateline.spark.sinks import files_stores
 from stateline.spark.sinks.files import FilesSink
 from stateline.state.open_runs import OpenRuns
 from tests.kit.scenarios.pipeline import CountingProgram
@@ -35,13 +39,12 @@ class Engine:
         self.program = CountingProgram("one")
         self.open_runs = OpenRuns()
         output = None if rolling is None else FileOutput(url="memory://out", format="arrow", rolling=rolling)
-        tables = {name: schema.encode() for name, schema in self.program.tables.items()}
-        self.operator = OperatorPlan(name="counts", tables=tables, definition="d", output=output)
-        plan = PipelinePlan(
+        operator = replace(OperatorPlan.of("counts", self.program), output=output)
+        self.plan = plan = PipelinePlan(
             root_url="memory://root",
             parallelism=PARALLELISM,
             max_parallelism=KEY_GROUPS,
-            operators=(self.operator,),
+            graph=Graph.of_one_input([operator]),
             retained_checkpoints=50,
         )
         self.coordinator = MicroBatchCoordinator(
@@ -53,13 +56,10 @@ class Engine:
         )
 
     def run_subtasks(self, batch, tasks):
-        context = TaskContext(
+        context = TaskResources(
             root=self.root, output=self.out, environment=system_environment(), open_runs=self.open_runs
         )
-        return [
-            run_subtask(context, self.operator, self.program, task, batch.data[task.subtask], KEY_GROUPS)
-            for task in tasks
-        ]
+        return [run_subtask(context, self.plan, self.program, task, batch.data[task.subtask]) for task in tasks]
 
     def run(self, batch_id: int) -> tuple[Counter[str], Counter[str]]:
         """The requests of one batch that touches every subtask."""
@@ -116,7 +116,7 @@ def test_the_sink_of_any_stream_neither_lists_nor_asks_for_heads(tmp_path, monke
         stores.append(InstrumentedStore(open_store(url, options, environment)))
         return stores[-1]
 
-    monkeypatch.setattr(files_sink, "open_store", counted)
+    monkeypatch.setattr(files_stores, "open_store", counted)
     monkeypatch.setattr(files_sink, "_KNOWN", {})
     options = {"path": str(tmp_path / "out"), "every_checkpoint": every_checkpoint}
     schema = StructType([StructField("id", LongType())])
@@ -148,6 +148,7 @@ def test_records_below_the_output_use_the_options_of_its_store(tmp_path, monkeyp
         opened[url.removeprefix(str(tmp_path))] = dict(options)
         return open_store(url, options, environment)
 
+    monkeypatch.setattr(files_stores, "open_store", noted)
     monkeypatch.setattr(files_sink, "open_store", noted)
     monkeypatch.setattr(files_sink, "_KNOWN", {})
     given = {key: value.replace("CHECKPOINT", str(tmp_path / "records")) for key, value in given.items()}

@@ -132,7 +132,7 @@ def test_expired_rows_leave_with_a_merge(store: InstrumentedStore) -> None:
 
 def test_a_failed_write_leaves_the_old_state_as_it_was(store: InstrumentedStore) -> None:
     class Failing(InstrumentedStore):
-        def put_all_if_absent(self, name: str, pieces: object) -> object:  # type: ignore[override]
+        def put_all_if_absent(self, name: str, pieces: object, **more: object) -> object:  # type: ignore[override]
             raise UnavailableError("no", operation="put_all_if_absent", subject=name)
 
     made = snapshot(empty(), changes(LONGS, {1: [1]}), StoredRuns(store, LONGS, MAX_PARALLELISM), 0)

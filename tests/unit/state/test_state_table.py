@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from state_kit import ALL, LONGS, MAX_PARALLELISM, STRINGS, changes, collide, columns, contents, run_of, table_of
@@ -11,6 +12,7 @@ from state_kit import ALL, LONGS, MAX_PARALLELISM, STRINGS, changes, collide, co
 from stateline.errors import InvalidInputError
 from stateline.key_groups import KeyGroupRange, key_group_of, stable_hash
 from stateline.state.keys import group_rows, key_rows
+from stateline.state.rows import SearchedBatches
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
 
@@ -152,3 +154,31 @@ def test_values_of_every_type_are_put_together(kind: pa.DataType, values: list[A
     expected = {n: (value,) for n, value in enumerate(values)} | {n + 2: (value,) for n, value in enumerate(values)}
     assert lookup(table, [*expected, 99]) == {**expected, 99: None}
     assert contents(table) == expected
+
+
+def test_parts_of_one_object_are_searched_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The middle part is gone from the oldest run: what the others have of these keys counts, and nothing of it."""
+    oldest = run_of(changes(LONGS, {n: [n] for n in range(200)}))
+    newer = run_of(changes(LONGS, {n: [-n] for n in range(0, 200, 3)}), KeyGroupRange(2, 9))
+    sides = KeyGroupRange(0, 3), KeyGroupRange(8, ALL.end)
+    stack = [*(oldest.part(side, MAX_PARALLELISM, None) for side in sides), newer]
+    table = StateTable(LONGS, ALL, MAX_PARALLELISM, stack)
+    searched = []
+    find = SearchedBatches.find
+
+    def counted(self: SearchedBatches, keys: Any, wanted: np.ndarray) -> Any:
+        searched.append(self)
+        assert (np.diff(wanted) > 0).all()
+        return find(self, keys, wanted)
+
+    monkeypatch.setattr(SearchedBatches, "find", counted)
+    keys = group_rows(key_rows(LONGS, columns(LONGS.keys, [(n,) for n in range(200)]))).keys
+    found = table.probe(keys)
+    assert searched == [newer.searched, oldest.searched]
+    expected = []
+    for number in keys.columns[0].to_pylist():
+        group = key_group_of(stable_hash(number), MAX_PARALLELISM)
+        is_newer = number % 3 == 0 and group in newer.key_groups
+        expected.append(-number if is_newer else number if group in sides[0] or group in sides[1] else None)
+    assert found.values[0].to_pylist() == expected
+    assert None in expected

@@ -141,6 +141,8 @@ def test_what_cannot_be_is_refused_where_it_is_said():
     harness = totals(KeyedStreamHarness(SCHEMA, "key"))
     with pytest.raises(InvalidInputError, match=r"'vlaue'.*Did you mean 'value'"):
         harness.run_batch([{"key": "a", "vlaue": 1}])
+    with pytest.raises(InvalidInputError, match=r"rows: a value does not fit its column.*value int64"):
+        harness.run_batch([{"key": "a", "value": "many"}])
     with pytest.raises(InvalidInputError, match="state table"):
         harness.state("count")
     real = OperatorHarness(harness.program, SCHEMA, environment=system_environment())
@@ -170,6 +172,14 @@ from stateline.state.aggregate import count
 from stateline.testing import KeyedStreamHarness
 harness = KeyedStreamHarness(pa.schema([("key", pa.string())]), "key").aggregate(n=count())
 assert harness.run_batch([{"key": "a"}]) == [{"key": "a", "n": 1, "checkpoint_id": 0}]
+del sys.modules["pyspark"]
+import importlib.util
+importlib.util.find_spec = lambda name: None
+try:
+    KeyedStreamHarness("key string", "key")
+except ImportError as error:
+    print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    assert "pip install 'stateline[spark]'" in done.stdout

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import pyarrow as pa
 
 from stateline.files.formats.format import Encoder, Format, Sink, SinkFile
 
-__all__ = ["ARROW"]
+__all__ = ["ArrowFormat"]
 
 
 class _ArrowEncoder(Encoder):
@@ -24,4 +22,11 @@ class _ArrowEncoder(Encoder):
         self._writer.close()
 
 
-ARROW: Final = Format(encoder=_ArrowEncoder, codecs=("zstd", "lz4", "none"), complaint=lambda _: None)
+class ArrowFormat(Format):
+    """Arrow IPC files, which hold every type of Arrow."""
+
+    name = "arrow"
+    codecs = ("zstd", "lz4", "none")
+
+    def encoder(self, sink: Sink, schema: pa.Schema, codec: str | None, row_group_rows: int) -> Encoder:
+        return _ArrowEncoder(sink, schema, codec, row_group_rows)

@@ -14,22 +14,37 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from stateline.files.formats.format import Format
-from stateline.files.formats.kinds import is_binary, is_extension, is_text, is_view
-from stateline.files.formats.lines import LINE_CODECS, LineEncoder
-from stateline.files.formats.values import check_years
+from stateline.files.formats.limits import check_years, is_binary, is_extension, is_text, is_view
+from stateline.files.formats.lines import LineFormat
 
-__all__ = ["CSV"]
+__all__ = ["CsvFormat"]
 
 _YEARS: Final = (-32767, 32767)
 
 
-class _CsvEncoder(LineEncoder):
+class CsvFormat(LineFormat):
+    """Comma-separated values."""
+
+    name = "csv"
+    by_position = True  # By Spark; others go by the header.
+
     def head(self, schema: pa.Schema) -> bytes:
         return _csv(schema.empty_table(), header=True)
 
     def lines(self, rows: pa.Table) -> bytes:
         return _csv(rows, header=False) if rows.num_columns > 1 else _csv_of_one_column(rows)
+
+    def complaint(self, kind: pa.DataType) -> str | None:
+        if is_view(kind) or pa.types.is_run_end_encoded(kind):
+            return "its encoder knows only plain values"
+        if is_extension(kind):
+            return f"its encoder knows only plain values; cast it to {kind.storage_type}"
+        return "a field of CSV is flat text" if pa.types.is_nested(kind) or is_binary(kind) else None
+
+    def check_rows(self, rows: pa.Table) -> None:
+        super().check_rows(rows)
+        for name, column in zip(rows.column_names, rows.columns, strict=True):
+            check_years(name, column, _YEARS)
 
 
 def _csv(rows: pa.Table, *, header: bool) -> bytes:
@@ -39,7 +54,7 @@ def _csv(rows: pa.Table, *, header: bool) -> bytes:
 
 
 def _with_spelled_floats(rows: pa.Table) -> pa.Table:
-    """Columns of floats in which some are no numbers: as text, in the spelling of Spark."""
+    """Columns with NaN or infinities become text, in the spelling of Spark."""
     for index, (field, column) in enumerate(zip(rows.schema, rows.columns, strict=True)):
         if pa.types.is_floating(field.type) and not pc.all(pc.is_finite(column), min_count=0).as_py():
             text = column.cast(pa.string())
@@ -58,21 +73,3 @@ def _csv_of_one_column(rows: pa.Table) -> bytes:
         return _csv(rows.set_column(0, rows.field(0), pc.fill_null(column, "")), header=False)
     lines = _csv(rows, header=False).split(b"\n")[:-1]
     return b"".join((line or b'""') + b"\n" for line in lines)
-
-
-def _complaint(kind: pa.DataType) -> str | None:
-    if is_view(kind) or pa.types.is_run_end_encoded(kind):
-        return "its encoder knows only plain values"
-    if is_extension(kind):
-        return f"its encoder knows only plain values; cast it to {kind.storage_type}"
-    return "a field of CSV is flat text" if pa.types.is_nested(kind) or is_binary(kind) else None
-
-
-def _check_rows(rows: pa.Table) -> None:
-    for name, column in zip(rows.column_names, rows.columns, strict=True):
-        check_years(name, column, _YEARS)
-
-
-CSV: Final = Format(
-    encoder=_CsvEncoder, codecs=LINE_CODECS, complaint=_complaint, check_rows=_check_rows, of_lines=True
-)

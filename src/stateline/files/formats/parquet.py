@@ -1,8 +1,7 @@
 """Parquet: row groups as ``row_groups`` says.
 
-What pyarrow writes as Parquet, Spark mostly reads. What it does not read is refused where the output is declared: the
-error would come to whoever reads the folder, about all of its files. Each type of Arrow was written by pyarrow 26 and
-read by Spark 4.3:
+What Spark cannot read is refused where the output is declared; later the error would come to whoever reads the folder,
+about all of its files. Each type of Arrow was written by pyarrow 26 and read by Spark 4.3:
 
 | Arrow | Spark reads |
 |---|---|
@@ -16,8 +15,8 @@ read by Spark 4.3:
 | ``date32``, ``date64`` | ``date`` |
 | ``time64`` in us, ns | ``time``, where ``spark.sql.timeType.enabled`` is set |
 | ``time32`` | an error: ``PARQUET_TYPE_ILLEGAL`` |
-| strings, binary, large and of fixed size | ``string``, ``binary`` |
-| lists of any layout, structures, maps, dictionaries | what is inside of them decides |
+| strings, binary, large and fixed-size | ``string``, ``binary`` |
+| lists of any layout, structures, maps, dictionaries | what is inside decides |
 
 pyarrow itself writes no intervals of months, no views, no runs, no structures without fields, and decimals only whose
 point lies within their digits. Its extension types have no kernel that counts distinct values, and Spark would read
@@ -33,15 +32,43 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stateline.files.formats.format import Encoder, Format, Sink, SinkFile
-from stateline.files.formats.kinds import is_extension, is_view
+from stateline.files.formats.limits import is_extension, is_view
 
-__all__ = ["PARQUET"]
+__all__ = ["ParquetFormat"]
 
 _SAMPLE_ROWS: Final = 16_384
 _UNIQUE_SHARE: Final = 0.5
 """How many of the first rows may have values of their own before a dictionary is not worth its time."""
 
 _SPARK_DIGITS: Final = 38
+
+
+class ParquetFormat(Format):
+    """Parquet files."""
+
+    name = "parquet"
+    codecs = ("snappy", "zstd", "lz4", "gzip", "brotli", "none")
+
+    def encoder(self, sink: Sink, schema: pa.Schema, codec: str | None, row_group_rows: int) -> Encoder:
+        return _ParquetEncoder(sink, schema, codec, row_group_rows)
+
+    def complaint(self, kind: pa.DataType) -> str | None:
+        if pa.types.is_struct(kind) and kind.num_fields == 0:
+            return "Parquet has no structures without fields"
+        if pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
+            return "Parquet has no decimals whose point lies beside their digits"
+        if is_view(kind) or pa.types.is_run_end_encoded(kind):
+            return "its encoder knows only plain values"
+        return f"its encoder knows only plain values; cast it to {kind.storage_type}" if is_extension(kind) else None
+
+    def cast(self, kind: pa.DataType) -> pa.DataType | None:
+        if pa.types.is_float16(kind):
+            return pa.float32()
+        if pa.types.is_decimal(kind) and kind.precision > _SPARK_DIGITS:
+            return pa.decimal128(_SPARK_DIGITS, min(kind.scale, _SPARK_DIGITS))
+        if pa.types.is_timestamp(kind) and kind.unit == "ns":
+            return pa.timestamp("us", kind.tz)
+        return pa.time64("us") if pa.types.is_time32(kind) else None
 
 
 class _ParquetEncoder(Encoder):
@@ -86,31 +113,3 @@ def _repeating_leaves(rows: pa.Table) -> list[str]:
     leaves = pq.read_metadata(pa.BufferReader(empty.getvalue())).schema
     paths = [leaves.column(index).path for index in range(len(leaves))]
     return [path for path in paths if path not in unique]
-
-
-def _complaint(kind: pa.DataType) -> str | None:
-    if pa.types.is_struct(kind) and kind.num_fields == 0:
-        return "Parquet has no structures without fields"
-    if pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
-        return "Parquet has no decimals whose point lies beside their digits"
-    if is_view(kind) or pa.types.is_run_end_encoded(kind):
-        return "its encoder knows only plain values"
-    return f"its encoder knows only plain values; cast it to {kind.storage_type}" if is_extension(kind) else None
-
-
-def _cast(kind: pa.DataType) -> pa.DataType | None:
-    if pa.types.is_float16(kind):
-        return pa.float32()
-    if pa.types.is_decimal(kind) and kind.precision > _SPARK_DIGITS:
-        return pa.decimal128(_SPARK_DIGITS, min(kind.scale, _SPARK_DIGITS))
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return pa.timestamp("us", kind.tz)
-    return pa.time64("us") if pa.types.is_time32(kind) else None
-
-
-PARQUET: Final = Format(
-    encoder=_ParquetEncoder,
-    codecs=("snappy", "zstd", "lz4", "gzip", "brotli", "none"),
-    complaint=_complaint,
-    cast=_cast,
-)

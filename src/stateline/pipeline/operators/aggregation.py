@@ -26,7 +26,8 @@ import pyarrow as pa
 from stateline.errors import InvalidInputError
 from stateline.options import parse_choice
 from stateline.pipeline.event_time import WINDOW_END, WINDOW_START, WatermarkPlan, WindowPlan
-from stateline.pipeline.subtask import HASH_COLUMN, BatchMoment, Processed
+from stateline.pipeline.late_rows import rows_in_time
+from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, OperatorProgram, Processed
 from stateline.state.aggregate import Aggregation, KeyedAggregation
 from stateline.state.closing import close_keys
 from stateline.state.columns import contiguous, fixed_words, from_words
@@ -45,8 +46,8 @@ _TABLE: Final = "aggregates"
 
 
 @dataclass(frozen=True, slots=True)
-class AggregateProgram:
-    """Aggregations of one keyed stream; see :class:`stateline.pipeline.subtask.OperatorProgram`."""
+class AggregateProgram(OperatorProgram):
+    """Aggregations of one keyed stream."""
 
     _aggregation: KeyedAggregation
     _mode: str
@@ -75,7 +76,7 @@ class AggregateProgram:
         closes = window is not None and watermark is not None and window.column == watermark.column
         if mode == "append" and not closes:
             raise InvalidInputError(
-                "in mode append a row is final, and nothing here says when one is",
+                "a row of mode append is final, and nothing here says when one is",
                 operation="aggregate",
                 subject="output mode 'append'",
                 hint="Give the stream windows, .window(column, size), and a watermark on the same column: "
@@ -138,7 +139,7 @@ class AggregateProgram:
         return schema.append(pa.field(CHECKPOINT_COLUMN, pa.int64(), nullable=False))
 
     def process(
-        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], moment: BatchMoment
+        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], context: BatchContext
     ) -> Processed:
         """Merges the rows into the state of their keys, and hands on what the output mode says."""
         table = tables[_TABLE]
@@ -146,7 +147,7 @@ class AggregateProgram:
         metrics = {"rows": sum(batch.num_rows for batch in received)}
         rows = None
         if received:
-            rows = self._in_time(pa.Table.from_batches(received), moment)
+            rows = self._in_time(pa.Table.from_batches(received), context)
             metrics["rows_late"] = metrics["rows"] - rows.num_rows
         if rows is not None and rows.num_rows:
             hashes = rows.column(HASH_COLUMN).to_numpy() if self.wants_hash else None
@@ -155,8 +156,8 @@ class AggregateProgram:
         else:
             changes, output = _no_rows(table.schema), []
         metrics["keys"] = len(changes)
-        if self._watermark is not None and moment.watermark_us is not None:
-            closed = self._close(table, changes, moment)
+        if self._watermark is not None and context.watermark_us is not None:
+            closed = self._close(table, changes, context)
             metrics["windows_closed"] = len(closed.rows)
             changes, output = closed.changes, output if self._mode == "update" else [self._results(closed.rows)]
         elif self._mode == "append":
@@ -164,34 +165,33 @@ class AggregateProgram:
         if self._mode == "complete":
             output = [self._aggregation.results(batch) for batch in table.with_changes(changes).scan()]
         return Processed(
-            changes={_TABLE: changes} if len(changes) else {}, output=self._output(output, moment), metrics=metrics
+            changes={_TABLE: changes} if len(changes) else {}, output=self._output(output, context), metrics=metrics
         )
 
-    def _in_time(self, rows: pa.Table, moment: BatchMoment) -> pa.Table:
+    def _in_time(self, rows: pa.Table, context: BatchContext) -> pa.Table:
         """The rows whose window has not been closed by a batch before."""
-        window, watermark, late_us = self._window, self._watermark, moment.late_watermark_us
+        window, watermark, late_us = self._window, self._watermark, context.late_watermark_us
         if window is None or watermark is None or late_us is None or not watermark.drops_late_rows:
             return rows
-        starts = _times(contiguous(rows.column(WINDOW_START)))
-        in_time = starts > late_us - window.size_us
-        return rows if in_time.all() else rows.filter(pa.array(in_time))
+        kept = rows_in_time(rows, WINDOW_START, late_us - window.size_us)
+        return rows if kept is None else rows.filter(pa.array(kept))
 
-    def _close(self, table: StateTable, changes: StateRows, moment: BatchMoment) -> Any:
+    def _close(self, table: StateTable, changes: StateRows, context: BatchContext) -> Any:
         size_us = 0 if self._window is None else self._window.size_us
-        late_us = moment.late_watermark_us
+        late_us = context.late_watermark_us
         return close_keys(
             table,
             changes,
             len(self.key_columns) - 1,
             after=None if late_us is None else late_us - size_us,
-            until=(moment.watermark_us or 0) - size_us,
+            until=(context.watermark_us or 0) - size_us,
         )
 
     def _results(self, rows: StateRows) -> pa.RecordBatch:
         columns = [*rows.keys.columns, *rows.values]
         return self._aggregation.results(pa.RecordBatch.from_arrays(columns, schema=self._aggregation.state_schema.row))
 
-    def _output(self, batches: Sequence[pa.RecordBatch], moment: BatchMoment) -> pa.Table | None:
+    def _output(self, batches: Sequence[pa.RecordBatch], context: BatchContext) -> pa.Table | None:
         """The rows of the output with the columns that no aggregation makes."""
         made = pa.Table.from_batches(batches, self._aggregation.output_schema)
         if made.num_rows == 0:
@@ -202,14 +202,14 @@ class AggregateProgram:
             starts = contiguous(columns[start])
             ends = from_words(_times(starts) + self._window.size_us, starts.type)
             columns.insert(start + 1, ends)
-        columns.append(pa.array(np.full(made.num_rows, moment.checkpoint_id)))
+        columns.append(pa.array(np.full(made.num_rows, context.checkpoint_id)))
         return pa.Table.from_arrays(columns, schema=self.output_schema)
 
 
 def _check_names(keys: Sequence[str], aggregations: Mapping[str, Any], window: WindowPlan | None) -> None:
     if isinstance(aggregations.get("output_mode"), str):
         raise InvalidInputError(
-            "the output mode has no name",
+            "must be given by position, without a name",
             operation="aggregate",
             subject="output_mode",
             hint=f'Names are aggregations. Give the mode first: aggregate("{aggregations["output_mode"]}", ...)',
@@ -218,7 +218,10 @@ def _check_names(keys: Sequence[str], aggregations: Mapping[str, Any], window: W
     for name in (*keys, *aggregations):
         if name in taken:
             raise InvalidInputError(
-                "the output has a column of that name", operation="aggregate", subject=f"{name!r}", hint="Rename it"
+                "is the name of a column that the output gets",
+                operation="aggregate",
+                subject=f"{name!r}",
+                hint="Rename it",
             )
 
 

@@ -4,7 +4,7 @@ Owns the contract of that function and the check of everything it returns. Does 
 
 The contract::
 
-    def fn(events, state):                      # or fn(events, state, moment)
+    def fn(events, state):                      # or fn(events, state, context)
         ...
         return output, new_state                # or output, new_state, deleted
 
@@ -12,7 +12,7 @@ The contract::
   ``state`` is that of the event's key.
 - ``state``: one row for each key of the events: the key columns, then the columns of the state schema. All of these are
   null for a key without state.
-- ``moment``: a :class:`stateline.pipeline.subtask.BatchMoment`.
+- ``context``: a :class:`stateline.pipeline.operators.api.BatchContext`.
 - ``output``: rows of the output schema, any number; ``None`` for none.
 - ``new_state``: rows as in ``state``, of keys that are in ``state``, each at most once. They replace what was stored;
   keys that are left out stay as they are. ``None`` to change nothing.
@@ -37,8 +37,9 @@ import pyarrow as pa
 from stateline.errors import ErrorKind, InvalidInputError, StatelineError, UserCodeError
 from stateline.options import check_known, parse_choice
 from stateline.pipeline.event_time import WatermarkPlan
-from stateline.pipeline.subtask import HASH_COLUMN, BatchMoment, Processed
-from stateline.state.columns import Rows, contiguous, fixed_words
+from stateline.pipeline.late_rows import rows_in_time
+from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, OperatorProgram, Processed
+from stateline.state.columns import Rows, contiguous
 from stateline.state.keys import Groups, KeyRows, group_rows, key_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema, is_kept_alike
@@ -59,11 +60,11 @@ ArrowFunction: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class ArrowFunctionProgram:
-    """One function over one keyed stream; see :class:`stateline.pipeline.subtask.OperatorProgram`."""
+class ArrowFunctionProgram(OperatorProgram):
+    """A user's function over one keyed stream."""
 
     _function: ArrowFunction
-    _takes_moment: bool
+    _takes_context: bool
     _state: StateSchema
     _output: pa.Schema
     _columns: tuple[str, ...]
@@ -94,16 +95,19 @@ class ArrowFunctionProgram:
         check_known(read, schema.names, "column")
         if KEY_INDEX in (*read, *state_schema.names):
             raise InvalidInputError(
-                "the events have a column of that name", operation=_OPERATION, subject=KEY_INDEX, hint="Rename yours"
+                "cannot be a column of yours: the events get one of that name",
+                operation=_OPERATION,
+                subject=KEY_INDEX,
+                hint="Rename yours",
             )
         if not state_schema.names:
             raise InvalidInputError(
-                "it is empty", operation=_OPERATION, subject="state_schema", hint="Name at least one column"
+                "must not be empty", operation=_OPERATION, subject="state_schema", hint="Name at least one column"
             )
         state = StateSchema(pa.schema([schema.field(key) for key in keys]), state_schema.remove_metadata())
         return cls(
             function,
-            _takes_moment(function),
+            _takes_context(function),
             state.with_defaults(state_defaults or {}),
             output_schema.remove_metadata(),
             tuple(dict.fromkeys([*keys, *read])),
@@ -142,14 +146,14 @@ class ArrowFunctionProgram:
         return self._output
 
     def process(
-        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], moment: BatchMoment
+        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], context: BatchContext
     ) -> Processed:
         """Calls the function with the events and the state of their keys, and checks what comes back."""
         received = list(batches)
         rows = pa.Table.from_batches(received) if received else None
         if rows is None or rows.num_rows == 0:
             return Processed(changes={})
-        events = self._in_time(rows, moment)
+        events = self._in_time(rows, context)
         metrics = {"rows": rows.num_rows, "rows_late": rows.num_rows - events.num_rows, "keys": 0}
         if events.num_rows == 0:
             return Processed(changes={}, metrics=metrics)
@@ -159,46 +163,40 @@ class ArrowFunctionProgram:
         metrics["keys"] = len(groups)
         found = table.probe(groups.keys)
         state = pa.table([*groups.keys.columns, *found.values], schema=self._state.row)
-        output, new_state, deleted = self._call(self._indexed(events, groups), state, moment)
+        output, new_state, deleted = self._call(self._indexed(events, groups), state, context)
         changes = self._changes(groups.keys, new_state, deleted)
         return Processed(
             changes={} if changes is None else {_TABLE: changes}, output=self._checked_output(output), metrics=metrics
         )
 
-    def _in_time(self, rows: pa.Table, moment: BatchMoment) -> pa.Table:
-        """The rows whose time is after the watermark of the batch before. Rows without a time are never late."""
-        if self._watermark is None or moment.late_watermark_us is None:
+    def _in_time(self, rows: pa.Table, context: BatchContext) -> pa.Table:
+        """The rows that are not late."""
+        if self._watermark is None:
             return rows
-        times = contiguous(rows.column(self._watermark.column))
-        words = fixed_words(times)
-        if words is None:
-            return rows
-        in_time = words.view(np.int64) > moment.late_watermark_us
-        if times.null_count:
-            in_time |= times.is_null().to_numpy(zero_copy_only=False)
-        return rows if in_time.all() else rows.filter(pa.array(in_time))
+        kept = rows_in_time(rows, self._watermark.column, context.late_watermark_us)
+        return rows if kept is None else rows.filter(pa.array(kept))
 
     def _indexed(self, events: pa.Table, groups: Groups) -> pa.Table:
         index = np.empty(events.num_rows, dtype=np.int64)
         index[groups.order] = groups.index()
         return events.select(list(self._columns)).append_column(KEY_INDEX, pa.array(index))
 
-    def _call(self, events: pa.Table, state: pa.Table, moment: BatchMoment) -> tuple[Any, Any, Any]:
-        arguments = (events, state, moment) if self._takes_moment else (events, state)
+    def _call(self, events: pa.Table, state: pa.Table, context: BatchContext) -> tuple[Any, Any, Any]:
+        arguments = (events, state, context) if self._takes_context else (events, state)
         try:
             returned = self._function(*arguments)
         except StatelineError:
             raise
         except UserCodeError.causes as error:
             raise UserCodeError(
-                f"it raised {UserCodeError.described(error)}",
+                f"raised {UserCodeError.described(error)}",
                 operation=_OPERATION,
                 subject=_name(self._function),
                 hint=f"Nothing was committed. {''.join(traceback.format_exception(error))}",
             ) from error
         if not isinstance(returned, tuple) or len(returned) not in (2, 3):
             what = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
-            raise self._wrong(f"(output, state) or (output, state, deleted) was expected, {what} came")
+            raise self._wrong(f"expected (output, state) or (output, state, deleted), got {what}")
         output, new_state, deleted = (*returned, None)[:3]
         return output, new_state, deleted
 
@@ -232,11 +230,11 @@ class ArrowFunctionProgram:
         place_of_group[group[: len(keys)]] = np.arange(len(keys))
         places = place_of_group[group[len(keys) :]]
         for row in np.flatnonzero(places < 0)[:1]:
-            raise self._wrong(f"{what}: the keys of the events were expected, {_key(table, row)} came")
+            raise self._wrong(f"{what}: expected keys of the events, got {_key(table, row)}")
         repeated = np.zeros(len(places), dtype=np.bool_)
         repeated[np.setdiff1d(np.arange(len(places)), np.unique(places, return_index=True)[1])] = True
         for row in np.flatnonzero(repeated | taken[places])[:1]:
-            raise self._wrong(f"{what}: each key at most once was expected, {_key(table, row)} came again")
+            raise self._wrong(f"{what}: expected each key at most once, got {_key(table, row)} again")
         taken[places] = True
         return places
 
@@ -250,9 +248,9 @@ class ArrowFunctionProgram:
         """A returned table with exactly the columns of a schema, in its order."""
         table = pa.Table.from_batches([returned]) if isinstance(returned, pa.RecordBatch) else returned
         if not isinstance(table, pa.Table):
-            raise self._wrong(f"{what}: a pyarrow.Table was expected, {type(returned).__name__} came")
+            raise self._wrong(f"{what}: expected a pyarrow.Table, got {type(returned).__name__}")
         if sorted(table.schema.names) != sorted(schema.names):
-            raise self._wrong(f"{what}: the columns {schema.names} were expected, {table.schema.names} came")
+            raise self._wrong(f"{what}: expected the columns {schema.names}, got {table.schema.names}")
         columns = []
         for field in schema:
             column = table.column(field.name)
@@ -262,7 +260,7 @@ class ArrowFunctionProgram:
     def _cast(self, column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.ChunkedArray:
         if column.type == field.type:
             return column
-        wrong = f"{what}: {field.name!r} was expected to be {field.type}, {column.type} came"
+        wrong = f"{what}: {field.name!r}: expected {field.type}, got {column.type}"
         if not is_kept_alike(column.type, field.type):
             raise self._wrong(wrong)
         try:
@@ -280,8 +278,8 @@ class ArrowFunctionProgram:
         )
 
 
-def _takes_moment(function: ArrowFunction) -> bool:
-    """Whether a function takes the moment of the batch too.
+def _takes_context(function: ArrowFunction) -> bool:
+    """Whether a function also takes the context of the batch.
 
     Raises:
         InvalidInputError: It takes neither two nor three arguments.
@@ -290,7 +288,7 @@ def _takes_moment(function: ArrowFunction) -> bool:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(
-            f"{function!r} is no function that can be looked at", operation=_OPERATION, hint="Give a Python function"
+            f"{function!r} is not a function with a signature", operation=_OPERATION, hint="Give a Python function"
         ) from error
     for count in (2, 3):
         try:
@@ -299,7 +297,7 @@ def _takes_moment(function: ArrowFunction) -> bool:
             continue
         return count == 3
     raise InvalidInputError(
-        f"fn(events, state) or fn(events, state, moment) was expected, {_name(function)}{signature} came",
+        f"expected fn(events, state) or fn(events, state, context), got {_name(function)}{signature}",
         operation=_OPERATION,
         subject="fn",
         hint="Give it two or three parameters",

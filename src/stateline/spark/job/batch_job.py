@@ -28,10 +28,11 @@ from stateline.changelog.racing import raced
 from stateline.changelog.upload_table import RetryPolicy
 from stateline.environment import Environment, system_environment
 from stateline.errors import InternalError
-from stateline.pipeline.coordinator import Batch, SubtaskResult, SubtaskTask
 from stateline.pipeline.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN, WINDOW_START, EventTimeWatch, WindowPlan
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan
-from stateline.pipeline.subtask import HASH_COLUMN, OperatorProgram, TaskContext, run_subtask
+from stateline.pipeline.messages import Batch, SubtaskInput, SubtaskResult
+from stateline.pipeline.operators.api import HASH_COLUMN, OperatorProgram
+from stateline.pipeline.plan import PipelinePlan
+from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.spark.job.anchor import Anchor
 from stateline.spark.job.local_copies import host_copies
 from stateline.spark.job.task_errors import noted, rebuilt
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["BatchJob", "in_windows", "subtask_expression", "task_context"]
+__all__ = ["BatchJob", "in_windows", "subtask_expression", "task_resources"]
 
 _RESULT: Final = pa.schema([pa.field("result", pa.binary(), nullable=False)])
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -68,20 +69,18 @@ class BatchJob:
         initial: Mapping[str, DataFrame] | None = None,
     ) -> None:
         self._plan = plan
+        self._graph = plan.graph
         self._initial = dict(initial or {})
         self._programs = dict(programs)
-        self._operators = {operator.name: operator for operator in plan.operators}
         self._anchors = {name: Anchor(f"{plan.root_url} {name}", plan.parallelism) for name in programs}
 
-    def __call__(self, batch: Batch[DataFrame], tasks: Sequence[SubtaskTask]) -> list[SubtaskResult]:
-        """Runs all ``tasks`` over rows that are :meth:`narrowed`, and returns one result for each."""
+    def __call__(self, batch: Batch[DataFrame], inputs: Sequence[SubtaskInput]) -> list[SubtaskResult]:
+        """Runs all subtasks over rows that are :meth:`needed_columns`, and returns one result for each."""
         functions = {
-            name: _TaskFunction(
-                self._plan, self._operators[name], program, [task for task in tasks if task.operator == name]
-            )
+            name: _TaskFunction(self._plan, program, [given for given in inputs if given.operator == name])
             for name, program in self._programs.items()
         }
-        first = any(task.checkpoint_id == 0 for task in tasks)
+        first = any(given.context.checkpoint_id == 0 for given in inputs)
         frames = [
             function.over(self._shuffled(batch.data, name, self._initial.get(name) if first else None))
             for name, function in functions.items()
@@ -89,14 +88,14 @@ class BatchJob:
         with rebuilt(), nullcontext() if len(frames) == 1 else computed(batch.data):
             rows = reduce(lambda left, right: left.union(right), frames).collect()
         results = [msgspec.msgpack.decode(bytes(row[0]), type=SubtaskResult) for row in rows]
-        return _one_each(tasks, results, functions)
+        return _one_each(inputs, results, functions)
 
     def close(self) -> None:
         """Lets go of what Spark keeps for the query. Idempotent."""
         for anchor in self._anchors.values():
             anchor.close()
 
-    def narrowed(self, rows: DataFrame) -> DataFrame:
+    def needed_columns(self, rows: DataFrame) -> DataFrame:
         """The rows of a stream with what its operators need of them, and nothing else.
 
         It belongs to the stream and not to each batch: its source reads no other columns, and a batch has one
@@ -105,16 +104,16 @@ class BatchJob:
         if len(self._programs) == 1:
             return self._sent(rows, *self._programs)
         needed = {column for program in self._programs.values() for column in program.input_columns}
-        needed |= {operator.window.column for operator in self._operators.values() if operator.window is not None}
-        if self._plan.watermark is not None:
-            needed.add(self._plan.watermark.column)
+        needed |= {operator.window.column for operator in self._graph.operators if operator.window is not None}
+        needed |= {each.watermark.column for each in self._graph.inputs if each.watermark is not None}
         columns = rows.columns
         own = {column_of(columns, column) for column in needed}
         return rows.selectExpr(*(_quoted(column) for column in columns if column in own))
 
     def _sent(self, rows: DataFrame, name: str) -> DataFrame:
         """What the tasks of an operator receive."""
-        program, window, watermark = self._programs[name], self._operators[name].window, self._plan.watermark
+        program, window = self._programs[name], self._graph.operator(name).window
+        watermark = self._graph.watermark_read_by(name)
         if window is not None:
             rows = in_windows(rows, window)
         known = rows.columns
@@ -126,17 +125,17 @@ class BatchJob:
         return rows.selectExpr(*columns)
 
     def _shuffled(self, rows: DataFrame, name: str, initial: DataFrame | None) -> DataFrame:
-        """What :meth:`_sent` says, in the partition of the subtask that owns the key; ``rows`` are :meth:`narrowed`."""
+        """What tasks receive, each row in the partition of its subtask; ``rows`` have the :meth:`needed_columns`."""
         from pyspark.sql import functions  # noqa: PLC0415 - this module must load without pyspark
 
-        plan, program = self._plan, self._programs[name]
+        plan, program, watermark = self._plan, self._programs[name], self._graph.watermark_read_by(name)
         hashed = HASH_COLUMN if initial is not None or program.wants_hash else _hash(program)
         if initial is not None:
             rows = with_initial_rows(
                 rows.selectExpr(*map(_quoted, program.input_columns)),
                 initial,
                 functions.expr(_hash(program)).alias(HASH_COLUMN),
-                event_time=None if plan.watermark is None else plan.watermark.column,
+                event_time=None if watermark is None else watermark.column,
             )
         elif len(self._programs) > 1:
             rows = self._sent(rows, name)
@@ -181,13 +180,10 @@ def subtask_expression(hashed: str, parallelism: int, max_parallelism: int) -> s
 class _TaskFunction:
     """What runs in a Python worker: picks the subtask of its partition and runs it."""
 
-    def __init__(
-        self, plan: PipelinePlan, operator: OperatorPlan, program: OperatorProgram, tasks: Sequence[SubtaskTask]
-    ) -> None:
+    def __init__(self, plan: PipelinePlan, program: OperatorProgram, inputs: Sequence[SubtaskInput]) -> None:
         self._plan = plan
-        self._operator = operator
         self._program = program
-        self._tasks = [_ENCODER.encode(task) for task in tasks]
+        self._inputs = [_ENCODER.encode(given) for given in inputs]
         self._columns: list[str] | None = None
         self._spellings: dict[str, int] = {}
 
@@ -205,11 +201,9 @@ class _TaskFunction:
             rows = rows.toDF(*map(str, range(len(columns))))
         return rows.mapInArrow(self, _result_type())
 
-    def run(self, task: SubtaskTask, batches: Iterable[pa.RecordBatch]) -> SubtaskResult:
+    def run(self, given: SubtaskInput, batches: Iterable[pa.RecordBatch]) -> SubtaskResult:
         """Runs a subtask with the stores of this process."""
-        context = task_context(self._plan, self._operator)
-        plan = self._plan
-        return run_subtask(context, self._operator, self._program, task, batches, plan.max_parallelism, plan.watermark)
+        return run_subtask(task_resources(self._plan, given.operator), self._plan, self._program, given, batches)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415
@@ -219,9 +213,9 @@ class _TaskFunction:
         context = TaskContext.get()
         if context is None:
             raise InternalError("not inside a Spark task", operation="run_subtask")
-        encoded = self._tasks[context.partitionId() % len(self._tasks)]
+        encoded = self._inputs[context.partitionId() % len(self._inputs)]
         with noted():
-            result = self.run(msgspec.msgpack.decode(encoded, type=SubtaskTask), in_utc(self._named(batches)))
+            result = self.run(msgspec.msgpack.decode(encoded, type=SubtaskInput), in_utc(self._named(batches)))
         freeze_imports()
         yield pa.RecordBatch.from_arrays([pa.array([_ENCODER.encode(result)], pa.binary())], schema=_RESULT)
 
@@ -241,19 +235,21 @@ def _result_type() -> StructType:
 
 
 def _one_each(
-    tasks: Sequence[SubtaskTask], results: Sequence[SubtaskResult], functions: Mapping[str, _TaskFunction]
+    inputs: Sequence[SubtaskInput], results: Sequence[SubtaskResult], functions: Mapping[str, _TaskFunction]
 ) -> list[SubtaskResult]:
-    """One result per task. A subtask that Spark's optimiser dropped for having no input runs here."""
-    by_task = {(result.operator, result.subtask): result for result in results}
-    if len(by_task) != len(results):
+    """One result for each subtask. One that Spark's optimiser dropped for having no input runs here."""
+    by_subtask = {(result.operator, result.subtask): result for result in results}
+    if len(by_subtask) != len(results):
         raise InternalError("a subtask answered twice", operation="run_batch")
-    return [by_task.get((task.operator, task.subtask)) or functions[task.operator].run(task, ()) for task in tasks]
+    return [
+        by_subtask.get((given.operator, given.subtask)) or functions[given.operator].run(given, ()) for given in inputs
+    ]
 
 
-def task_context(plan: PipelinePlan, operator: OperatorPlan) -> TaskContext:
+def task_resources(plan: PipelinePlan, operator: str) -> TaskResources:
     """The stores of this process: opened once, however many tasks it runs."""
-    output, root = operator.output, _process_store(plan, plan.root_url, plan.root_options)
-    return TaskContext(
+    output, root = plan.graph.operator(operator).output, _process_store(plan, plan.root_url, plan.root_options)
+    return TaskResources(
         root=root,
         output=None if output is None else _process_store(plan, output.url, output.store_options),
         environment=_process_environment(),

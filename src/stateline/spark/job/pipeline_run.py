@@ -1,81 +1,74 @@
-"""One run of a pipeline's query: what Spark, time and the end of the query call, from its start to its end.
-
-Owns the order of these calls and what they share. Does not own any decision (``coordinator``), nor when rounds without
-rows come (``quiet``), nor who notices the end (``end_listener``).
-"""
+"""One run of a pipeline's query, from its start to its end, and the handle of it that programs wait for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-from stateline.environment import Environment
-from stateline.pipeline.coordinator import Batch, MicroBatchCoordinator
+from stateline.changelog.segment_writer import Segments
+from stateline.checkpoint import CheckpointStore
+from stateline.environment import system_environment
+from stateline.errors import StatelineError
+from stateline.metrics import Metrics
+from stateline.pipeline.compatibility import check_follows
+from stateline.pipeline.coordinator import MicroBatchCoordinator
+from stateline.pipeline.delivery import Delivery
 from stateline.pipeline.driver_stores import DriverStores
 from stateline.pipeline.end_of_stream import finish_open_files, plan_finisher
 from stateline.pipeline.idle import QuietRounds
-from stateline.pipeline.offsets import ReadFile, offsets_digest
+from stateline.pipeline.messages import Batch
+from stateline.pipeline.offsets import ReadFile, list_with_hadoop, next_batch, offsets_digest, read_with_hadoop
 from stateline.pipeline.plan import PipelinePlan
 from stateline.pipeline.query_end import QueryEnd
 from stateline.pipeline.reporting import BatchReporter
 from stateline.pipeline.upkeep import Upkeep
 from stateline.spark.job.arrow_batches import set_arrow_batches
+from stateline.spark.job.batch_job import BatchJob
 from stateline.spark.job.end_listener import listener_of
-from stateline.spark.job.query import BatchFailure, PipelineQuery
+from stateline.spark.job.local_copies import host_copies
+from stateline.spark.job.spark_folder import make_spark_folder
 from stateline.spark.job.upstream_state import drain
 
-if TYPE_CHECKING:
-    from pyspark.sql.streaming import StreamingQuery
-
-__all__ = ["PipelineRun"]
+__all__ = ["PipelineQuery", "PipelineRun"]
 
 
 class PipelineRun:
-    """What one run needs.
+    """What Spark, time and the end of the query call while a query runs. It opens the driver's stores.
 
     Args:
         plan: The pipeline.
-        rows: The stream, with what the operators need of it.
-        stores: Of the driver; closed when the query has ended.
-        upkeep: What the driver does beside its batches; ended before that.
-        make_coordinator: Makes a driver over these stores.
-        environment: Clock, ids and threads.
-        close: Gives back what its jobs hold in Spark.
+        job: Runs its subtasks.
+        rows: The stream, with the columns that the operators need.
+        deliver: Hands over rows after their checkpoint.
     """
 
-    def __init__(
-        self,
-        plan: PipelinePlan,
-        rows: DataFrame,
-        stores: DriverStores,
-        upkeep: Upkeep,
-        make_coordinator: Callable[[], MicroBatchCoordinator[DataFrame]],
-        environment: Environment,
-        close: Callable[[], None],
-    ) -> None:
+    def __init__(self, plan: PipelinePlan, job: BatchJob, rows: DataFrame, deliver: Callable[[Delivery], None]) -> None:
         self._plan = plan
+        self._job = job
         self._rows = rows
+        self._deliver = deliver
         self._session = rows.sparkSession
-        self._stores = stores
-        self._upkeep = upkeep
-        self._make_coordinator = make_coordinator
-        self._environment = environment
-        self._close_job = close
-        self.coordinator = make_coordinator()
-        self._reporter = BatchReporter(environment.clock, plan.metrics_log or None)
-        self._failure = BatchFailure()
-        self._rounds: QuietRounds
+        self._environment = system_environment()
+        self._stores = DriverStores.open(plan, self._environment)
+        self._upkeep = Upkeep(self._environment)
+        self._coordinator: MicroBatchCoordinator[DataFrame]
         self._query: StreamingQuery
+        self.reporter = BatchReporter(self._environment.clock, plan.metrics_log or None)
+        self.rounds: QuietRounds
+        self.end: QueryEnd
+        self.failure: StatelineError | None = None  # What failed a batch, as itself: Spark makes text of it.
 
     def start(
         self,
         writer: DataStreamWriter,
         spark_checkpoint: str,
-        read: ReadFile,
         *,
+        makes_folder: bool,
         pause_seconds: float,
         ends: bool,
         finishes: bool,
@@ -84,44 +77,81 @@ class PipelineRun:
 
         Args:
             writer: Spark's, with all that the user said of it.
-            spark_checkpoint: Where Spark keeps its checkpoint, for messages.
-            read: Reads files of it.
+            spark_checkpoint: Where Spark keeps its checkpoint.
+            makes_folder: Whether that is the folder below the root, to be made for a new root.
             pause_seconds: How long after a batch the stream counts as quiet.
             ends: Whether it ends by itself.
             finishes: Whether open files are finished when it has ended.
+
+        Raises:
+            InvalidInputError: The root is of another program, or does not go with Spark's checkpoint.
         """
-
-        def handle(rows: DataFrame, batch_id: int) -> None:
-            session = self._session = rows.sparkSession
-            session.conf.set("spark.sql.adaptive.enabled", "false")
-            set_arrow_batches(session)
-            query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-            with self._failure.kept():
-                digest = offsets_digest(read, spark_checkpoint, batch_id)
-                batch = Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows)
-                with self._rounds.batch():
-                    report = self.coordinator.run_batch(batch)
-                    if report.replayed:
-                        drain(rows)
-                    self._reporter(report)
-
-        self._rounds = QuietRounds(self._environment, pause_seconds, self.coordinator.due_at, self._act, self._stop)
-        end = QueryEnd(self._environment, self._plan.root_url, self._finish if finishes else None, self._close)
-        listener = listener_of(self._rows.sparkSession)
-        self._query = writer.foreachBatch(handle).start()
+        try:
+            self._coordinator = self._make_coordinator()
+            read = self._check_follows(spark_checkpoint)
+            if makes_folder and self._coordinator.newest is None:
+                make_spark_folder(self._stores.root)
+            self.rounds = QuietRounds(self._environment, pause_seconds, self._coordinator.due_at, self._act, self._stop)
+            self.end = QueryEnd(self._environment, self._plan.root_url, self._finish if finishes else None, self._close)
+            listener = listener_of(self._session)
+            self._query = writer.foreachBatch(
+                lambda rows, batch_id: self._run_batch(rows, batch_id, read, spark_checkpoint)
+            ).start()
+        except BaseException:
+            self._stores.close()
+            raise
         if not ends:
-            self._rounds.start()
-        listener.watch(self._query, end)
-        return PipelineQuery(self._query, end, self._reporter, self._rounds, self._failure)
+            self.rounds.start()
+        listener.watch(self._query, self.end)
+        return PipelineQuery(self._query, self)
+
+    def _make_coordinator(self) -> MicroBatchCoordinator[DataFrame]:
+        return MicroBatchCoordinator(
+            self._plan,
+            CheckpointStore(self._stores.root, environment=self._environment),
+            self._stores.outputs,
+            self._job,
+            self._environment,
+            self._deliver,
+            self._upkeep,
+            host_copies(self._plan, self._stores.root),
+        )
+
+    def _check_follows(self, spark_checkpoint: str) -> ReadFile:
+        """Checks that Spark's checkpoint goes on where the root is; returns how it is read."""
+        read = read_with_hadoop(self._session, spark_checkpoint)
+        # Read before the records: another driver, that is to be fenced, may add to both meanwhile.
+        following = next_batch(read, list_with_hadoop(self._session, spark_checkpoint))
+        newest = self._coordinator.start()
+        if following is not None:
+            check_follows(newest, *following, self._plan.root_url)
+        return read
+
+    def _run_batch(self, rows: DataFrame, batch_id: int, read: ReadFile, spark_checkpoint: str) -> None:
+        session = self._session = rows.sparkSession
+        session.conf.set("spark.sql.adaptive.enabled", "false")
+        set_arrow_batches(session)
+        query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+        try:
+            digest = offsets_digest(read, spark_checkpoint, batch_id)
+            batch = Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows)
+            with self.rounds.batch():
+                report = self._coordinator.run_batch(batch)
+                if report.replayed:
+                    drain(rows)
+                self.reporter(report)
+        except StatelineError as error:
+            self.failure = error
+            raise
 
     def _act(self) -> bool:
         """Makes one round without rows; whether the query goes on."""
         if not self._query.isActive:
             return False
-        finish_files = plan_finisher(self._plan, self._stores, self._environment)
-        acted = self.coordinator.act_on_time(self._no_rows, finish_files)
+        finish_files = plan_finisher(self._plan, self._stores, self._segments())
+        acted = self._coordinator.act_on_time(self._no_rows, finish_files)
         if acted is not None:
-            self._reporter(acted)
+            self.reporter(acted)
         return True
 
     def _stop(self) -> None:
@@ -129,19 +159,23 @@ class PipelineRun:
 
     def _finish(self) -> None:
         """Closes what the last watermark has passed, and finishes the files that are open."""
-        if self._rounds.failure is not None:
+        if self.rounds.failure is not None:
             return
-        settled = self.coordinator.settle(self._no_rows)
+        settled = self._coordinator.settle(self._no_rows)
         if settled is not None:
-            self._reporter(settled)
-        finish_open_files(self._plan, self._stores, self._environment, self.coordinator, self._make_coordinator)
+            self.reporter(settled)
+        finish_open_files(self._plan, self._stores, self._segments(), self._coordinator, self._make_coordinator)
         self._upkeep.settle()
 
     def _close(self) -> None:
-        self._rounds.close()
+        self.rounds.close()
         self._upkeep.close()
         self._stores.close()
-        self._close_job()
+        self._job.close()
+
+    def _segments(self) -> Segments:
+        """Where the rows of open files are."""
+        return Segments(self._stores.root, self._environment, host_copies(self._plan, self._stores.root))
 
     def _no_rows(self) -> DataFrame:
         """Rows of a job that has none. A local relation would be optimised away, and the subtasks would run here.
@@ -150,3 +184,70 @@ class PipelineRun:
         """
         session = self._session
         return session.createDataFrame(session.sparkContext.emptyRDD(), self._rows.schema)
+
+
+class PipelineQuery(StreamingQuery):
+    """A ``StreamingQuery`` that also knows what each batch cost and what is left to do after the last one."""
+
+    def __init__(self, query: StreamingQuery, run: PipelineRun) -> None:
+        super().__init__(query._jsq)  # noqa: SLF001 - the only state of a StreamingQuery
+        self._run = run
+
+    @property
+    def metrics(self) -> Metrics:
+        """Counters, gauges and histograms of this run of the query, for an exporter or a look."""
+        return self._run.reporter.metrics
+
+    @property
+    def recent_reports(self) -> Sequence[Mapping[str, object]]:
+        """What each of the newest 100 batches did and cost, oldest first, beside Spark's ``recentProgress``."""
+        return self._run.reporter.recent
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        """As Spark's, and also while the files of a query that has ended are being finished."""
+        if super().isActive or self._run.end.is_running:
+            return True
+        with suppress(StreamingQueryException):  # Its last batch may still be on its way out.
+            super().awaitTermination()
+        self._run_end()  # Where nobody has: a listener may miss the end, if the session is stopped, too.
+        return False
+
+    def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
+        """As Spark's; when the query has ended, its files are finished if they are to be.
+
+        Raises:
+            StatelineError: A batch failed, or what was done while no rows came or after the last batch. Of a batch, the
+                cause is the ``StreamingQueryException``.
+            StreamingQueryException: A batch failed for a reason that is none of Stateline's.
+            Exception: What was done while no rows came failed in Spark.
+        """
+        try:
+            ended: bool | None = super().awaitTermination(timeout)
+        except StreamingQueryException as stopped:
+            self._run.end.run(failed=True)
+            if self._run.failure is None:
+                raise
+            stopped.__cause__ = self._run.failure
+            raise copy.copy(self._run.failure) from stopped
+        if ended is not False:
+            self._run_end()
+            failure = self._run.rounds.failure or self._run.end.failure
+            if failure is not None:
+                raise failure
+        return ended
+
+    def stop(self) -> None:
+        """As Spark's; open files stay open for the next start unless the pipeline was told to finish them.
+
+        Raises:
+            StatelineError: They could not be finished.
+        """
+        self._run.rounds.close()
+        super().stop()
+        self._run_end()
+        if self._run.end.failure is not None:
+            raise self._run.end.failure
+
+    def _run_end(self) -> None:
+        self._run.end.run(failed=self.exception() is not None)

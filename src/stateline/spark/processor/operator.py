@@ -27,7 +27,8 @@ from pyspark.sql.types import StructField, StructType
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.options import parse_choice
 from stateline.pipeline.event_time import WatermarkPlan
-from stateline.pipeline.subtask import HASH_COLUMN, BatchMoment, Processed
+from stateline.pipeline.late_rows import rows_in_time
+from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, OperatorProgram, Processed
 from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.processor.handle import ProcessorHandle
 from stateline.spark.processor.initial_state import INITIAL_COLUMN, INPUT_COLUMN
@@ -44,7 +45,7 @@ from stateline.spark.processor.variables import (
     parse_struct,
 )
 from stateline.spark.stream_checks import shipped
-from stateline.state.columns import Rows, contiguous
+from stateline.state.columns import Rows
 from stateline.state.keys import KeyRows, key_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
@@ -62,8 +63,8 @@ _VARIABLE: Final = "state."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessorProgram:
-    """A processor over one keyed stream; see :class:`stateline.pipeline.subtask.OperatorProgram`.
+class ProcessorProgram(OperatorProgram):
+    """A processor over one keyed stream.
 
     Attributes:
         processor: Pickled.
@@ -197,20 +198,20 @@ class ProcessorProgram:
         return self.time_mode != "none"
 
     def process(
-        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], moment: BatchMoment
+        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], context: BatchContext
     ) -> Processed:
         """Runs the processor over the rows, then over the timers that have come."""
         with rare_collections():
-            return self._process(list(batches), tables, moment)
+            return self._process(list(batches), tables, context)
 
     def _process(
-        self, batches: Sequence[pa.RecordBatch], tables: Mapping[str, StateTable], moment: BatchMoment
+        self, batches: Sequence[pa.RecordBatch], tables: Mapping[str, StateTable], context: BatchContext
     ) -> Processed:
         rows, hashes, initial, initial_hashes = self._received(batches)
         received = rows.num_rows
-        rows, hashes = self._in_time(rows, hashes, moment)
-        now_ms = moment.now_ms
-        watermark_ms = 0 if moment.watermark_us is None else moment.watermark_us // 1000
+        rows, hashes = self._in_time(rows, hashes, context)
+        now_ms = context.now_ms
+        watermark_ms = 0 if context.watermark_us is None else context.watermark_us // 1000
         until_ms = watermark_ms if self.time_mode == EVENT_TIME else now_ms
         grouping = StateSchema(self._grouping, pa.schema([]))
         timer_keys, timer_times = self._come(grouping, tables, until_ms)
@@ -236,7 +237,7 @@ class ProcessorProgram:
             keyed.keys,
             time_mode=self.time_mode,
             now_ms=now_ms,
-            sequence=moment.sequence,
+            sequence=context.sequence,
         )
         timer_values = TimerValues(now_ms, watermark_ms) if self._has_timers else TimerValues()
         form = self._make_form()
@@ -322,15 +323,12 @@ class ProcessorProgram:
             _hashes(first),
         )
 
-    def _in_time(self, rows: pa.Table, hashes: Any, moment: BatchMoment) -> tuple[pa.Table, Any]:
-        """The rows whose time is after the watermark of the batch before. Rows without a time are never late."""
-        if self.event_time is None or moment.late_watermark_us is None or rows.num_rows == 0:
+    def _in_time(self, rows: pa.Table, hashes: Any, context: BatchContext) -> tuple[pa.Table, Any]:
+        """The rows that are not late, and their hashes."""
+        kept = None if self.event_time is None else rows_in_time(rows, self.event_time, context.late_watermark_us)
+        if kept is None:
             return rows, hashes
-        times = contiguous(rows[self.event_time]).cast(pa.int64())
-        late = times.fill_null(moment.late_watermark_us + 1).to_numpy() <= moment.late_watermark_us
-        if not late.any():
-            return rows, hashes
-        return rows.filter(pa.array(~late)), None if hashes is None else hashes[~late]
+        return rows.filter(pa.array(kept)), None if hashes is None else hashes[kept]
 
     def _come(self, grouping: StateSchema, tables: Mapping[str, StateTable], until_ms: int) -> tuple[KeyRows, Rows]:
         """Stored timers up to now: their grouping keys and times."""

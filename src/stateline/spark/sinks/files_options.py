@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from stateline.blob.urls import absolute_url
 from stateline.changelog.upload_table import RetryPolicy
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
-from stateline.options import check_known, normalise_settings, parse_bool, parse_int, parse_size, setting
+from stateline.files.formats import FORMATS
+from stateline.options import normalise_settings, parse_bool, parse_choice, parse_int, parse_size, setting
 from stateline.pipeline.plan import (
     attempts_setting,
     copies_bytes_setting,
@@ -25,46 +27,32 @@ from stateline.spark.stream_checks import check_hidden, check_shared
 __all__ = ["FilesSinkOptions"]
 
 
+def _finish(value: str, name: str) -> str:
+    return parse_choice(value, ("available_now", "stop", "never"), name)
+
+
 def _retained(value: int | str, name: str) -> int:
     return parse_int(value, name, minimum=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesSinkOptions(DataSourceOptions):
-    """What a user can say about the sink.
+    """What a user can say about the sink; ``docs/files.md`` lists all options with what they mean.
 
     Attributes:
-        path: Root URL of the output; ``start(path)`` and ``save(path)`` set it.
-        format: ``parquet``, ``arrow``, ``csv``, ``jsonl`` or ``text``. (Spark's ``format()`` is taken by the sink
-            itself.)
-        partition_by: Columns that become folders, separated by commas.
-        partition_zone: Time zone whose clock names the folders of timestamps.
-        compression: A codec of the format.
-        roll_bytes: Size at which a file is finished.
-        roll_seconds: Age at which a file is finished, also while no rows come; ``never`` for no limit. ``auto`` is five
-            minutes, and no limit in a stream that ends by itself and in a batch, which finish their files at the end.
-        idle_seconds: Time without rows after which a file is finished, also while none come at all.
-        every_checkpoint: Finish every file with its micro-batch.
-        finish: When files that are still open are finished: ``available_now`` (when a stream that ends by itself has
-            ended), ``stop`` (also when the query is stopped) or ``never``.
-        checkpoint: Root URL of the sink's records; by default ``<path>/.stateline``, which readers skip.
-        retained_checkpoints: How many of the newest records are kept.
-        inline_bytes: Rows of a task that wait for their file come to the driver with its result, up to so many bytes,
-            in place of an object of their own.
-        record_bytes: What came so goes into the sink's record, up to so many bytes in all; else into one object.
-        upload_timeout: When a request to a store elsewhere is sent once more; see :class:`PipelineSettings`.
-        max_attempts: How often it is sent at most.
-        local_copies: Where hosts keep copies of rows that wait for their file; see :class:`PipelineSettings`.
-        local_copies_bytes: Room for them, on each host.
+        roll_seconds: ``auto`` is five minutes, and no limit in a stream that ends by itself and in a batch, which
+            finish their files at the end; ``never`` for no limit.
+        finish: ``available_now`` (when a stream that ends by itself has ended), ``stop`` (also when the query is
+            stopped) or ``never``.
         checkpoint_location: Spark's ``checkpointLocation``, as Spark passes it on.
-        query_name: Spark's ``queryName``, in the same way; the sink has no use for it.
+        query_name: Spark's ``queryName``, in the same way.
         root_options: Options of the records' store, given as ``root.<option>``; where the records lie below the output,
             those of the output's store hold, too.
         store_options: Options of the output's store, given as ``store.<option>``.
     """
 
     path: str = setting("", _text, help="root URL of the output; start(path) and save(path) say it")
-    format: str = setting("parquet", _text, help="parquet, arrow, csv, jsonl or text")
+    format: str = setting("parquet", _text, help=f"one of {', '.join(FORMATS)}")
     partition_by: tuple[str, ...] = setting("", _names, help="columns that become folders, separated by commas")
     partition_zone: str = setting("UTC", _text, help="time zone whose clock names the folders of timestamps")
     compression: str | None = setting(None, _text, help="a codec of the format")
@@ -76,7 +64,9 @@ class FilesSinkOptions(DataSourceOptions):
     )
     idle_seconds: str | None = setting(None, _text, help="time without rows after which a file is finished")
     every_checkpoint: bool = setting(False, parse_bool, help="finish every file with its micro-batch")
-    finish: str = setting("available_now", _text, help="when open files are finished: available_now, stop or never")
+    finish: Literal["available_now", "stop", "never"] = setting(
+        "available_now", _finish, help="when open files are finished: available_now, stop or never"
+    )
     checkpoint: str = setting("", _text, help="root URL of the sink's records; `.stateline` below the output if empty")
     retained_checkpoints: int = setting(3, _retained, help="newest records that are kept")
     inline_bytes: int = setting("64KiB", parse_size, help="of a task that come with its result, without an object")
@@ -94,7 +84,7 @@ class FilesSinkOptions(DataSourceOptions):
         normalise_settings(self)
         if not self.path:
             raise InvalidInputError(
-                "it is missing", operation="stateline_files", subject="path", hint='Call start("file:///folder")'
+                "must be given", operation="stateline_files", subject="path", hint='Call start("file:///folder")'
             )
         # Executors work in folders of their own, so a relative place must become one place for all.
         object.__setattr__(self, "path", absolute_url(self.path))
@@ -104,12 +94,16 @@ class FilesSinkOptions(DataSourceOptions):
         check_shared(self.checkpoint, "checkpoint")
         check_hidden(self.checkpoint, self.path, "checkpoint")
         check_hidden(self.checkpoint_location, self.path, "checkpointLocation")
-        check_known([self.finish], ("available_now", "stop", "never"), "value of finish")
+
+    @property
+    def records_url(self) -> str:
+        """Where the roots of all records of this output are."""
+        return self.checkpoint or f"{self.path.rstrip('/')}/.stateline"
 
     @property
     def root_url(self) -> str:
         """Root of the records of streams into this output."""
-        return f"{self.checkpoint or self.path.rstrip('/') + '/.stateline'}/stream"
+        return f"{self.records_url}/stream"
 
     @property
     def retry_policy(self) -> RetryPolicy:

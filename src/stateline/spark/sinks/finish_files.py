@@ -10,7 +10,8 @@ from typing import Final
 from stateline.environment import system_environment
 from stateline.errors import InvalidInputError, NotFoundError
 from stateline.pipeline.end_of_stream import finish_root
-from stateline.spark.sinks.files import finish_job, finish_sink
+from stateline.spark.sinks.files import finish_sink
+from stateline.spark.sinks.files_job import FilesJob
 from stateline.spark.sinks.files_options import FilesSinkOptions
 
 __all__ = ["finish_files"]
@@ -72,15 +73,15 @@ def _finish_keyed(options: FilesSinkOptions) -> bool:
 def _finish_job(options: FilesSinkOptions, job: str) -> None:
     if not isinstance(job, str) or not _JOB.fullmatch(job):
         raise InvalidInputError(
-            f"{job!r} is none",
+            f"must be the id of a batch job, got {job!r}",
             operation="finish_files",
             subject="job",
             hint="Give the 32 hexadecimal digits that the error of the job names",
         )
-    if not finish_job(options, job):
+    if not FilesJob(options, job).finish():
         raise NotFoundError(
-            "there is no decision of this job",
+            "cannot find a decision of this job",
             operation="finish_files",
-            subject=f"{options.root_url.removesuffix('stream')}jobs/{job}",
+            subject=f"{options.records_url}/jobs/{job}",
             hint="If no earlier call has finished it, it was never decided: none of its files is visible, run it again",
         )

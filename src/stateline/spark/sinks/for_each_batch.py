@@ -1,8 +1,5 @@
 """``PipelineStage.for_each_batch``: the output of each checkpoint, handed to a function of the user's own.
 
-Owns the call and the DataFrame it gets. Does not own when it happens (``coordinator``), nor what is delivered
-(``delivery``).
-
 Guarantees:
 
 - **At least once, after the checkpoint is durable.** The function is never called for rows that do not count.
@@ -27,12 +24,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
+from stateline.errors import UserCodeError
 from stateline.files.pending import load_rows
 from stateline.handles import RowsHandle
-from stateline.pipeline.delivery import BatchKey, Delivery
-from stateline.pipeline.plan import OperatorPlan, PipelinePlan
-from stateline.spark.job.batch_job import task_context
+from stateline.pipeline.delivery import BatchKey, Delivery, rows_without_function
+from stateline.pipeline.plan import PipelinePlan
+from stateline.spark.job.batch_job import task_resources
 
 __all__ = ["BatchDelivery", "BatchFunction"]
 
@@ -55,7 +52,6 @@ class BatchDelivery:
         self._session = session
         self._plan = plan
         self._functions = dict(functions)
-        self._operators = {operator.name: operator for operator in plan.operators}
 
     def __call__(self, delivery: Delivery) -> None:
         """Delivers one output.
@@ -66,15 +62,9 @@ class BatchDelivery:
         """
         operator = delivery.key.operator
         if operator not in self._functions:
-            raise InvalidInputError(
-                "its newest checkpoint has rows that wait for their function",
-                operation="start",
-                subject=f"operator {operator}",
-                hint="Start the program with .for_each_batch(fn) once more, so that they are delivered",
-                kind=ErrorKind.SCHEMA_MISMATCH,
-            )
+            raise rows_without_function(delivery, "start")
         function, schema = self._functions[operator]
-        rows = self._rows(self._operators[operator], delivery.rows, schema)
+        rows = self._rows(operator, delivery.rows, schema)
         try:
             _check_it_ran(function(rows, delivery.key))
         except BaseException as error:  # Of any other than an Exception Spark never hears: it would wait for ever.
@@ -86,7 +76,7 @@ class BatchDelivery:
                 + "".join(traceback.format_exception(error)),
             ) from error
 
-    def _rows(self, operator: OperatorPlan, handles: Sequence[RowsHandle], schema: pa.Schema) -> DataFrame:
+    def _rows(self, operator: str, handles: Sequence[RowsHandle], schema: pa.Schema) -> DataFrame:
         """The rows as a DataFrame whose partitions read one object each: nothing goes through the driver."""
         partitions = self._session.range(0, len(handles), 1, len(handles))
         return partitions.mapInArrow(_Reader(self._plan, operator, handles), _spark_schema(schema))
@@ -95,16 +85,16 @@ class BatchDelivery:
 class _Reader:
     """What runs in a Python worker."""
 
-    def __init__(self, plan: PipelinePlan, operator: OperatorPlan, handles: Sequence[RowsHandle]) -> None:
+    def __init__(self, plan: PipelinePlan, operator: str, handles: Sequence[RowsHandle]) -> None:
         self._plan = plan
         self._operator = operator
         self._handles = tuple(handles)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = task_context(self._plan, self._operator)
+        resources = task_resources(self._plan, self._operator)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                for table in load_rows(context.root, [self._handles[number]], context.cache):
+                for table in load_rows(resources.root, [self._handles[number]], resources.cache):
                     yield from table.to_batches()
 
 

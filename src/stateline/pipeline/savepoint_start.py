@@ -1,8 +1,5 @@
 """How a new query starts from a savepoint: the checkpoint before its first batch.
 
-Owns finding the savepoint and checking it against the program. Does not own copying or claiming it
-(``stateline.checkpoint.savepoint``), nor the decision (the coordinator publishes the checkpoint).
-
 The query is known only when its first batch comes, so that is when the savepoint is copied or claimed. Nothing is kept
 in memory in between: a crash before the record exists repeats it, with the same names, for the same query.
 """

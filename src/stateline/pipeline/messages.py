@@ -1,0 +1,97 @@
+"""What the driver, its subtasks and whoever waits for a batch say to each other: frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import msgspec
+
+from stateline.checkpoint import Checkpoint, SubtaskState
+from stateline.handles import FinishedFile, OpenFile, RowsHandle
+from stateline.pipeline.operators.api import BatchContext
+
+__all__ = ["Batch", "BatchReport", "SubtaskInput", "SubtaskResult", "SubtaskRunner"]
+
+D = TypeVar("D")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch(Generic[D]):
+    """One micro-batch as the engine hands it over.
+
+    Attributes:
+        query_id: Identity of the query, constant over restarts.
+        batch_id: 0 and up, without gaps.
+        offsets_digest: Digest of the source offsets of the batch.
+        data: What the subtask runner needs to find the rows; the driver does not look at it.
+    """
+
+    query_id: str
+    batch_id: int
+    offsets_digest: str
+    data: D
+
+
+class SubtaskInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the driver tells one subtask of one operator, beside its rows.
+
+    Attributes:
+        operator: Name of the operator.
+        subtask: 0 to ``parallelism - 1``.
+        states: Its key groups and its runs so far, by table.
+        open_files: Output files it goes on with.
+        context: Which batch it is, and when.
+    """
+
+    operator: str
+    subtask: int
+    states: dict[str, SubtaskState]
+    open_files: tuple[OpenFile, ...]
+    context: BatchContext
+
+
+class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one subtask hands back: handles of durable sections, small sections themselves, and counts.
+
+    Attributes:
+        operator: Name of the operator.
+        subtask: Index of the subtask.
+        states: Its runs after the batch, by table.
+        finished: Files to publish with the checkpoint.
+        open: Files that go on.
+        metrics: Counts and seconds by name, summed over subtasks in the report.
+        max_event_time_us: The greatest event time of its rows, microseconds since the epoch; ``None`` for none.
+        delivery: Its output rows, where they are handed to a function after the checkpoint; ``None`` for none.
+        next_timer_ms: No timer by processing time comes before this, milliseconds since the epoch; ``None`` for none.
+    """
+
+    operator: str
+    subtask: int
+    states: dict[str, SubtaskState]
+    finished: tuple[FinishedFile, ...] = ()
+    open: tuple[OpenFile, ...] = ()
+    metrics: dict[str, float] = {}
+    max_event_time_us: int | None = None
+    delivery: RowsHandle | None = None
+    next_timer_ms: int | None = None
+
+
+SubtaskRunner = Callable[[Batch[D], Sequence[SubtaskInput]], Sequence[SubtaskResult]]
+"""Runs every subtask of a batch, each at least once, and returns one result for each: of an attempt that ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """What became of one batch.
+
+    Attributes:
+        checkpoint: The record that decides the batch, ours or an earlier attempt's.
+        replayed: The batch had been decided before; nothing was computed.
+        metrics: Sums of the subtasks' metrics, and the driver's own seconds by step.
+    """
+
+    checkpoint: Checkpoint
+    replayed: bool
+    metrics: Mapping[str, float] = field(default_factory=dict)

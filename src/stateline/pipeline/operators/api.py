@@ -1,0 +1,141 @@
+"""The contract of an operator: what it is given for one batch and one subtask, and what it returns.
+
+The pipeline does everything around it: the shuffle by key, the runs of its state, its output files, retries and the
+record. An operator sees the rows of its own keys and the state as the last checkpoint left it, and returns changes.
+``docs/write-an-operator.md`` builds one step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from stateline.pipeline.event_time import WindowPlan
+from stateline.state.merge import Expired
+from stateline.state.rows import StateRows
+from stateline.state.schema import StateSchema
+from stateline.state.table import StateTable
+
+__all__ = ["HASH_COLUMN", "BatchContext", "OperatorProgram", "Processed"]
+
+HASH_COLUMN: Final = "__hash"
+"""The stable hash of the key, where the JVM has computed it already."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContext:
+    """Which batch it is, and when: decided by the driver, the same for all subtasks and for every attempt.
+
+    Attributes:
+        checkpoint_id: The checkpoint being made.
+        now: Processing time of the batch, seconds since the epoch.
+        watermark_us: The watermark that holds for the batch, microseconds since the epoch; ``None`` without one. What
+            it has passed is closed at the end of the batch.
+        late_watermark_us: The one that held for the batch before: what lies at or below it is closed, and late.
+        earlier_checkpoints: See :attr:`stateline.checkpoint.Checkpoint.earlier_checkpoints`.
+    """
+
+    checkpoint_id: int
+    now: float
+    watermark_us: int | None = None
+    late_watermark_us: int | None = None
+    earlier_checkpoints: int = 0
+
+    @property
+    def sequence(self) -> int:
+        """A number of the batch that ascends and never repeats in the life of its state, also over savepoints."""
+        return self.earlier_checkpoints + self.checkpoint_id
+
+    @property
+    def now_ms(self) -> int:
+        """Processing time in whole milliseconds, by the microsecond: 1.001 s are 1,001 ms, though a float has less."""
+        return round(self.now * 1_000_000) // 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processed:
+    """What an operator makes of the rows of one batch.
+
+    Attributes:
+        changes: New rows of each state table, by table name; a table without changes may be left out.
+        output: Output rows; ``None`` for none.
+        expired: Tests by table name: which rows have outlived their time, to be dropped when runs are merged.
+        metrics: Counts by name, summed over the subtasks.
+        next_timer_ms: No timer by processing time comes before this, milliseconds since the epoch; ``None`` for no
+            timer at all.
+    """
+
+    changes: Mapping[str, StateRows]
+    output: pa.Table | None = None
+    expired: Mapping[str, Expired] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    next_timer_ms: int | None = None
+
+
+class OperatorProgram(Protocol):
+    """What a keyed operator computes. Shipped to every task, so it must survive being copied to another process.
+
+    Implementations derive from it, and inherit what they do not say: no windows, nothing to do when only time passes.
+    """
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """Key columns of the input, in the order in which they are hashed."""
+        ...
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """Columns of the input that tasks receive, key columns first."""
+        ...
+
+    @property
+    def wants_hash(self) -> bool:
+        """Whether tasks also receive :data:`HASH_COLUMN`: cheaper to send than to compute in Python, for strings."""
+        ...
+
+    @property
+    def tables(self) -> Mapping[str, StateSchema]:
+        """Schemas of the operator's state tables, by name."""
+        ...
+
+    @property
+    def definition(self) -> str:
+        """What is computed, as text that is the same for the same program. A restart with another one is refused."""
+        ...
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """Schema of the output rows."""
+        ...
+
+    @property
+    def window(self) -> WindowPlan | None:
+        """Windows of event time, whose start is the last key column; ``None`` for none."""
+        return None
+
+    @property
+    def closes_windows(self) -> bool:
+        """Whether the state of a window goes when the watermark passes its end."""
+        return False
+
+    @property
+    def acts_on_watermark(self) -> bool:
+        """Whether a watermark that advances changes state or output, even without rows."""
+        return self.closes_windows
+
+    @property
+    def acts_on_time(self) -> bool:
+        """Whether processing time that passes changes state or output, even without rows."""
+        return False
+
+    def process(
+        self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, StateTable], context: BatchContext
+    ) -> Processed:
+        """Processes the rows of one batch that belong to one subtask; there may be none.
+
+        Must not keep anything between calls: the next batch may be processed elsewhere, and this one again.
+        """
+        ...

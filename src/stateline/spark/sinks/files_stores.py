@@ -1,0 +1,89 @@
+"""The stores of ``stateline_files``, opened in whatever process the sink is at the moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from stateline.blob import BlobStore, open_store
+from stateline.changelog.host_cache import HostCache
+from stateline.changelog.racing import raced
+from stateline.checkpoint import CheckpointStore
+from stateline.environment import system_environment
+from stateline.files import EncodingAhead, FileOutput
+from stateline.pipeline.files_decision import FilesDecision, files_plan
+from stateline.pipeline.plan import PipelinePlan
+from stateline.spark.job.local_copies import host_copies
+from stateline.spark.sinks.files_options import FilesSinkOptions
+
+__all__ = ["check_stores", "copies_of", "open_decision", "open_records"]
+
+
+def open_decision(
+    options: FilesSinkOptions,
+    output: FileOutput,
+    schema: pa.Schema,
+    root: BlobStore,
+    records: CheckpointStore | None = None,
+    ahead: EncodingAhead | None = None,
+) -> FilesDecision:
+    """The sink over one root.
+
+    Args:
+        options: What the user said.
+        output: The files.
+        schema: Schema of the rows.
+        root: Store of the records.
+        records: The records, where a process goes on with them.
+        ahead: Encodes open files until the next commit.
+    """
+    plan = _plan(options, root.url, output, schema)
+    out = _opened(options, output.url, output.store_options)
+    return FilesDecision(plan, root, out, schema, system_environment(), records, ahead, host_copies(plan, root))
+
+
+def copies_of(options: FilesSinkOptions) -> HostCache | None:
+    """The copies that this host has of a stream's rows; ``None`` for none."""
+    root = open_records(options, options.root_url)
+    try:
+        return host_copies(_plan(options, root.url, options.output()), root)
+    finally:
+        root.close()
+
+
+def open_records(options: FilesSinkOptions, url: str) -> BlobStore:
+    """A store of records."""
+    return _opened(options, url, options.options_of_records)
+
+
+def check_stores(options: FilesSinkOptions) -> None:
+    """Checks the options of both stores, without a call on either.
+
+    Raises:
+        InvalidInputError: An option is wrong.
+        NotInstalledError: The SDK of a cloud is missing.
+    """
+    for url, settings in ((options.path, options.store_options), (options.root_url, options.options_of_records)):
+        open_store(url, settings, system_environment())
+
+
+def _plan(
+    options: FilesSinkOptions, root_url: str, output: FileOutput, schema: pa.Schema | None = None
+) -> PipelinePlan:
+    return files_plan(
+        root_url,
+        output,
+        options.retained_checkpoints,
+        schema,
+        root_options=options.options_of_records,
+        inline_bytes=options.inline_bytes,
+        record_bytes=options.record_bytes,
+        local_copies=options.local_copies,
+        local_copies_bytes=options.local_copies_bytes,
+    )
+
+
+def _opened(options: FilesSinkOptions, url: str, store_options: Mapping[str, str]) -> BlobStore:
+    environment = system_environment()
+    return raced(open_store(url, store_options, environment), options.retry_policy, environment)
