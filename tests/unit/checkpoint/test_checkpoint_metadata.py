@@ -187,7 +187,7 @@ def test_a_member_that_comes_twice_is_refused_though_the_checksum_is_right(name,
 @pytest.mark.parametrize("member", [b'"format": "stateline.checkpoint"', b'"version": 1', b'"crc32c": "00000000"'])
 def test_a_member_of_the_envelope_that_comes_again_is_refused(member):
     body = body_of(golden_documents()["checkpoint.v1.json"])
-    with pytest.raises(CorruptDataError, match="unknown field `(format|version|crc32c)`"):
+    with pytest.raises(CorruptDataError, match=r"unknown field `(format|version|crc32c)`"):
         decode_record(resealed(body.replace(b'  "query_id":', b'  %s,\n  "query_id":' % member)), "x")
 
 
