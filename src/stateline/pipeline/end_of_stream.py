@@ -50,7 +50,7 @@ def finish_open_files(
         another: Makes one that knows nothing yet.
 
     Returns:
-        The newest record; ``None`` if there is none, and so nothing was ever written.
+        The newest record; ``None`` if nothing was ever written.
 
     Raises:
         FencedError: Another driver went on with the files.

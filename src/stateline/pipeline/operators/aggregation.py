@@ -26,8 +26,8 @@ from stateline.pipeline.event_time import WINDOW_END, WINDOW_START, WatermarkPla
 from stateline.pipeline.late_rows import rows_in_time
 from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, OperatorProgram, Processed
 from stateline.state.aggregate import Aggregation, KeyedAggregation
-from stateline.state.closing import close_keys
 from stateline.state.columns import contiguous, fixed_words, from_words
+from stateline.state.expiry import expire_keys
 from stateline.state.keys import KeyRows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
@@ -169,7 +169,7 @@ class AggregateProgram(OperatorProgram):
     def _close(self, table: StateTable, changes: StateRows, context: BatchContext) -> Any:
         size_us = 0 if self._window is None else self._window.size_us
         late_us = context.late_watermark_us
-        return close_keys(
+        return expire_keys(
             table,
             changes,
             len(self.key_columns) - 1,
