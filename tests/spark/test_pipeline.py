@@ -462,7 +462,7 @@ def test_a_root_without_permission_is_a_typed_error(place):
         ),
         (lambda place: place.keyed(parallelism="4"), "parallelism: '4' is no whole number"),
         (lambda place: place.pipeline().start("x", trigger="10 seconds"), "trigger: it is of type str.*dict"),
-        (lambda place: place.keyed().aggregate(), "no aggregation"),
+        (lambda place: place.keyed().aggregate(), "must have an aggregation"),
         (lambda place: place.keyed().aggregate(s=sum("valu")), "value"),
         (lambda place: place.keyed().aggregate(s=sum("key")), "key"),
         (lambda place: place.keyed().aggregate(key=count()), "key"),
