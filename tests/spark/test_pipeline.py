@@ -454,7 +454,7 @@ def test_a_root_without_permission_is_a_typed_error(place):
         (lambda place: KeyedStream(place.events(), key=5, checkpoint="x"), "key: 5 is not a column name"),
         (
             lambda place: KeyedStream(place.events(), key=[F.col("key")], checkpoint="x"),
-            "key: Column.* is not a column name",
+            "key: Column.* is not a column",
         ),
         (
             lambda place: place.keyed(place.events().withColumn("__HASH", F.col("id"))),
@@ -472,13 +472,13 @@ def test_a_root_without_permission_is_a_typed_error(place):
         (lambda place: place.pipeline().start("x", trigger={"continuous": "1 second"}), "continuous"),
         (
             lambda place: place.pipeline().start("x", trigger={"processingTime": "abc"}),
-            "start trigger.*Spark does not accept",
+            "start trigger.*Spark rejects",
         ),
         (
             lambda place: place.pipeline().start("x", trigger={"availableNow": False}),
-            "start trigger.*Spark does not accept",
+            "start trigger.*Spark rejects",
         ),
-        (lambda place: place.pipeline().start("x", query_name=5), "query_name 5: Spark does not accept"),
+        (lambda place: place.pipeline().start("x", query_name=5), "query_name 5: Spark rejects"),
         (lambda place: place.pipeline().start(""), "spark_checkpoint: must not be empty"),
         (lambda place: place.pipeline().start(5), "spark_checkpoint: expected .*, got int"),
         (lambda place: place.keyed(max_parallelism=None), "max_parallelism: must be a whole number, got None"),

@@ -176,7 +176,7 @@ def test_what_cannot_start_is_refused_before_anything_runs(spark, source, old, t
     def start(stage):
         stage.write_files(f"file://{tmp_path}/new/out").start(str(tmp_path / "new" / "spark"))
 
-    with pytest.raises(NotFoundError, match="no savepoint"):
+    with pytest.raises(NotFoundError, match="is not a savepoint"):
         start(plain(keyed(events, tmp_path, "new", start_from=f"file://{tmp_path}/nothing")))
     url = f"{made.url}/_metadata"
     with pytest.raises(InvalidInputError, match="cannot change its meaning"):

@@ -1,7 +1,5 @@
 """What one checkpoint is: the value behind ``_metadata``, and who may decide it.
 
-Owns the record's fields. Does not own its bytes (``metadata``), its life (``store``) or its end (``retention``).
-
 Invariants of a root, which every module here keeps:
 
 - **The record is the commit.** ``chk-<id>/_metadata`` is created last, by create-if-absent, and names only objects that
@@ -126,11 +124,7 @@ class DeliveryState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class InlineState(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="inline", tag_field="kind"
 ):
-    """A small piece of state that travels inside the record.
-
-    Attributes:
-        data: The bytes, at most :data:`MAX_FILE_STATE_THRESHOLD`; base64 in the record.
-    """
+    """A small piece of state, at most :data:`MAX_FILE_STATE_THRESHOLD` bytes, that travels inside the record."""
 
     data: bytes
 
@@ -173,8 +167,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         outputs: Files.
         deliveries: Rows to be handed over, of each operator that has any.
         inputs: The inputs that have a watermark.
-        properties: Free text for people and tools, such as the program's name. What is told of an output has a key that
-            ends with a space and its URL.
+        properties: Free text for people and tools. What is told of an output has a key that ends with a space and its
+            URL.
         states: Whatever else a restart needs, by name, written through a ``CheckpointStreamFactory``.
     """
 
@@ -252,9 +246,5 @@ def checkpoint_time(now: float, newest: Checkpoint | None) -> float:
 
     Clocks are set back, and the next driver may be on a host whose clock is behind. What has passed must not come back:
     a time to live, a timer, the age of a file. So time stands still until the clock has caught up.
-
-    Args:
-        now: What the clock says, seconds since the epoch.
-        newest: The checkpoint before; ``None`` for the first one.
     """
     return now if newest is None else max(now, newest.created_at)

@@ -1,7 +1,6 @@
 """Whose a savepoint is: one query's, that of whoever drops it, or nobody's.
 
-Owns the marker, which is created once, and the errors of those who come later. Does not own what an owner may do
-(``savepoint``).
+The marker is created once, so there is one owner.
 """
 
 from __future__ import annotations
@@ -28,11 +27,7 @@ def owner_of(store: BlobStore, name: str) -> str | None:
 
 
 def claim(store: BlobStore, name: str, owner: str, operation: str) -> None:
-    """Makes somebody the owner. Idempotent.
-
-    Raises:
-        ConflictError: Somebody else is.
-    """
+    """Makes somebody the owner. Idempotent; :class:`ConflictError` where somebody else is."""
     try:
         store.put_if_absent(name, encode_claim(owner))
     except AlreadyExistsError as error:
@@ -45,7 +40,7 @@ def owned(
 ) -> ConflictError:
     """The error of whoever comes too late."""
     return ConflictError(
-        "it was dropped" if owner == DROPPED else f"query {owner} owns it",
+        "was dropped" if owner == DROPPED else f"query {owner} owns it",
         operation=operation,
         subject=subject,
         hint=hint,
@@ -53,7 +48,7 @@ def owned(
 
 
 def hint_of_drop(owner: str) -> str:
-    """What whoever wants to drop a savepoint of a query should do."""
+    """What to do about a savepoint that belongs to a query and is to be dropped."""
     return (
         "That query needs its objects. If this is a copy of the folder, or the query is gone for good, add "
         f"--owned-by {owner}"

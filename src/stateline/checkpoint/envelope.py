@@ -1,7 +1,5 @@
 r"""The envelope of every JSON document below a root: what it is, and proof that it is whole.
 
-Owns the first two members, the last one, and the size cap. Does not own what lies between (``metadata``).
-
 Format::
 
     {\n
@@ -29,7 +27,7 @@ import msgspec
 from stateline.blob.checksum import crc32c
 from stateline.errors import CorruptDataError, UnsupportedVersionError
 
-__all__ = ["MAX_METADATA_BYTES", "corrupt", "decode_value", "members_of", "seal", "unseal"]
+__all__ = ["MAX_METADATA_BYTES", "corrupt", "decode_value", "seal", "unseal"]
 
 T = TypeVar("T")
 
@@ -43,18 +41,13 @@ _TRAILER_BYTES: Final = len(_TRAILER % 0)
 
 
 def seal(kind: bytes, members: bytes) -> bytes:
-    """The document with these members.
-
-    Args:
-        kind: Its format, such as ``b"stateline.checkpoint"``.
-        members: JSON members, separated by commas, without one at the end; at least one.
-    """
+    """A document of one kind, such as ``b"stateline.checkpoint"``, with these members: JSON, separated by commas."""
     body = b'{\n  "format": "%s",\n  "version": %d,\n%s' % (kind, _VERSION, members)
     return body + _TRAILER % crc32c(body)
 
 
-def unseal(data: bytes, kinds: tuple[bytes, ...], subject: str) -> bytes:
-    """Checks everything that holds for all documents and versions; returns the kind, one of ``kinds``.
+def unseal(data: bytes, kinds: tuple[bytes, ...], subject: str) -> tuple[bytes, bytes]:
+    """Checks what holds for all documents and versions; returns the kind, one of ``kinds``, and the members.
 
     Raises:
         CorruptDataError: It is damaged, too large, or a document of another kind.
@@ -78,27 +71,11 @@ def unseal(data: bytes, kinds: tuple[bytes, ...], subject: str) -> bytes:
     if header[1] not in kinds:
         expected = " or ".join(kind.decode() for kind in kinds)
         raise corrupt(f"it is a {header[1].decode()} document, not a {expected}", subject)
-    return header[1]
-
-
-def members_of(data: bytes) -> bytes:
-    """What lies between header and trailer of a document that :func:`unseal` has taken."""
-    header = _HEADER.match(data)
-    return data[header.end() if header else 0 : len(data) - _TRAILER_BYTES]
+    return header[1], data[header.end() : end]
 
 
 def decode_value(data: bytes | str, kind: type[T], what: str, subject: str) -> T:
-    """A JSON value that somebody keeps inside of a document, as text of a property or as bytes of a state.
-
-    Args:
-        data: The value.
-        kind: What it must be, in the words of msgspec.
-        what: What it is to people, for the error.
-        subject: The document.
-
-    Raises:
-        CorruptDataError: It is something else.
-    """
+    """A JSON value of a type, inside of a document, called ``what`` in the :class:`CorruptDataError` of another one."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

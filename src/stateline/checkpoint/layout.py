@@ -12,8 +12,6 @@
     ├── spark/                  Spark's own checkpoint, if its user names no other place: not read, swept or copied
     └── savepoint-<...>/        self-contained copies; see ``savepoint``
 
-Owns the names. Does not own what is in the objects.
-
 Facts:
 - Ids are grouped in blocks of :data:`FLOOR_BLOCK`; block ``b`` holds ids ``[b * FLOOR_BLOCK, (b + 1) * FLOOR_BLOCK)``.
   The number is part of the format: another one would read the old markers as floors of other ids.
@@ -135,19 +133,12 @@ def is_made_here(name: str) -> bool:
 
 
 def check_object_name(name: str) -> str:
-    """Returns ``name`` if a record may reach an object of that name.
-
-    Raises:
-        InvalidInputError: It is no blob name, or one that coordinates.
-    """
+    """Returns ``name``, or refuses one that a record must not reach with :class:`InvalidInputError`."""
     if _PLAIN.fullmatch(name):
         return name
     check_name(name)
-    if name.startswith((FLOOR_PREFIX, SPARK_PREFIX, STAGING_PREFIX)) or name.rpartition("/")[2] in (
-        METADATA,
-        PUBLISHED,
-        CLAIMED,
-    ):
+    leaf = name.rpartition("/")[2]
+    if name.startswith((FLOOR_PREFIX, SPARK_PREFIX, STAGING_PREFIX)) or leaf in (METADATA, PUBLISHED, CLAIMED):
         raise InvalidInputError(
             "the name is reserved for coordination",
             subject=f"object name {name!r}",

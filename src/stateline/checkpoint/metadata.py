@@ -1,8 +1,5 @@
 """The bytes of ``_metadata``: JSON documents that a person can read and a program can trust.
 
-Owns the encoding of a checkpoint, of the tombstone that replaces it when it is retired, and of the markers beside them.
-Does not own when they are written (``store``, ``retention``).
-
 Format: every document has the envelope that :mod:`stateline.checkpoint.envelope` specifies (``format`` and ``version``
 first, ``crc32c`` last). Between them:
 
@@ -26,7 +23,7 @@ reader would take is never published.
 from __future__ import annotations
 
 import json
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -37,7 +34,7 @@ from stateline.checkpoint.api import (
     OutputState,
     SubtaskState,
 )
-from stateline.checkpoint.envelope import corrupt, members_of, seal, unseal
+from stateline.checkpoint.envelope import corrupt, seal, unseal
 from stateline.checkpoint.layout import check_object_name, first_id_of_block
 from stateline.checkpoint.rules import check_checkpoint, check_position
 from stateline.errors import CorruptDataError, InvalidInputError
@@ -55,8 +52,6 @@ __all__ = [
     "encode_retired",
     "encode_savepoint",
 ]
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 _CHECKPOINT: Final = b"stateline.checkpoint"
 _SAVEPOINT: Final = b"stateline.savepoint"
@@ -84,37 +79,19 @@ class Retired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     delete: tuple[str, ...] = ()
 
 
-class _CheckpointDocument(Checkpoint, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    format: str
-    version: int
-    crc32c: str
-
-
-class _RetiredDocument(Retired, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    format: str
-    version: int
-    crc32c: str
-
-
-class _ClaimedDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    format: str
-    version: int
+class _Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     owner: str
-    crc32c: str
 
 
 _JSON: Final = msgspec.json.Encoder()
 _DECODERS: Final[dict[bytes, msgspec.json.Decoder[Any]]] = {
-    _CHECKPOINT: msgspec.json.Decoder(_CheckpointDocument),
-    _SAVEPOINT: msgspec.json.Decoder(_CheckpointDocument),
-    _RETIRED: msgspec.json.Decoder(_RetiredDocument),
-    _CLAIMED: msgspec.json.Decoder(_ClaimedDocument),
+    _CHECKPOINT: msgspec.json.Decoder(Checkpoint),
+    _SAVEPOINT: msgspec.json.Decoder(Checkpoint),
+    _RETIRED: msgspec.json.Decoder(Retired),
+    _CLAIMED: msgspec.json.Decoder(_Claim),
 }
 _BROKEN: Final = (OperatorState, SubtaskState, OutputState, DeliveryState)
 """Values whose members get lines of their own; every other value is written on one line."""
-
-
-# -- encoding ---------------------------------------------------------------------------------------------------------
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
@@ -127,20 +104,12 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 def encode_savepoint(checkpoint: Checkpoint) -> bytes:
-    """The bytes of a savepoint's ``_metadata``: a checkpoint whose names are relative to the savepoint's folder.
-
-    Raises:
-        InvalidInputError: As :func:`encode_checkpoint`.
-    """
+    """The bytes of a savepoint's ``_metadata``, whose names are relative to its folder; as for a checkpoint."""
     return _encode(_SAVEPOINT, checkpoint, f"savepoint of checkpoint {checkpoint.checkpoint_id}")
 
 
 def encode_retired(retired: Retired) -> bytes:
-    """The bytes of a tombstone; equal tombstones give equal bytes.
-
-    Raises:
-        InvalidInputError: As :func:`encode_checkpoint`.
-    """
+    """The bytes of a tombstone; as :func:`encode_checkpoint`."""
     return _encode(_RETIRED, retired, f"tombstone of checkpoint {retired.checkpoint_id}")
 
 
@@ -169,7 +138,7 @@ def _encode(kind: bytes, value: Checkpoint | Retired, subject: str) -> bytes:
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(str(error), operation="encode", subject=subject, hint=_EXACT_TYPES) from error
     try:
-        decoded = _decode(data, (kind,), subject)
+        decoded, _ = _decode(data, (kind,), subject)
     except CorruptDataError as error:
         raise InvalidInputError(error.message, operation="encode", subject=subject, hint=_EXACT_TYPES) from error
     if decoded != value:
@@ -202,9 +171,6 @@ def _value(value: object, indent: int) -> bytes:
     return b"[\n%s\n%s]" % (lines, b" " * indent)
 
 
-# -- decoding ---------------------------------------------------------------------------------------------------------
-
-
 def decode_record(data: bytes, subject: str) -> Checkpoint | Retired:
     """What is in the slot of a checkpoint: the checkpoint, or the tombstone that replaced it.
 
@@ -216,35 +182,30 @@ def decode_record(data: bytes, subject: str) -> Checkpoint | Retired:
         CorruptDataError: The bytes are not what was written, or break a rule of the format.
         UnsupportedVersionError: A newer version wrote them.
     """
-    decoded = _decode(data, (_CHECKPOINT, _RETIRED), subject)
-    _check_no_member_twice(data, decoded, subject)
+    decoded, body = _decode(data, (_CHECKPOINT, _RETIRED), subject)
+    _check_no_member_twice(body, decoded, subject)
     return decoded
 
 
 def decode_savepoint(data: bytes, subject: str) -> Checkpoint:
     """The checkpoint in a savepoint's ``_metadata``; arguments and errors as :func:`decode_record`."""
-    decoded = _decode(data, (_SAVEPOINT,), subject)
+    decoded, body = _decode(data, (_SAVEPOINT,), subject)
     if not isinstance(decoded, Checkpoint):
-        raise corrupt("it is no savepoint", subject)
-    _check_no_member_twice(data, decoded, subject)
+        raise corrupt("is not a savepoint", subject)
+    _check_no_member_twice(body, decoded, subject)
     return decoded
 
 
 def decode_claim(data: bytes, subject: str) -> str:
     """The owner in a claim; arguments and errors as :func:`decode_record`."""
-    document = _document(data, (_CLAIMED,), subject)[1]
-    _refuse_member_twice(data, subject)
-    owner: str = document.owner
+    _, claim, body = _document(data, (_CLAIMED,), subject)
+    _refuse_member_twice(body, subject)
+    owner: str = claim.owner
     return owner
 
 
 def check_mark(data: bytes, written: bytes, subject: str) -> None:
     """Compares a floor marker, or the mark that files are visible, with what was written; only ``verify`` does.
-
-    Args:
-        data: All bytes of the object.
-        written: From :func:`encode_floor` or :func:`encode_published`.
-        subject: Its URL, for the error.
 
     Raises:
         CorruptDataError: They differ.
@@ -255,60 +216,49 @@ def check_mark(data: bytes, written: bytes, subject: str) -> None:
         raise corrupt("its checksum is right but it is not the mark that its name says", subject)
 
 
-def _decode(data: bytes, kinds: tuple[bytes, ...], subject: str) -> Checkpoint | Retired:
-    kind, document = _document(data, kinds, subject)
-    decoded: Checkpoint | Retired
+def _decode(data: bytes, kinds: tuple[bytes, ...], subject: str) -> tuple[Checkpoint | Retired, bytes]:
+    """The value of a document, checked, and its members as a JSON object."""
+    kind, decoded, body = _document(data, kinds, subject)
     try:
-        if kind == _RETIRED:
-            decoded = _without_envelope(document, Retired)
-            complaint = _check_retired(decoded)
-        else:
-            decoded = _without_envelope(document, Checkpoint)
-            complaint = check_checkpoint(decoded)
+        complaint = _check_retired(decoded) if kind == _RETIRED else check_checkpoint(decoded)
     except InvalidInputError as error:
         raise corrupt(str(error), subject) from error
     if complaint is not None:
         raise corrupt(complaint, subject)
-    return decoded
+    return decoded, body
 
 
-def _document(data: bytes, kinds: tuple[bytes, ...], subject: str) -> tuple[bytes, Any]:
-    kind = unseal(data, kinds, subject)
+def _document(data: bytes, kinds: tuple[bytes, ...], subject: str) -> tuple[bytes, Any, bytes]:
+    """The kind of a document, what it says, and its members as a JSON object."""
+    kind, members = unseal(data, kinds, subject)
+    body = b"{%s}" % members
     try:
-        return kind, _DECODERS[kind].decode(data)
+        return kind, _DECODERS[kind].decode(body), body
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise corrupt(f"its checksum is right but it is not a {kind.decode()} document: {error}", subject) from error
 
 
-def _check_no_member_twice(data: bytes, decoded: Checkpoint | Retired, subject: str) -> None:
-    """Refuses a document in which an object has two members of one name.
+def _check_no_member_twice(body: bytes, decoded: Checkpoint | Retired, subject: str) -> None:
+    """Refuses an object with two members of one name.
 
     Nearly every document is, but for its white space, what this program writes, which takes a tenth of the time to see.
     """
-    if msgspec.json.format(b"{%s}" % members_of(data), indent=-1) != _JSON.encode(decoded):
-        _refuse_member_twice(data, subject)
+    if msgspec.json.format(body, indent=-1) != _JSON.encode(decoded):
+        _refuse_member_twice(body, subject)
 
 
-def _refuse_member_twice(data: bytes, subject: str) -> None:
+def _refuse_member_twice(body: bytes, subject: str) -> None:
     def check(pairs: list[tuple[str, object]]) -> None:
         names = [name for name, _ in pairs]
         if len(set(names)) < len(names):
             twice = next(name for at, name in enumerate(names) if name in names[:at])
             raise corrupt(f"its checksum is right but a member {twice!r} comes twice in one object", subject)
 
-    json.loads(data, object_pairs_hook=check)
-
-
-def _without_envelope(document: msgspec.Struct, cls: type[T]) -> T:
-    return cls(**{name: getattr(document, name) for name in cls.__struct_fields__})
+    json.loads(body, object_pairs_hook=check)
 
 
 def _check_retired(retired: Retired) -> str | None:
-    """The first rule that a tombstone breaks; ``None`` for none.
-
-    Raises:
-        InvalidInputError: A name is not one.
-    """
+    """The first rule that a tombstone breaks; ``None`` for none. A bad name is refused by an error."""
     for name in retired.delete:
         check_object_name(name)
     return check_position(retired.checkpoint_id, retired.created_at)

@@ -1,8 +1,5 @@
 """The objects that a checkpoint reaches: which bytes of them matter, whether those are intact, copies and new names.
 
-Owns walking over a checkpoint's handles. Does not own which checkpoint, or where its copies go (``savepoint``), or what
-a finding means (``verify``).
-
 Facts:
 - A state file is a whole object: its size and CRC32C are known. Of a segment, what counts are its sections: some of
   them may belong to nobody any more.
@@ -179,12 +176,7 @@ def _checked_pieces(store: BlobStore, name: str, size: int, extents: Sequence[Ex
 
 
 def read_piece(store: BlobStore, part: Part) -> bytes | None:
-    """The bytes of a staged piece, checked; ``None`` where the store cannot read it before it is published.
-
-    Raises:
-        NotFoundError: It is gone.
-        CorruptDataError: It is not what was staged.
-    """
+    """The bytes of a staged piece, checked; ``None`` where the store cannot read it before it is published."""
     data = store.read_staged(part)
     if data is not None and (len(data) != part.length or crc32c(data) != part.crc32c):
         extent = Extent(0, part.length, part.crc32c, is_whole=True)
@@ -202,7 +194,7 @@ def renamed(
     Args:
         checkpoint: The original.
         name_of: From the name of an object of the root to its new name.
-        run_checkpoint_id: What the runs say they were first named by; as they were if ``None``.
+        run_checkpoint_id: The checkpoint that runs say they were made by; by default the original one.
     """
 
     def new_section(section: H) -> H:

@@ -1,7 +1,5 @@
 """Sections that came with the results of subtasks: into the record where they are few, else into one segment.
 
-Owns the rule. Does not own segments (``stateline.changelog.segment_writer``) nor when a record is made.
-
 A subtask that changed little hands its sections back with its result, so that it makes no object. The record may carry
 ``max_bytes`` of such sections, old and new: what an earlier record carried goes on with every later one, until merges
 or the roll of a file make an end of it. Where they are more, all of them become one segment. So the record stays small,
@@ -30,10 +28,7 @@ H = TypeVar("H", bound=SectionHandle)
 def packed(checkpoint: Checkpoint, segments: Segments, max_bytes: int) -> Checkpoint:
     """The same checkpoint with at most so many bytes of sections in its record.
 
-    Args:
-        checkpoint: Its handles may be inline.
-        segments: Where the segment goes, if one is needed; it is durable when this returns.
-        max_bytes: Of all inline sections together.
+    A segment that is needed is durable when this returns.
 
     Raises:
         CorruptDataError: A section is not what its handle says: it was damaged on its way.

@@ -59,12 +59,12 @@ class Located:
 def locate(
     pointer: str, *, options: Mapping[str, str] | None = None, environment: Environment | None = None
 ) -> Located:
-    """Tells what a pointer names; arguments and errors as :func:`resolve_pointer`, but no checkpoint is looked for."""
+    """What a pointer names; arguments and errors as :func:`resolve_pointer`, but no checkpoint is looked for."""
     check_kind(pointer, str, "pointer")
     trimmed = pointer.rstrip("/").removesuffix(f"/{METADATA}").rstrip("/")
     if not trimmed:
         raise InvalidInputError(
-            "it is empty", operation="resolve", subject=f"pointer {pointer!r}", hint="Give the URL of a checkpoint root"
+            "must not be empty", operation="resolve", subject="pointer", hint="Give the URL of a checkpoint root"
         )
     parent, _, leaf = trimmed.rpartition("/")
     checkpoint_id = id_of_record(f"{leaf}/{METADATA}")
@@ -80,15 +80,15 @@ def locate(
 def resolve_pointer(
     pointer: str, *, options: Mapping[str, str] | None = None, environment: Environment | None = None
 ) -> Snapshot:
-    """Finds what a pointer names; see the module docstring.
+    """Finds what a pointer names; the table of the module tells what it may be.
 
     Args:
         pointer: A URL or a path.
-        options: Settings of the store, as strings.
+        options: Settings of the store.
         environment: Passed to the store.
 
     Raises:
-        InvalidInputError: It is no URL of a store.
+        InvalidInputError: It is not the URL of a store.
         NotFoundError: Nothing is there, or the checkpoint was retired.
         CorruptDataError: Its record is not what was written.
     """
@@ -99,7 +99,7 @@ def resolve_pointer(
     checkpoint = root.latest() if found.checkpoint_id is None else root.get(found.checkpoint_id)
     if checkpoint is None:
         raise NotFoundError(
-            "there is neither a checkpoint nor a savepoint",
+            "holds neither a checkpoint nor a savepoint",
             operation="resolve",
             subject=pointer,
             hint="Give a checkpoint root, a folder chk-<id> in it, or the folder of a savepoint",

@@ -1,7 +1,5 @@
 """Outputs that lie elsewhere now: one more checkpoint, in which they have their new URLs.
 
-Owns what such a checkpoint says, and what must be there before it is decided. Does not own moving anything.
-
 A record names each output by the URL of its root, and files and pieces by names relative to that. So an output that was
 moved, or restored in another place, is gone on with by one more checkpoint of the same batch: the same state and the
 same files, below another URL. It is decided like any other, by one create-if-absent, so a driver that is still at work
@@ -84,14 +82,7 @@ def relocate_outputs(
     """
     world = environment or system_environment()
     check_kind(root, CheckpointStore, "root")
-    newest = root.latest()
-    if newest is None:
-        raise NotFoundError(
-            "the root has no checkpoint",
-            operation="relocate",
-            subject=root.store.url,
-            hint="Give the URL of a checkpoint root",
-        )
+    newest = root.newest("relocate")
     _check_operators(newest, outputs)
     moved = {
         (output.url, outputs[output.operator].url)
@@ -103,7 +94,7 @@ def relocate_outputs(
     published = root.is_published(newest)
     if not published and newest.deliveries:
         raise InvalidInputError(
-            "rows of it may not have been handed over yet, and another checkpoint would hand them over once more",
+            "cannot move while rows may not have been handed over yet: another checkpoint would hand them over again",
             operation="relocate",
             subject=f"checkpoint {newest.checkpoint_id} of {root.store.url}",
             hint="Bring the output back, start the query once, so that it hands them over, and move the output then",
@@ -133,14 +124,13 @@ def relocate_outputs(
 
 def _check_operators(newest: Checkpoint, outputs: Mapping[str, BlobStore]) -> None:
     known = sorted({output.operator for output in newest.outputs})
-    for operator in outputs:
-        if operator not in known:
-            raise InvalidInputError(
-                f"it has no output called {operator!r}, but {known}",
-                operation="relocate",
-                subject=f"checkpoint {newest.checkpoint_id}",
-                hint="Give the name of the operator, as `stateline checkpoint show` has it",
-            )
+    for operator in set(outputs) - set(known):
+        raise InvalidInputError(
+            f"expected operators with an output, {known}, got {operator!r}",
+            operation="relocate",
+            subject=f"checkpoint {newest.checkpoint_id}",
+            hint="Give the name of the operator, as `stateline checkpoint show` has it",
+        )
 
 
 def _kept(newest: Checkpoint, state: InlineState | FileState) -> InlineState | FileState:
@@ -175,7 +165,7 @@ def _not_there(findings: list[Finding], newest: Checkpoint) -> Exception:
     shown = "; ".join(f"{finding.name} is {finding.problem}: {finding.detail}" for finding in findings[:_SHOWN])
     more = f"; and {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
     return _ERRORS[findings[0].problem](
-        f"not all that it needs is in the new place: {shown}{more}",
+        f"must find all that it needs in the new place, got: {shown}{more}",
         operation="relocate",
         subject=f"checkpoint {newest.checkpoint_id}",
         hint="Move the whole folder, with those that begin with a point. What a store cannot move (blocks and uploads "

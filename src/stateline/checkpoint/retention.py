@@ -1,8 +1,5 @@
 """The end of a checkpoint: what goes when it is no longer retained, and in which order.
 
-Owns the deletion of records, of what only they reach, and of slots. Does not own garbage that no record ever named
-(``verify`` finds it).
-
 Order for each retired checkpoint, oldest first:
 
 1. **Tombstone**: its record is overwritten, atomically, by a tombstone that lists what is to be deleted. From here on
@@ -50,15 +47,7 @@ __all__ = ["Reach", "Retention", "reach_of", "retire"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What retention remembers of a live checkpoint.
-
-    Attributes:
-        checkpoint_id: Its id.
-        query_id: Of the checkpoint.
-        nonce: Of the checkpoint.
-        created_at: Of the checkpoint.
-        objects: Names in the root that it reaches.
-    """
+    """What retention remembers of a live checkpoint: its identity, and the objects in the root that it reaches."""
 
     checkpoint_id: int
     query_id: str = ""
@@ -125,7 +114,7 @@ class Retention:
         self._open_blocks.add(block_of(checkpoint.checkpoint_id))
 
     def retain(self, num_retained: int) -> None:
-        """Retires all but the newest checkpoints; see :meth:`CheckpointStore.retain`."""
+        """As :meth:`stateline.checkpoint.store.CheckpointStore.retain`."""
         live = self._recover() if self._live is None else self._live
         self._finish()
         while len(live) > num_retained:

@@ -1,7 +1,5 @@
 """What must hold for the values in a record, whoever wrote it and however right its checksum is.
 
-Owns the rules. Does not own the bytes (``metadata``), nor what the numbers mean.
-
 - Names stay inside the root and name data only.
 - Numbers are in range, and what they count can exist.
 - The subtasks of an operator cover the key groups exactly: a gap would lose state without a word.
@@ -126,11 +124,7 @@ def _is_sound_run(run: RunHandle, checkpoint: Checkpoint) -> bool:
 
 
 def _is_sound_section(section: SectionHandle) -> bool:
-    """Whether a section can be where its handle says.
-
-    Raises:
-        InvalidInputError: Its name is none.
-    """
+    """Whether a section can be where its handle says. A bad name is refused by an error."""
     if section.is_inline:
         is_placed = section.offset == 0 and section.length == len(section.data) <= MAX_FILE_STATE_THRESHOLD
     else:
@@ -173,11 +167,7 @@ def _check_point(point: CommitPoint) -> str | None:
 
 
 def _check_part(part: Part) -> None:
-    """Checks a staged piece.
-
-    Raises:
-        InvalidInputError: A name is none, or a number is out of range.
-    """
+    """Refuses a staged piece with a bad name, or a number that is out of range."""
     check_name(part.name)
     if part.container:
         check_name(part.container)

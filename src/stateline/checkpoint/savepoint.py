@@ -1,7 +1,5 @@
 """Savepoints: a checkpoint and all it reaches, copied into one folder that can be moved, kept and started from.
 
-Owns making, finding, dropping and starting from them. Does not own when a query makes one.
-
 Layout, below any store::
 
     savepoint-<uuid>/_metadata      written last: without it the folder is incomplete
@@ -91,11 +89,7 @@ class Savepoint:
         return owner_of(self.store, self.name_in_store(CLAIMED))
 
     def check_free(self, operation: str) -> None:
-        """Checks that nobody has claimed it. One GET.
-
-        Raises:
-            ConflictError: Somebody has.
-        """
+        """Refuses a savepoint that somebody has claimed, with :class:`ConflictError`. One GET."""
         owner = self.owner()
         if owner is not None:
             raise owned(self.url, owner, operation)
@@ -134,16 +128,14 @@ def create_savepoint(
     store = store_of(target, environment)
     attempts_left = 1 if checkpoint_id is not None else _ATTEMPTS
     while True:
-        checkpoint = source.latest() if checkpoint_id is None else source.get(checkpoint_id)
-        if checkpoint is None:
-            raise NotFoundError(
-                "the root has no checkpoint",
-                operation="create_savepoint",
-                subject=source.store.url,
-                hint="Give the URL of a checkpoint root",
-            )
+        checkpoint = source.newest("create_savepoint") if checkpoint_id is None else source.get(checkpoint_id)
         if not source.is_published(checkpoint):
-            raise _not_visible(source, checkpoint)
+            raise InvalidInputError(
+                "must be published before a savepoint is made of it: files that it finishes are not visible yet",
+                operation="create_savepoint",
+                subject=f"checkpoint {checkpoint.checkpoint_id} of {source.store.url}",
+                hint="Start the query once, so that it publishes them, or choose an older checkpoint",
+            )
         try:
             return _created(source, checkpoint.without_deliveries(), store, label, progress, environment)
         except NotFoundError as error:
@@ -212,7 +204,7 @@ def open_savepoint(where: BlobStore | str, folder: str = "", *, environment: Env
         data = store.get(name)
     except NotFoundError as error:
         raise NotFoundError(
-            "there is no savepoint, or it was never completed",
+            "is not a savepoint, or was never completed",
             operation="open_savepoint",
             subject=subject,
             hint="Give the folder of a savepoint: `stateline savepoint create` makes one",
@@ -225,7 +217,7 @@ def open_savepoint(where: BlobStore | str, folder: str = "", *, environment: Env
         except CorruptDataError:
             raise error from None
         raise InvalidInputError(
-            "it is the record of a root, not a savepoint",
+            "is the record of a root, not a savepoint",
             operation="open_savepoint",
             subject=subject,
             hint="Make a savepoint of it: `stateline savepoint create`",
@@ -254,7 +246,7 @@ def drop_savepoint(
     check_kind(folder, str, "folder")
     if not folder.startswith(SAVEPOINT_PREFIX) or "/" in folder:
         raise InvalidInputError(
-            "it is not the folder of a savepoint",
+            "is not the folder of a savepoint",
             operation="drop_savepoint",
             subject=folder,
             hint=f"Its name begins with {SAVEPOINT_PREFIX!r}; `stateline savepoint ls` names them. Delete a copy that "
@@ -310,7 +302,7 @@ def start_from_savepoint(
     check_kind(root, CheckpointStore, "root")
     if root.latest() is not None:
         raise InvalidInputError(
-            "the root has checkpoints already",
+            "must be a root without checkpoints",
             operation="start_from_savepoint",
             subject=root.store.url,
             hint="A root belongs to one query: give the new one a root of its own",
@@ -347,11 +339,7 @@ def _copied_names(savepoint: Savepoint, root: BlobStore) -> dict[str, str]:
 
 
 def folder_of_claim(root: BlobStore, url: str) -> str:
-    """The name in a root of the folder of a savepoint that is to be claimed there.
-
-    Raises:
-        InvalidInputError: It lies elsewhere.
-    """
+    """The name in a root of the folder of a savepoint that is to be claimed there; an error if it lies elsewhere."""
     try:
         return relative_name(root.url, url)
     except InvalidInputError as error:
@@ -385,13 +373,4 @@ def _gone(subject: str, error: NotFoundError) -> DataLossError:
         operation="savepoint",
         subject=subject,
         hint="Restore the object from a copy, or use another checkpoint or savepoint",
-    )
-
-
-def _not_visible(source: CheckpointStore, checkpoint: Checkpoint) -> InvalidInputError:
-    return InvalidInputError(
-        "the files that it finishes are not visible yet, and a savepoint would lose them",
-        operation="create_savepoint",
-        subject=f"checkpoint {checkpoint.checkpoint_id} of {source.store.url}",
-        hint="Start the query once, so that it publishes them, or choose an older checkpoint",
     )

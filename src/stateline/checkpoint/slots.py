@@ -1,7 +1,5 @@
 """What is in the slots of a root, read by exact name, and which of them is the newest.
 
-Owns the meaning of a slot. Does not own writing one (``store`` creates, ``retention`` retires).
-
 A slot is the name ``chk-<id>/_metadata``. Seen from outside it goes through these states, never back::
 
     ABSENT ──create-if-absent──> Checkpoint ──overwrite──> Retired ──marker, then delete──> CLOSED
@@ -100,10 +98,7 @@ class Slots:
         return sorted({checkpoint_id for checkpoint_id in found if checkpoint_id is not None})
 
     def newest(self, listed_ids: list[int]) -> Checkpoint | None:
-        """The newest checkpoint; ``None`` for a root that never had one.
-
-        Args:
-            listed_ids: From :meth:`listed_ids`; taken as a hint for where to start.
+        """The newest checkpoint, searched from ``listed_ids``; ``None`` for a root that never had one.
 
         Raises:
             CorruptDataError: The newest cannot be read. With ``allow_older``: none of the live ones can. One that a
@@ -167,7 +162,7 @@ class Slots:
         found = decode_record(data, subject)
         if found.checkpoint_id != checkpoint_id:
             raise CorruptDataError(
-                f"it is the record of checkpoint {found.checkpoint_id}",
+                f"expected the record of checkpoint {checkpoint_id}, got that of checkpoint {found.checkpoint_id}",
                 operation="decode",
                 subject=subject,
                 hint="Objects were swapped or copied by hand: put each back under its own name",

@@ -1,9 +1,5 @@
 """Pieces of state that can be opened: inline ones and files.
 
-Owns reading and discarding. Does not own writing (``stream_factory``) or what the record keeps of a handle
-(:class:`stateline.checkpoint.api.InlineState` and :class:`FileState`, which :attr:`InlineHandle.state` and
-:attr:`FileHandle.state` give and :func:`open_state` turns into handles again).
-
 Facts:
 - The handle of exclusive state is relative to the folder of the record: the folder can be moved as a whole. That of
   shared state is the name from the root of the store.
@@ -31,11 +27,7 @@ _READ_ALL_BYTES: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class InlineHandle:
-    """State that lives in the handle itself.
-
-    Attributes:
-        data: The bytes.
-    """
+    """State that lives in the handle itself."""
 
     data: bytes
 
@@ -99,11 +91,7 @@ class FileHandle:
         return io.BufferedReader(_ObjectReader(self), _READ_BUFFER_BYTES)
 
     def discard(self) -> None:
-        """Deletes the object, and nothing else. Idempotent.
-
-        Raises:
-            StatelineError: The deletion failed and the object is still there, or may be.
-        """
+        """Deletes the object, and nothing else. Idempotent; an error if the object is still there, or may be."""
         try:
             self.store.delete([self.name])
         except (StatelineError, OSError):  # OSError: from a store of somebody else's.
@@ -115,15 +103,12 @@ class FileHandle:
 
 
 def open_state(state: InlineState | FileState, store: BlobStore, folder: str) -> InlineHandle | FileHandle:
-    """The handle of what a record keeps. No I/O.
+    """The handle of what a record keeps in ``Checkpoint.states``. No I/O.
 
     Args:
-        state: From ``Checkpoint.states``.
+        state: What the record keeps.
         store: The root of the record.
-        folder: Name of the folder that holds the record, such as ``Checkpoint.folder``.
-
-    Raises:
-        InvalidInputError: The name leaves the root.
+        folder: Name of the record's folder, such as ``Checkpoint.folder``.
     """
     if isinstance(state, InlineState):
         return InlineHandle(state.data)

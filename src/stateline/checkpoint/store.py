@@ -1,9 +1,5 @@
 """The checkpoints of one root: create the next one, find the newest, end the old ones.
 
-Owns the rule of who may decide a checkpoint. Does not own the bytes (``metadata``), what a slot means (``slots``), the
-order of deletion (``retention``), or whether the root belongs to the caller's query (the coordinator compares
-``query_id``).
-
 Invariants:
 - ``publish`` returns only if the record in the slot is the caller's (same nonce) **and** the floor was read open after
   that. Whoever gets :class:`FencedError` has a successor and must stop.
@@ -70,7 +66,7 @@ class CheckpointStore:
 
     Args:
         root_url: A URL or a path, or the store whose root is the checkpoint root.
-        settings: See :class:`CheckpointStoreSettings`.
+        settings: Options for repair.
         environment: Passed on when ``root_url`` is a URL.
     """
 
@@ -107,13 +103,25 @@ class CheckpointStore:
         self._newest_id = None if newest is None else newest.checkpoint_id
         return newest
 
+    def newest(self, operation: str) -> Checkpoint:
+        """As :meth:`latest`, but a root without a checkpoint is a :class:`NotFoundError` of the operation."""
+        newest = self.latest()
+        if newest is None:
+            raise NotFoundError(
+                "the root has no checkpoint",
+                operation=operation,
+                subject=self.store.url,
+                hint="Give the URL of a checkpoint root",
+            )
+        return newest
+
     def get(self, checkpoint_id: int) -> Checkpoint:
         """One checkpoint, by exact name. Two GETs.
 
         Raises:
             NotFoundError: It was retired, or never created; the message says which.
             CorruptDataError: Its record cannot be read.
-            InvalidInputError: ``checkpoint_id`` is no number.
+            InvalidInputError: ``checkpoint_id`` is not a number.
         """
         checkpoint_id = parse_int(checkpoint_id, "checkpoint_id")
         slot = self._slots.read(checkpoint_id) if checkpoint_id >= 0 else Empty.ABSENT
@@ -175,7 +183,7 @@ class CheckpointStore:
         """
         if not isinstance(checkpoint, Checkpoint):
             raise InvalidInputError(
-                f"{type(checkpoint).__name__} is no Checkpoint",
+                f"expected a Checkpoint, got {type(checkpoint).__name__}",
                 operation="publish",
                 subject=self.store.url,
                 hint="Give a stateline.checkpoint.Checkpoint",

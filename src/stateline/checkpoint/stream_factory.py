@@ -1,8 +1,5 @@
 """Streams for state: small state stays inline in the record, large state becomes one object.
 
-Owns the choice between the two, the names of the objects, and what happens to them if the stream is given up. Does not
-own the record that the handles go into.
-
 Facts:
 - **Size alone decides**: up to ``file_state_size_threshold`` bytes inline, one byte more is a file, however the bytes
   were written, flushed or synced. No bytes at all are ``None``.
@@ -117,11 +114,7 @@ class CheckpointStreamFactory:
         self._piece_bytes = max(buffer_bytes, PIECE_BYTES)  # Above any threshold: inline state is never staged.
 
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
-        """A new, empty stream. No I/O.
-
-        Raises:
-            InvalidInputError: ``scope`` is no :class:`CheckpointedStateScope`.
-        """
+        """A new, empty stream. No I/O."""
         return CheckpointStateOutputStream(
             self._store,
             self._folder_of(scope, "create_checkpoint_state_output_stream"),
@@ -175,7 +168,7 @@ class CheckpointStreamFactory:
     def _folder_of(self, scope: CheckpointedStateScope, operation: str) -> str:
         if not isinstance(scope, CheckpointedStateScope):
             raise InvalidInputError(
-                f"{scope!r} is no scope",
+                f"{scope!r} is not a scope",
                 operation=operation,
                 subject="scope",
                 hint="Give CheckpointedStateScope.EXCLUSIVE or CheckpointedStateScope.SHARED",
@@ -190,7 +183,7 @@ def _in_folder(folder: str, handle: FileHandle) -> str:
 
 def _folder(name: str, what: str) -> str:
     if not isinstance(name, str):
-        raise InvalidInputError(f"{name!r} is no name", subject=what, hint="Give a folder such as 'chk-7'")
+        raise InvalidInputError(f"{name!r} is not a name", subject=what, hint="Give a folder such as 'chk-7'")
     folder = name.rstrip("/")
     check_object_name(f"{check_name(folder)}/x")  # No sweep of staged pieces may take its files, and no floor be in it.
     return folder

@@ -1,9 +1,5 @@
 """Garbage in a checkpoint root: objects that crashed tasks and drivers left, and that no checkpoint reaches.
 
-Owns which objects are looked at and which of them are needed. Does not own the choice of what may go, nor ages
-(``stateline.blob.sweep``), what a checkpoint reaches (``api``), or checkpoints that are no longer retained
-(``retention``).
-
 - Only what lies in ``shared/``, ``taskowned/`` or ``chk-<id>/`` and has a name that Stateline gives to data objects is
   looked at: one with a UUID. So it is no record and no mark, and nothing that somebody else put there.
 - What a live checkpoint reaches stays: runs, pending rows of open files, state files.
@@ -31,7 +27,6 @@ from stateline.checkpoint.layout import (
 )
 from stateline.checkpoint.store import CheckpointStore
 from stateline.environment import Environment
-from stateline.errors import NotFoundError
 
 __all__ = ["RootSweep", "sweep_root"]
 
@@ -77,14 +72,9 @@ def sweep_root(
     store = root.store
     prefixes = (SHARED_PREFIX, TASKOWNED_PREFIX, RECORD_PREFIX)
     listed = [info for prefix in prefixes for info in store.list(prefix) if is_made_here(info.name)]
-    checkpoints = tuple(CheckpointStore(store).list())  # Whatever the caller's may leave out.
-    if not checkpoints:
-        raise NotFoundError(
-            "the root has no checkpoint, so nothing tells what is needed",
-            operation="sweep",
-            subject=store.url,
-            hint="Give the URL of a checkpoint root",
-        )
+    strict = CheckpointStore(store)  # Whatever settings the caller's has.
+    strict.newest("sweep")  # Without a checkpoint, nothing tells what is needed.
+    checkpoints = tuple(strict.list())
     newest_at = store.head(record_name(checkpoints[-1].checkpoint_id)).modified_at
     result = sweep(
         store,

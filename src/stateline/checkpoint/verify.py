@@ -1,6 +1,6 @@
 """Is everything there, is it what was written, and what is there that nobody needs?
 
-Owns reading and comparing. Deletes nothing, fences nobody, and may run beside the query.
+Deletes nothing, fences nobody, and may run beside the query.
 
 What it looks at: the record of each live checkpoint (or one, or a savepoint), every object in the root that they
 reach, the marks beside the records and the floor, and, for outputs whose store is given, the files they finish.
@@ -16,7 +16,8 @@ Facts:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -102,6 +103,20 @@ class VerifyReport:
         """Whether everything that is needed was read and found intact. Orphans do no harm."""
         return not self.findings
 
+    def add(self, problem: Problem, name: str, checkpoint_ids: tuple[int, ...], detail: str) -> None:
+        """Adds a finding."""
+        self.findings.append(Finding(problem=problem, name=name, checkpoint_ids=checkpoint_ids, detail=detail))
+
+    @contextmanager
+    def noting(self, name: str, checkpoint_ids: tuple[int, ...]) -> Iterator[None]:
+        """Makes a finding of an object that turns out to be missing or corrupt."""
+        try:
+            yield
+        except NotFoundError as error:
+            self.add(Problem.MISSING, name, checkpoint_ids, error.message)
+        except CorruptDataError as error:
+            self.add(Problem.CORRUPT, name, checkpoint_ids, error.message)
+
 
 def verify_root(
     root: CheckpointStore,
@@ -120,7 +135,7 @@ def verify_root(
 
     Raises:
         NotFoundError: There is no checkpoint ``checkpoint_id``.
-        StatelineError: What the stores raise, other than missing and corrupt objects, which are findings.
+        StatelineError: What the stores raise, other than for missing and corrupt objects.
     """
     report = VerifyReport()
     listed = [info for prefix in (SHARED_PREFIX, TASKOWNED_PREFIX, RECORD_PREFIX) for info in root.store.list(prefix)]
@@ -141,28 +156,17 @@ def verify_root(
 
 def verify_savepoint(savepoint: Savepoint, *, progress: Progress | None = None) -> VerifyReport:
     """Verifies a savepoint: all it needs is in its folder, and whether it has an owner can be read."""
-    report = VerifyReport()
     needed = {savepoint.name_in_store(name): found for name, found in extents_of(savepoint.checkpoint).items()}
-    report.checkpoint_ids = [savepoint.checkpoint.checkpoint_id]
-    try:
+    ids = (savepoint.checkpoint.checkpoint_id,)
+    report = VerifyReport(checkpoint_ids=list(ids))
+    with report.noting(savepoint.name_in_store(CLAIMED), ids):
         savepoint.owner()
-    except CorruptDataError as error:
-        _add(report, Problem.CORRUPT, savepoint.name_in_store(CLAIMED), tuple(report.checkpoint_ids), error.message)
-    report.reachable = sorted(needed)
-    for done, name in enumerate(report.reachable, start=1):
-        _look_at_object(savepoint.store, name, needed[name], tuple(report.checkpoint_ids), report)
-        if progress is not None:
-            progress(done, len(needed))
+    _look_at_objects(savepoint.store, needed, dict.fromkeys(needed, ids), progress, report)
     return report
 
 
 def verify_outputs(checkpoint: Checkpoint, outputs: Mapping[str, BlobStore]) -> VerifyReport:
-    """Verifies what a checkpoint needs of its outputs alone, so that a driver can go on from it.
-
-    Args:
-        checkpoint: The checkpoint; the files that it finishes need not be visible yet.
-        outputs: Stores of outputs by ``OutputState.url``; others are left out.
-    """
+    """Verifies what a checkpoint needs of its outputs alone, by ``OutputState.url``, so that a driver can go on."""
     report = VerifyReport(checkpoint_ids=[checkpoint.checkpoint_id])
     _look_at_outputs(checkpoint, outputs, lambda _: True, report)
     return report
@@ -175,22 +179,20 @@ def _live(root: CheckpointStore, report: VerifyReport) -> list[Checkpoint]:
     checkpoints = []
     taken = []
     for checkpoint_id in listed_ids:
-        try:
+        slot = None
+        with report.noting(record_name(checkpoint_id), (checkpoint_id,)):
             slot = slots.read(checkpoint_id)
-        except CorruptDataError as error:
-            _add(report, Problem.CORRUPT, record_name(checkpoint_id), (checkpoint_id,), error.message)
-            taken.append(checkpoint_id)
-            continue
         if isinstance(slot, Checkpoint):
             checkpoints.append(slot)
+        if slot is None or isinstance(slot, Checkpoint):
             taken.append(checkpoint_id)
     for missing in sorted(set(range(min(taken, default=0), max(taken, default=-1))) - set(taken)):
-        _add(report, Problem.MISSING, record_name(missing), (missing,), "its neighbours are live")
+        report.add(Problem.MISSING, record_name(missing), (missing,), "its neighbours are live")
     _look_below(slots, min(taken, default=0), set(listed_ids), report)
     try:
         slots.newest(listed_ids)
     except DataLossError as error:
-        _add(report, Problem.MISSING, f"{RECORD_PREFIX}*/{METADATA}", (), error.message)
+        report.add(Problem.MISSING, f"{RECORD_PREFIX}*/{METADATA}", (), error.message)
     except CorruptDataError:
         return checkpoints  # It is among the findings.
     return checkpoints
@@ -209,11 +211,11 @@ def _look_below(slots: Slots, oldest_live: int, listed_ids: set[int], report: Ve
             continue
         if len(unlisted) == FLOOR_BLOCK and slots.read(ids[0]) is Empty.ABSENT:
             what = f"no marker says that checkpoints {ids[0]} to {ids[-1]} were retired: a late driver may decide one"
-            _add(report, Problem.MISSING, floor_name(block), (), what)
+            report.add(Problem.MISSING, floor_name(block), (), what)
             continue
         for slot in unlisted:
             if slots.read(slot) is Empty.ABSENT:
-                _add(report, Problem.MISSING, record_name(slot), (), "neither the record nor a tombstone is there")
+                report.add(Problem.MISSING, record_name(slot), (), "neither the record nor a tombstone is there")
 
 
 def _verify(
@@ -225,7 +227,7 @@ def _verify(
     report: VerifyReport,
 ) -> None:
     needed: dict[str, set[Extent]] = {}
-    needed_by: dict[str, list[int]] = {}
+    needed_by: dict[str, tuple[int, ...]] = {}
     # A file that a younger checkpoint finishes once more, below another URL, is looked for there.
     finishes = {
         file.commit.nonce: checkpoint.checkpoint_id
@@ -237,15 +239,11 @@ def _verify(
         report.checkpoint_ids.append(checkpoint.checkpoint_id)
         for name, extents in extents_of(checkpoint).items():
             needed.setdefault(name, set()).update(extents)
-            needed_by.setdefault(name, []).append(checkpoint.checkpoint_id)
+            needed_by[name] = (*needed_by.get(name, ()), checkpoint.checkpoint_id)
         mine = checkpoint.checkpoint_id
         due = set() if is_published(checkpoint) else {nonce for nonce, last in finishes.items() if last == mine}
         _look_at_outputs(checkpoint, outputs, due.__contains__, report)
-    report.reachable = sorted(needed)
-    for done, name in enumerate(report.reachable, start=1):
-        _look_at_object(store, name, needed[name], tuple(needed_by[name]), report)
-        if progress is not None:
-            progress(done, len(needed))
+    _look_at_objects(store, needed, needed_by, progress, report)
 
 
 def _look_at_outputs(
@@ -259,15 +257,19 @@ def _look_at_outputs(
                     _look_at_file(outputs[output.url], finished.commit, checkpoint.checkpoint_id, report)
 
 
-def _look_at_object(
-    store: BlobStore, name: str, extents: set[Extent], checkpoint_ids: tuple[int, ...], report: VerifyReport
+def _look_at_objects(
+    store: BlobStore,
+    needed: Mapping[str, set[Extent]],
+    needed_by: Mapping[str, tuple[int, ...]],
+    progress: Progress | None,
+    report: VerifyReport,
 ) -> None:
-    try:
-        report.bytes_read += check_object(store, name, extents)
-    except NotFoundError as error:
-        _add(report, Problem.MISSING, name, checkpoint_ids, error.message)
-    except CorruptDataError as error:
-        _add(report, Problem.CORRUPT, name, checkpoint_ids, error.message)
+    report.reachable = sorted(needed)
+    for done, name in enumerate(report.reachable, start=1):
+        with report.noting(name, needed_by[name]):
+            report.bytes_read += check_object(store, name, needed[name])
+        if progress is not None:
+            progress(done, len(needed))
 
 
 def _look_at_marks(store: BlobStore, checkpoint_ids: Iterable[int | None], report: VerifyReport) -> None:
@@ -283,7 +285,7 @@ def _look_beside_marks(store: BlobStore, listed: Iterable[ObjectInfo], report: V
     slots = Slots(store, allow_older=False)
     for marked in sorted(mark for mark in map(id_of_published, names) if mark is not None):
         if record_name(marked) not in names and slots.read(marked) is Empty.ABSENT:
-            _add(report, Problem.MISSING, record_name(marked), (marked,), "its mark is there")
+            report.add(Problem.MISSING, record_name(marked), (marked,), "its mark is there")
 
 
 def _look_at_floor(store: BlobStore, report: VerifyReport) -> None:
@@ -301,10 +303,8 @@ def _look_at_mark(
     except NotFoundError:
         return  # There is none, or the query has freed its slot.
     report.bytes_read += len(data)
-    try:
+    with report.noting(name, checkpoint_ids):
         check_mark(data, written, f"{store.url}/{name}")
-    except CorruptDataError as error:
-        _add(report, Problem.CORRUPT, name, checkpoint_ids, error.message)
 
 
 def _look_at_parts(store: BlobStore, parts: Iterable[Part], checkpoint_id: int, report: VerifyReport) -> None:
@@ -312,27 +312,21 @@ def _look_at_parts(store: BlobStore, parts: Iterable[Part], checkpoint_id: int, 
         if not part.length:  # It is there for the store alone.
             continue
         name = f"{store.url}/{part.name}"
-        try:
+        with report.noting(name, (checkpoint_id,)):
             data = read_piece(store, part)
-        except NotFoundError as error:
-            _add(report, Problem.MISSING, name, (checkpoint_id,), error.message)
-        except CorruptDataError as error:
-            _add(report, Problem.CORRUPT, name, (checkpoint_id,), error.message)
-        else:
             report.bytes_read += len(data or b"")
             if data is None:
-                _add(report, Problem.UNREADABLE, name, (checkpoint_id,), "the store cannot read staged pieces")
+                report.add(Problem.UNREADABLE, name, (checkpoint_id,), "the store cannot read staged pieces")
 
 
 def _look_at_file(store: BlobStore, commit: CommitPoint, checkpoint_id: int, report: VerifyReport) -> None:
     """A file to be published: it is there already, or all its pieces are."""
     extent = Extent(0, commit.length, commit.crc32c, is_whole=True)
-    try:
-        report.bytes_read += check_object(store, commit.target, [extent])
-    except NotFoundError:
-        _look_at_parts(store, commit.parts, checkpoint_id, report)
-    except CorruptDataError as error:
-        _add(report, Problem.CORRUPT, f"{store.url}/{commit.target}", (checkpoint_id,), error.message)
+    with report.noting(f"{store.url}/{commit.target}", (checkpoint_id,)):
+        try:
+            report.bytes_read += check_object(store, commit.target, [extent])
+        except NotFoundError:
+            _look_at_parts(store, commit.parts, checkpoint_id, report)
 
 
 def _still_counts(root: CheckpointStore, finding: Finding) -> bool:
@@ -352,7 +346,3 @@ def _still_counts(root: CheckpointStore, finding: Finding) -> bool:
 
 def _coordinates(name: str) -> bool:
     return name.rpartition("/")[2] in (METADATA, PUBLISHED)
-
-
-def _add(report: VerifyReport, problem: Problem, name: str, checkpoint_ids: tuple[int, ...], detail: str) -> None:
-    report.findings.append(Finding(problem=problem, name=name, checkpoint_ids=checkpoint_ids, detail=detail))

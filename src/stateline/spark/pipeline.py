@@ -137,7 +137,7 @@ def _writer(
         return writer if query_name is None else writer.queryName(query_name)
     except (PySparkException, TypeError, ValueError) as error:
         raise InvalidInputError(
-            f"Spark does not accept it ({str(error).partition(chr(10))[0]})",
+            f"Spark rejects it ({str(error).partition(chr(10))[0]})",
             operation="start",
             subject=f"trigger {trigger}" + ("" if query_name is None else f", query_name {query_name!r}"),
             hint='Give such as {"processingTime": "10 seconds"} or {"availableNow": True}, and a name that is text',

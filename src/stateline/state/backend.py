@@ -360,12 +360,12 @@ class KeyedStateBackend(Closable):
         segment = Segments(self._store, self._environment, copies=self._cache).writer()
         added = {name: self._added(segment, state, checkpoint_id) for name, state in self._states.items()}
         placement = segment.finish()
-        for name, state in added.items():
+        for name, subtask in added.items():
             operators[name] = OperatorState(
                 name=name,
                 schema=self._states[name].schema.encode(),
                 definition=self._states[name].definition,
-                subtasks=(replace(state, runs=tuple(map(placement.of, state.runs))),),
+                subtasks=(replace(subtask, runs=tuple(map(placement.of, subtask.runs))),),
             )
         made = self._settle(
             Checkpoint(

@@ -1,7 +1,5 @@
 """The change feed: what happened to the rows of a slice of state between two checkpoints.
 
-Owns the comparison. Does not own which checkpoints are compared, nor how rows are read (``stored``).
-
 It gives the **net** change of each key: a key that was put and deleted in between does not appear, one that was changed
 ten times appears once. So the feed between two checkpoints is one function of them, and repeating it gives the same
 rows. Values are compared as they are stored: a rewritten row with equal values is no change.
@@ -62,7 +60,7 @@ def changes_between(reader: SliceReader, before: SubtaskState | None, after: Sub
     """The changes that lead from one state of some key groups to another.
 
     Args:
-        reader: Reads both; its schema is that of the newer one, as which older rows are read.
+        reader: Reads both, with the schema of the newer one.
         before: The slice as it was; ``None`` for nothing.
         after: The same key groups, later.
 

@@ -1,7 +1,5 @@
 """Raw access to Arrow columns: bit patterns as numpy arrays, and copies of many rows at a time.
 
-Owns what Arrow and numpy do not do fast enough for each other. Does not own any meaning of the values.
-
 Facts (measured, ``docs/decisions/0017-grouping.md``):
 - Taking rows in random order from a column of strings costs Arrow six times what it costs numpy to take records of one
   fixed length, and keys are often of one length: identifiers, codes, padded numbers.
@@ -44,10 +42,7 @@ def contiguous(column: Column) -> pa.Array:
 
 
 def fixed_words(column: pa.Array) -> npt.NDArray[Any] | None:
-    """The bit patterns of a column of 1, 2, 4 or 8 bytes a value, without a copy; ``None`` for all other types.
-
-    They are signed numbers: the values themselves, for a column of such.
-    """
+    """The bits of values of 1, 2, 4 or 8 bytes, as signed numbers and without a copy; ``None`` for other types."""
     dtype = word_type(column.type)
     if dtype is None:
         return None

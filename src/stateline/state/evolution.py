@@ -1,7 +1,4 @@
-"""A stored schema becomes a newer one: what is safe, how old rows are read, and what must be remembered. Pure.
-
-Owns the rules for columns, and the memory of dropped ones. Does not own what the values mean: whoever keeps aggregates
-checks that what stays is computed as before.
+"""How a stored schema becomes a newer one: what is safe, how old rows are read, what must be remembered. Pure.
 
 Rules:
 - A value column may be added, with a default for the rows that are stored already; dropped; or widened without loss.
@@ -33,15 +30,10 @@ _DIGITS: Final[Mapping[int, int]] = {8: 3, 16: 5, 32: 10, 64: 19}
 
 
 def check_evolution(record: Checkpoint, name: str, wanted: StateSchema) -> None:
-    """Checks that the stored state of a name, if there is any, can become what a program wants.
-
-    Args:
-        record: The newest one.
-        name: The state.
-        wanted: What the program keeps.
+    """Checks that the stored state of a name, if there is any, can become what a program expects.
 
     Raises:
-        InvalidInputError: Of kind ``SCHEMA_MISMATCH``; shows what is stored and what is wanted.
+        InvalidInputError: Of kind ``SCHEMA_MISMATCH``; shows both schemas.
         CorruptDataError: The record's schema cannot be read.
     """
     operator = record.operator(name)
@@ -60,11 +52,11 @@ def check_evolution(record: Checkpoint, name: str, wanted: StateSchema) -> None:
 
 
 def carried_properties(newest: Checkpoint | None, wanted: Mapping[str, str]) -> dict[str, str]:
-    """The properties of the next record: which columns were ever dropped, by state; checkpoints before a savepoint.
+    """The properties that the next record takes over from the newest: dropped columns, checkpoints before a savepoint.
 
     Args:
         newest: The record before it.
-        wanted: The schemas of the next one, encoded, by name of the state.
+        wanted: The encoded schemas of the next one, by name of the state.
     """
     if newest is None:
         return {}
@@ -89,10 +81,10 @@ def _dropped(record: Checkpoint, name: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ColumnStep:
-    """How one wanted value column comes from a stored row.
+    """How one column of the newer schema comes from a stored row.
 
     Attributes:
-        name: The wanted column.
+        name: The column.
         type: Its type.
         source: Index of the stored value column; ``None`` where the column was added.
         default: What an added column has in stored rows; null where there is no default.

@@ -1,7 +1,5 @@
 """Keys in columns: normalising, hashing, comparing whole keys, and grouping rows by key.
 
-Owns equality of keys. Does not own the hash itself (``stateline.key_groups``) nor any value column.
-
 Facts:
 - Keys are equal as Spark groups them: null equals null, NaN equals NaN, -0.0 equals 0.0 (and becomes it).
 - The hash orders rows; **only the whole key decides**. Two different keys with one hash are two keys everywhere:
@@ -104,14 +102,16 @@ def key_rows(schema: StateSchema, columns: Sequence[Column], hashes: npt.NDArray
     Args:
         schema: Names and types of the keys.
         columns: One per key column, in the order of the schema, all of one length.
-        hashes: The hashes, where the caller has them already, signed or unsigned: ``xxhash64`` of the same columns.
+        hashes: ``xxhash64`` of the same columns, signed or unsigned, where the caller has it already.
 
     Raises:
         InvalidInputError: Another number, type or length of columns, or hashes that are not those of the keys.
     """
     if len(columns) != len(schema.keys):
         raise InvalidInputError(
-            f"{len(columns)} key columns came", operation="put", hint=f"The key is ({', '.join(schema.keys.names)})"
+            f"expected {len(schema.keys)} key columns, got {len(columns)}",
+            operation="put",
+            hint=f"The key is ({', '.join(schema.keys.names)})",
         )
     normal = tuple(_normalised(column, field) for column, field in zip(columns, schema.keys, strict=True))
     if hashes is None:
@@ -234,7 +234,7 @@ def _normalised(column: Column, field: pa.Field) -> pa.Array:
     """One contiguous array of exactly the type of ``field``."""
     if stored_key_type(column.type, field.name) != field.type:
         raise InvalidInputError(
-            f"the key column has type {column.type}, the state has {field.type}",
+            f"expected type {field.type}, got {column.type}",
             operation="put",
             subject=f"column {field.name!r}",
             hint="Cast it before it is keyed: the hash of a key depends on its type",

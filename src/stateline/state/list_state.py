@@ -1,9 +1,9 @@
 """List state: rows of values per key, in order, for the keys of one batch.
 
-Owns what a batch reads and changes. An element is one row of the table, with a ``position`` as sub-key. Positions
-ascend, with gaps: those of the batch with number ``c`` begin at ``c * 2**32``. So an append needs to know nothing of
-the elements before it, reads nothing, and logs only what it appends. The numbers of batches ascend over the whole life
-of the state, also where it moves to another root and checkpoints count from 0 again.
+An element is one row of the table, with a ``position`` as sub-key. Positions ascend, with gaps: those of the batch with
+number ``c`` begin at ``c * 2**32``. So an append needs to know nothing of the elements before it, reads nothing, and
+logs only what it appends. The numbers of batches ascend over the whole life of the state, also where it moves to
+another root and checkpoints count from 0 again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stateline.state.keys import KeyRows
 from stateline.state.rows import StateRows
-from stateline.state.subkeys import rows_of_keys, sorted_changes, subkey_rows
+from stateline.state.subkeys import rows_of_keys, subkey_changes
 from stateline.state.table import StateTable
 from stateline.state.variables import Lifetime, RowCodec, Values, first_refused
 
@@ -105,11 +105,7 @@ class ListState:
         self._edits[key] = _Edit(replaces=True, rows=list(rows))
 
     def changes(self) -> StateRows | None:
-        """New rows and tombstones, ascending by hash; ``None`` if nothing changed.
-
-        Raises:
-            InvalidInputError: An element does not fit the schema.
-        """
+        """As :meth:`stateline.state.value_state.ValueState.changes`."""
         owners: list[int] = []
         positions: list[int] = []
         rows: list[Values | None] = []
@@ -121,11 +117,9 @@ class ListState:
         if not rows:
             return None
         deleted = np.fromiter((row is None for row in rows), np.bool_, len(rows))
-        whole = subkey_rows(
-            self._table.schema, self._keys, np.array(owners, dtype=np.int64), [pa.array(positions, pa.int64())]
-        )
         values = self._lifetime.stamped(self._codec.encode(rows), len(rows))
-        return sorted_changes(whole, values, deleted)
+        subkeys = [pa.array(positions, pa.int64())]
+        return subkey_changes(self._table, self._keys, owners, subkeys, values, deleted)
 
     def refused_key(self) -> int | None:
         """The key of the element that :meth:`changes` has refused."""

@@ -1,7 +1,7 @@
 """Map state: entries per key, for the keys of one batch.
 
-Owns what a batch reads and changes. An entry is one row of the table, the fields of its map key are the sub-key, so a
-put logs one row and a removal one tombstone.
+An entry is one row of the table, and the fields of its map key are the sub-key. So a put logs one row and a removal one
+tombstone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 from stateline.state.keys import KeyRows
 from stateline.state.rows import StateRows
-from stateline.state.subkeys import rows_of_keys, sorted_changes, subkey_rows
+from stateline.state.subkeys import rows_of_keys, subkey_changes
 from stateline.state.table import StateTable
 from stateline.state.variables import Lifetime, RowCodec, Values, first_refused
 
@@ -73,11 +73,7 @@ class MapState:
         self._cleared.add(key)
 
     def changes(self) -> StateRows | None:
-        """New rows and tombstones, ascending by hash; ``None`` if nothing changed.
-
-        Raises:
-            InvalidInputError: An entry does not fit the schema.
-        """
+        """As :meth:`stateline.state.value_state.ValueState.changes`."""
         owners: list[int] = []
         entries: list[Values] = []
         values: list[Values | None] = []
@@ -93,9 +89,8 @@ class MapState:
             return None
         deleted = np.fromiter((value is None for value in values), np.bool_, len(values))
         subkeys = self._key_codec.encode(entries)
-        whole = subkey_rows(self._table.schema, self._keys, np.array(owners, dtype=np.int64), subkeys)
         columns = self._lifetime.stamped(self._value_codec.encode(values), len(values))
-        return sorted_changes(whole, columns, deleted)
+        return subkey_changes(self._table, self._keys, owners, subkeys, columns, deleted)
 
     def refused_key(self) -> int | None:
         """The key of the entry that :meth:`changes` has refused."""

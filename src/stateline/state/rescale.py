@@ -1,20 +1,16 @@
-"""Another parallelism for stored state: which slices of which runs each new subtask reads. Pure.
+"""The slices of stored runs that each subtask reads after a change of parallelism. Pure: no run is touched.
 
-Owns the assignment and the order of the slices. Does not own their bytes: no run is touched.
-
-Why the order is right. The runs of one old subtask are a lineage: a newer run wins over an older one. Two old
-subtasks own
-disjoint key groups, so a key is in one lineage only, and any order that keeps each lineage in order is right. What must
-not happen is that a run shines through where its lineage has already replaced it: a run from before an earlier change
-of
-parallelism may still be in one subtask's stack while its neighbour has merged its own half away, deletions included. So
-every slice is narrowed to the key groups **of the old subtask that lists it**, and a run listed twice is joined again
-only where both slices are neighbours and no order is broken by it.
+The runs of one old subtask are a lineage: a newer run wins over an older one. Two old subtasks own disjoint key groups,
+so a key is in one lineage only, and any order that keeps each lineage in order is right. What must not happen is that a
+run shines through where its lineage has already replaced it: a run from before an earlier change of parallelism may
+still be in one subtask's stack while its neighbour has merged its own half away, deletions included. So every slice is
+narrowed to the key groups **of the old subtask that lists it**, and a run listed twice is joined again only where both
+slices are neighbours and no order is broken by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -31,8 +27,8 @@ def rescale(operator: OperatorState, parallelism: int, max_parallelism: int) -> 
 
     Args:
         operator: What a checkpoint holds.
-        parallelism: Subtasks from now on, 1 to ``max_parallelism``.
-        max_parallelism: Number of key groups, as it was from the first day.
+        parallelism: Subtasks from now on.
+        max_parallelism: Number of key groups.
 
     Returns:
         One state per new subtask, in the order of their key groups. Equal to what is stored if the parallelism is.
@@ -47,11 +43,7 @@ def rescale(operator: OperatorState, parallelism: int, max_parallelism: int) -> 
 
 
 def state_of_range(operator: OperatorState, owned: KeyGroupRange, max_parallelism: int) -> SubtaskState:
-    """The state of any range of key groups, whatever the subtasks that wrote it; see :func:`rescale`.
-
-    Raises:
-        CorruptDataError: The stored subtasks do not cover all key groups exactly once.
-    """
+    """The state of any range of key groups; errors as :func:`rescale`."""
     _check_covering(operator, max_parallelism)
     lineages = [_slices(subtask, owned) for subtask in operator.subtasks]
     runs = _interleave([lineage for lineage in lineages if lineage])
@@ -95,19 +87,15 @@ def _joins(before: RunHandle, after: RunHandle) -> bool:
 
 
 def _check_covering(operator: OperatorState, max_parallelism: int) -> None:
-    wanted = 0
-    for part in _ranges(operator):
-        if part.start != wanted:
+    end = 0
+    for subtask in operator.subtasks:
+        if subtask.first_key_group != end:
             break
-        wanted = part.end + 1
-    if wanted != max_parallelism:
+        end = subtask.last_key_group + 1
+    if end != max_parallelism:
         raise CorruptDataError(
-            f"its subtasks do not cover the key groups 0 to {max_parallelism - 1} exactly once",
+            f"its subtasks must cover the key groups 0 to {max_parallelism - 1} exactly once",
             operation="rescale",
             subject=f"operator {operator.name!r}",
             hint="Go back to an older checkpoint",
         )
-
-
-def _ranges(operator: OperatorState) -> Iterable[KeyGroupRange]:
-    return (subtask.key_groups for subtask in operator.subtasks)

@@ -1,8 +1,5 @@
 """What a row of keyed state looks like: key columns and value columns.
 
-Owns the types that state may have, and their text form in a checkpoint. Does not own how a stored schema becomes a
-newer one (``evolution``), rows (``keys``, ``run``), nor what the values mean (``aggregate``).
-
 Rules:
 - Key types are fixed for the life of the state: the stored order is by the hash of the key, and the hash depends on its
   type.
@@ -70,7 +67,7 @@ class StateSchema:
         values = [pa.field(field.name, stored_type(field.type, field.name)) for field in self.values]
         names = [field.name for field in (*keys, *values)]
         if not keys:
-            raise InvalidInputError("there is no key column", subject="state schema", hint="Name at least one")
+            raise InvalidInputError("must have a key column", subject="state schema", hint="Name at least one")
         for name in names:
             if name.startswith(_RESERVED_PREFIX):
                 raise InvalidInputError(
@@ -93,7 +90,7 @@ class StateSchema:
         for name in key_names:
             if name not in schema.names:
                 raise InvalidInputError(
-                    "there is no such column", subject=f"key {name!r}", hint=f"Columns: {', '.join(schema.names)}"
+                    "is not a column", subject=f"key {name!r}", hint=f"Columns: {', '.join(schema.names)}"
                 )
         values = [field for field in schema if field.name not in key_names]
         return cls(pa.schema([schema.field(name) for name in key_names]), pa.schema(values))
@@ -105,7 +102,7 @@ class StateSchema:
             defaults: By name of the value column. A column that is not named is null in such rows.
 
         Raises:
-            InvalidInputError: A name that is no value column, or a value that its type cannot hold.
+            InvalidInputError: A name that is not a value column, or a value that its type cannot hold.
         """
         check_known(defaults, self.values.names, "value column")
         encoded = []
@@ -117,7 +114,9 @@ class StateSchema:
                 _check_is_whole(value, column[0].as_py())
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise InvalidInputError(
-                    f"{value!r} is no value of type {kind}", subject=f"default of column {name!r}", hint=str(error)
+                    f"expected a value of type {kind}, got {value!r}",
+                    subject=f"default of column {name!r}",
+                    hint=str(error),
                 ) from error
             encoded.append((name, pa.record_batch([column], names=[name]).serialize().to_pybytes()))
         return dataclasses.replace(self, defaults=tuple(encoded))
@@ -151,7 +150,7 @@ class StateSchema:
         """The state that a run of this Arrow schema holds: the inverse of :meth:`run`.
 
         Raises:
-            CorruptDataError: It is no run's schema.
+            CorruptDataError: It is not the schema of a run.
         """
         try:
             fields = [declared_field(field) for field in schema]
@@ -197,7 +196,7 @@ class StateSchema:
             InvalidInputError: Of kind ``SCHEMA_MISMATCH``; shows both.
         """
         if self != stored:
-            raise schema_mismatch(stored, self, operator, "the program's state is not the stored state")
+            raise schema_mismatch(stored, self, operator, "the program's schema must be the stored one")
 
     def _with_roles(self) -> list[pa.Field]:
         return [
@@ -266,11 +265,7 @@ def _decoded_default(data: bytes, field: pa.Field) -> pa.Scalar:
 
 
 def stored_key_type(kind: pa.DataType, column: str) -> pa.DataType:
-    """The type that a key column of ``kind`` is kept as.
-
-    Raises:
-        InvalidInputError: Values of that type cannot be keys.
-    """
+    """The type that a key column is kept as; an error where its values cannot be keys."""
     check_key_type(kind, column)
     kind = stored_type(kind, column)
     return pa.timestamp("us", tz=kind.tz) if pa.types.is_timestamp(kind) else kind
@@ -285,11 +280,7 @@ _PLAIN: Final[tuple[tuple[Any, Any], ...]] = (
 
 
 def stored_type(kind: pa.DataType, column: str) -> pa.DataType:
-    """The type that a value column of ``kind`` is kept as.
-
-    Raises:
-        InvalidInputError: Values of that type cannot be stored.
-    """
+    """The type that a value column is kept as; an error where its values cannot be stored."""
     if pa.types.is_dictionary(kind):
         return stored_type(kind.value_type, column)
     for test, plain in _PLAIN:

@@ -1,7 +1,6 @@
-"""From changes to a durable stack of runs: what one subtask does for one checkpoint.
+"""What one subtask does for one checkpoint: from changes to a durable stack of runs.
 
-Owns the order of work: plan, merge in memory where the plan says so, write. Does not own the decision
-(``checkpoint``): until a record names the new run it is garbage, and the old stack is as it was.
+Until a record names the new run it is garbage, and the old stack is as it was.
 
 A checkpoint writes **one** object. In the slices that are merged it holds what became of the upper part of the stack,
 the newest changes included, and in the others just these changes; so it lies on top of the stack everywhere. Older
@@ -72,11 +71,11 @@ def snapshot(
 
     Args:
         table: The state before; its runs in memory, if any, are made durable too.
-        changes: New rows, each key once; they win. ``None`` for none.
+        changes: New rows, each key once; they win.
         writer: Where runs go.
         checkpoint_id: The checkpoint that will name them.
         settings: When runs are merged.
-        expired: Which rows have outlived their time; see :func:`~stateline.state.merge.merge_runs`.
+        expired: Which rows have outlived their time.
 
     Raises:
         InvalidInputError: A key of another subtask.

@@ -1,8 +1,5 @@
 """State as data: what a checkpoint or savepoint holds, read by anybody, without the query that made it.
 
-Owns finding an operator in a record, and scans and point reads of slices of its state. Does not own the change feed
-(``changes``), nor records and pointers (``checkpoint``).
-
 Read-only: nothing here writes, fences or retains. A checkpoint that retention takes away while it is read gives
 :class:`DataLossError`, never wrong rows.
 
@@ -48,12 +45,12 @@ def find_operator(checkpoint: Checkpoint, name: str | None) -> OperatorState:
         name: Of the operator; ``None`` for the only one there is.
 
     Raises:
-        InvalidInputError: There is none of that name, or the name is needed and not given.
+        InvalidInputError: An unknown name, or no name where there are several operators.
     """
     names = [operator.name for operator in checkpoint.operators]
     if not names:
         raise InvalidInputError(
-            "it holds no keyed state",
+            "does not hold keyed state",
             operation="read",
             subject=f"checkpoint {checkpoint.checkpoint_id}",
             hint="Give the checkpoint root of a keyed stream: a stream of stateline_files has files and no state",
@@ -65,9 +62,9 @@ def find_operator(checkpoint: Checkpoint, name: str | None) -> OperatorState:
             subject=f"checkpoint {checkpoint.checkpoint_id}",
             hint=f"Name one of: {', '.join(names)}",
         )
-    wanted = names[0] if name is None else name
-    check_known([wanted], names, "operator")
-    return checkpoint.operators[names.index(wanted)]
+    found = names[0] if name is None else name
+    check_known([found], names, "operator")
+    return checkpoint.operators[names.index(found)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,13 +85,7 @@ class StoredState:
 
     @classmethod
     def of(cls, store: BlobStore, checkpoint: Checkpoint, operator: str | None = None) -> Self:
-        """The state of an operator of a record; errors as :func:`find_operator`.
-
-        Args:
-            store: Where the names in the record resolve.
-            checkpoint: The record.
-            operator: Name; ``None`` for the only one.
-        """
+        """The state of an operator of a record; arguments and errors as :func:`find_operator`."""
         return cls(store, checkpoint.checkpoint_id, find_operator(checkpoint, operator), checkpoint.max_parallelism)
 
     def in_record(self, store: BlobStore, checkpoint: Checkpoint) -> StoredState:
@@ -107,11 +98,7 @@ class StoredState:
 
     @property
     def schema(self) -> StateSchema:
-        """What the rows are.
-
-        Raises:
-            CorruptDataError: The record's text is no schema.
-        """
+        """What the rows are; :class:`CorruptDataError` where the record's text is not a schema."""
         return StateSchema.decode(self.operator.schema)
 
     @property
@@ -145,11 +132,7 @@ class SliceReader:
     """
 
     def __init__(
-        self,
-        store: BlobStore,
-        schema: StateSchema,
-        max_parallelism: int,
-        environment: Environment | None = None,
+        self, store: BlobStore, schema: StateSchema, max_parallelism: int, environment: Environment | None = None
     ) -> None:
         self.store = store
         self.schema = schema
@@ -167,6 +150,7 @@ class SliceReader:
             Batches; none is empty. The runs are open when it returns.
 
         Raises:
+            InvalidInputError: The columns are not those of the key.
             DataLossError: A run is gone.
             CorruptDataError: A run is not what was written.
         """
@@ -194,11 +178,7 @@ class SliceReader:
         return rows if indexes is None else rows.select(indexes)
 
     def columns_schema(self, columns: Sequence[str]) -> pa.Schema:
-        """The schema of batches of these columns.
-
-        Raises:
-            InvalidInputError: One that the state does not have.
-        """
+        """The schema of batches of these columns; an error where the state does not have one."""
         check_known(columns, self.schema.row.names, "column")
         return pa.schema([self.schema.row.field(name) for name in columns])
 

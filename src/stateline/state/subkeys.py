@@ -1,8 +1,5 @@
 """Tables with several rows per grouping key: elements of a list, entries of a map, timers.
 
-Owns the hash of such rows, and the two ways to read them: all rows of many keys, and all rows that pass a test. Does
-not own what the rows mean (``list_state``, ``map_state``, ``timers``).
-
 The whole key of a row is the grouping key, then a sub-key. Its 64-bit hash is made of two halves:
 
 - the upper half is that of the **grouping key's** hash. It alone decides the key group, so a row lives in the subtask,
@@ -29,7 +26,7 @@ from stateline.state.rows import Run, StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
 
-__all__ = ["OwnedRows", "rows_of_keys", "rows_where", "sorted_changes", "subkey_rows"]
+__all__ = ["OwnedRows", "rows_of_keys", "rows_where", "subkey_changes"]
 
 _UPPER: Final = np.uint64(0xFFFF_FFFF_0000_0000)
 _LOWER: Final = np.uint64(0x0000_0000_FFFF_FFFF)
@@ -49,28 +46,29 @@ class OwnedRows:
     rows: StateRows
 
 
-def subkey_rows(schema: StateSchema, keys: KeyRows, owners: Rows, subkeys: Sequence[pa.Array]) -> KeyRows:
-    """Whole keys out of grouping keys and sub-keys, with the hash that the module's docstring defines.
+def subkey_changes(
+    table: StateTable,
+    keys: KeyRows,
+    owners: Sequence[int],
+    subkeys: Sequence[pa.Array],
+    values: Sequence[pa.Array],
+    deleted: Mask,
+) -> StateRows:
+    """Changes of a table with sub-keys, ascending by the hash that the module defines.
 
     Args:
-        schema: Of the table: its key is the grouping key, then the sub-key.
+        table: Its key is the grouping key, then the sub-key.
         keys: Grouping keys.
-        owners: For each row the number of its grouping key.
+        owners: For each row the number of its grouping key; no whole key comes twice.
         subkeys: One column per sub-key column.
-
-    Raises:
-        InvalidInputError: A sub-key of another type than the table's.
+        values: One column per value column.
+        deleted: Which rows are tombstones.
     """
-    grouping = keys.take(owners)
-    whole = key_rows(schema, [*grouping.columns, *subkeys])
-    return KeyRows((grouping.hashes & _UPPER) | (whole.hashes >> _HALF), whole.columns)
-
-
-def sorted_changes(keys: KeyRows, values: Sequence[pa.Array], deleted: Mask | None = None) -> StateRows:
-    """Rows of distinct whole keys in any order, as changes of a table: ascending by hash."""
-    marks = deleted if deleted is not None and deleted.any() else None
-    order = np.argsort(keys.hashes, kind="stable")
-    return StateRows(keys, tuple(values), marks).take(order)
+    grouping = keys.take(np.array(owners, dtype=np.int64))
+    whole = key_rows(table.schema, [*grouping.columns, *subkeys])
+    hashes = (grouping.hashes & _UPPER) | (whole.hashes >> _HALF)
+    rows = StateRows(KeyRows(hashes, whole.columns), tuple(values), deleted if deleted.any() else None)
+    return rows.take(np.argsort(hashes, kind="stable"))
 
 
 def rows_of_keys(table: StateTable, keys: KeyRows) -> OwnedRows:
@@ -78,11 +76,7 @@ def rows_of_keys(table: StateTable, keys: KeyRows) -> OwnedRows:
 
     Args:
         table: A table with sub-keys.
-        keys: Distinct grouping keys, ascending by hash, with as many columns as the table's key has before its
-            sub-key.
-
-    Raises:
-        InvalidInputError: A key of another subtask.
+        keys: Distinct grouping keys of this subtask, ascending by hash: the table's key without its sub-key.
     """
     table.check_owned(keys)
     upper = keys.hashes & _UPPER

@@ -1,7 +1,6 @@
 """Timers: a set of times per key, and all those that have come.
 
-Owns registering, deleting, listing and expiry. Does not own what a timer calls. A timer is a row without values, its
-time is the sub-key. A timer that is registered twice is one timer.
+A timer is a row without values; its time is the sub-key. A timer that is registered twice is one timer.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import pyarrow as pa
 from stateline.state.columns import Mask
 from stateline.state.keys import KeyRows
 from stateline.state.rows import StateRows
-from stateline.state.subkeys import rows_of_keys, rows_where, sorted_changes, subkey_rows
+from stateline.state.subkeys import rows_of_keys, rows_where, subkey_changes
 from stateline.state.table import StateTable
 
 __all__ = ["EXPIRY", "Timers", "expired_timers", "next_timer"]
@@ -36,12 +35,8 @@ def expired_timers(table: StateTable, until_ms: int) -> KeyRows:
 def next_timer(table: StateTable, after_ms: int, changes: StateRows | None) -> int | None:
     """A time before which no timer comes, once all up to ``after_ms`` have fired; ``None`` if there is none at all.
 
-    It may be that of a timer which was deleted: only keys are looked at, 8 bytes a row.
-
-    Args:
-        table: Stored timers.
-        after_ms: Stored timers up to and including this time have fired.
-        changes: Timers set and deleted meanwhile; one of them may be set for a time that has passed.
+    It may be that of a timer which was deleted: only keys are looked at, 8 bytes a row. ``changes`` are timers set and
+    deleted meanwhile; one of them may be set for a time that has passed.
     """
     first: list[int] = []
     for run in table.runs:
@@ -105,10 +100,8 @@ class Timers:
         if not changed:
             return None
         owners, times, are_set = zip(*changed, strict=True)
-        whole = subkey_rows(
-            self._table.schema, self._keys, np.array(owners, dtype=np.int64), [pa.array(times, pa.int64())]
-        )
-        return sorted_changes(whole, (), ~np.array(are_set))
+        subkeys = [pa.array(times, pa.int64())]
+        return subkey_changes(self._table, self._keys, owners, subkeys, (), ~np.array(are_set))
 
     def _read(self) -> list[set[int]]:
         times: list[set[int]] = [set() for _ in range(len(self._keys))]

@@ -1,7 +1,4 @@
-"""Value state: at most one row of values per key, for the keys of one batch.
-
-Owns what a batch reads and changes. Does not own bytes: :meth:`ValueState.changes` is for a snapshot.
-"""
+"""Value state: at most one row of values per key, for the keys of one batch."""
 
 from __future__ import annotations
 

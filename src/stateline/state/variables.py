@@ -1,8 +1,5 @@
 """What value, list and map state share: the schema of their tables, rows as Python values, and time to live.
 
-Owns the names of a variable's columns and the meaning of its expiry column. Does not own how a Python value becomes a
-column: a :class:`RowCodec` does.
-
 A variable has one table. Its columns are the grouping key, the sub-key (of a list: ``position``; of a map: the fields
 of its key), the fields of its value, and ``expires_at_ms`` where the variable has a time to live. A field whose name is
 taken, or reserved, gets a prefix: ``key.`` in a sub-key, ``value.`` in a value.
@@ -51,7 +48,7 @@ class RowCodec(Protocol):
         """One array per column; a row that is ``None`` becomes nulls.
 
         Raises:
-            InvalidInputError: A row does not fit the schema; says what was expected and what came.
+            InvalidInputError: A row does not fit the schema.
         """
         ...
 
@@ -94,17 +91,7 @@ class Lifetime:
 
 
 def variable_schema(grouping: pa.Schema, subkey: pa.Schema, value: pa.Schema, *, has_ttl: bool) -> StateSchema:
-    """The schema of a variable's table.
-
-    Args:
-        grouping: Columns of the grouping key.
-        subkey: Columns of the sub-key; none for value state.
-        value: Fields of the value.
-        has_ttl: Whether rows have an expiry.
-
-    Raises:
-        InvalidInputError: A type that cannot be a key or cannot be stored.
-    """
+    """The schema of a variable's table; value state has no sub-key, and only rows with a time to live an expiry."""
     taken = {*grouping.names, *([EXPIRY_COLUMN] if has_ttl else [])}
     keys = [*grouping, *_renamed(subkey, taken, "key.")]
     values = _renamed(value, taken, "value.")

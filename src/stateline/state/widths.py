@@ -1,8 +1,5 @@
 """Whole numbers of a run, in as few bits as its values need.
 
-Owns the choice of the stored type, the note of the declared one, and the way back. Does not own the bytes of a run
-(``run``).
-
 Counts, sums, identifiers: most of what state holds is declared with 64 bits and needs 8 to 32. A column of signed whole
 numbers is stored as the narrowest signed type that holds all values of the run; its field names the declared type in
 the metadata ``stateline.type``. Any reader of Arrow sees the right numbers, in a smaller type.

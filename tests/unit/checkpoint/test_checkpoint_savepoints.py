@@ -349,7 +349,7 @@ def test_starting_may_be_repeated_until_it_is_published(stores):
         again = start(savepoint, root, mode)
         assert extents(first) == extents(again)
         root.publish(again)
-        with pytest.raises(InvalidInputError, match="has checkpoints already"):
+        with pytest.raises(InvalidInputError, match="without checkpoints"):
             start(savepoint, root, mode)
 
 
@@ -414,7 +414,7 @@ def test_a_savepoint_that_was_dropped_before_it_was_claimed_starts_nothing(store
     savepoint = query.savepoint()
     query.store.delete(names(query.store, "chk-"))
     drop_savepoint(query.store, savepoint.folder)
-    with pytest.raises(NotFoundError, match="no savepoint"):
+    with pytest.raises(NotFoundError, match="is not a savepoint"):
         start(savepoint, CheckpointStore(query.store), "claim")
 
 
@@ -494,7 +494,7 @@ def test_dropping_can_be_taken_up_after_a_crash_at_any_call(stores):
         with pytest.raises(UnavailableError):
             drop_savepoint(Dying(query.store), savepoint.folder)
         if number:
-            with pytest.raises(ConflictError, match="it was dropped"):
+            with pytest.raises(ConflictError, match="was dropped"):
                 start(savepoint, CheckpointStore(memory()))
         drop_savepoint(query.store, savepoint.folder)
         assert names(query.store, "savepoint-") == []

@@ -162,7 +162,7 @@ def test_what_is_no_number_is_refused_before_anything_is_retired(store, wrong):
         store.retain(wrong)
     with pytest.raises(InvalidInputError, match="checkpoint_id"):
         store.get(wrong)
-    with pytest.raises(InvalidInputError, match="is no Checkpoint"):
+    with pytest.raises(InvalidInputError, match="expected a Checkpoint"):
         store.publish(wrong)
     assert [kept.checkpoint_id for kept in store.list()] == [0, 1, 2]
 
@@ -367,7 +367,7 @@ def test_a_record_of_a_newer_version_is_never_passed_over(store, blobs):
 def test_a_record_under_another_id_is_corrupt(store, blobs):
     store.publish(checkpoint(0))
     blobs.put(record_name(1), blobs.get(record_name(0)))
-    with pytest.raises(CorruptDataError, match="record of checkpoint 0"):
+    with pytest.raises(CorruptDataError, match="that of checkpoint 0"):
         store.latest()
 
 

@@ -189,7 +189,7 @@ def test_what_cannot_be_relocated_says_why(tmp_path):
     Keyed(root, tmp_path / "old").run("a")
     unknown = run("checkpoint", "relocate", f"{root}", "--output", f"other={tmp_path}/new")
     assert unknown.exit_code == 2
-    assert "it has no output called 'other', but ['op']" in unknown.output
+    assert "expected operators with an output, ['op'], got 'other'" in unknown.output
     wrong = run("checkpoint", "relocate", f"{root}", "--output", f"{tmp_path}/new")
     assert wrong.exit_code == 2
     assert "--output" in wrong.output

@@ -195,7 +195,7 @@ def test_aggregations_go_on_after_a_restart(root: str, tmp_path: Path) -> None:
 
 def test_another_schema_than_the_stored_one_is_refused(root: str) -> None:
     with KeyedStateBackend.open(root) as backend:
-        with pytest.raises(InvalidInputError, match="no such state"):
+        with pytest.raises(InvalidInputError, match="needs a schema"):
             backend.state("planes")
         backend.state("planes", PLANES)
         wider = StateSchema(PLANES.keys, pa.schema([("flights", pa.float64())]))
@@ -444,7 +444,7 @@ def test_a_batch_of_other_types_than_those_bound_is_refused(root: str, column: A
     with KeyedStateBackend.open(root) as backend:
         bound = KeyedAggregation.bind(PLANES.row, ["origin"], {"n": agg.sum("flights"), "c": agg.count("flights")})
         flights = backend.aggregation("flights", bound)
-        with pytest.raises(InvalidInputError, match=r"'flights': it has type .* bound to int64") as caught:
+        with pytest.raises(InvalidInputError, match=r"'flights': expected type int64, got ") as caught:
             flights.update(pa.table({"origin": ["LGA"], "flights": column}))
         assert caught.value.kind is ErrorKind.SCHEMA_MISMATCH
         assert flights.results().num_rows == 0

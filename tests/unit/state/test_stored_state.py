@@ -283,5 +283,5 @@ def test_an_operator_is_found_by_name_or_because_it_is_the_only_one() -> None:
         find_operator(record("one", "two"), None)
     with pytest.raises(InvalidInputError, match="Did you mean 'one'"):
         find_operator(record("one", "two"), "onee")
-    with pytest.raises(InvalidInputError, match="no keyed state"):
+    with pytest.raises(InvalidInputError, match="does not hold keyed state"):
         find_operator(record(), None)

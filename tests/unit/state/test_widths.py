@@ -14,7 +14,7 @@ from stateline.blob.memory import MemoryStore
 from stateline.checkpoint.api import SubtaskState
 from stateline.errors import CorruptDataError
 from stateline.state.changes import change_schema, changes_between
-from stateline.state.closing import close_keys
+from stateline.state.expiry import expire_keys
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
 from stateline.state.open_runs import OpenRuns
@@ -178,15 +178,15 @@ class TestATable:
     def test_keys_that_are_closed_have_the_declared_types(self) -> None:
         schema = StateSchema(pa.schema([("k", pa.int64()), ("at", pa.timestamp("us"))]), LONGS.values)
         stored = Stored(schema, changes(schema, {(1, _at(5)): [1], (2, _at(50)): [2]}))
-        closed = close_keys(stored.table, changes(schema, {(3, _at(6)): [3]}), 1, after=None, until=10)
+        closed = expire_keys(stored.table, changes(schema, {(3, _at(6)): [3]}), 1, after=None, until=10)
         assert [column.type for column in (*closed.rows.keys.columns, *closed.rows.values)] == schema.row.types
         assert sorted(closed.rows.values[0].to_pylist()) == [1, 3]
 
     def test_keys_are_closed_by_a_narrow_column(self) -> None:
         stored = self.stored()
-        closed = close_keys(stored.table, changes(LONGS, {6: [6]}), 0, after=-100, until=299)
+        closed = expire_keys(stored.table, changes(LONGS, {6: [6]}), 0, after=-100, until=299)
         assert sorted(closed.rows.keys.columns[0].to_pylist()) == [-3, 1, 4, 6]
-        far = close_keys(stored.table, changes(LONGS), 0, after=299, until=2**41)
+        far = expire_keys(stored.table, changes(LONGS), 0, after=299, until=2**41)
         assert sorted(far.rows.keys.columns[0].to_pylist()) == [300, 2**40]
 
 

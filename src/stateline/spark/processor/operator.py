@@ -145,7 +145,6 @@ class ProcessorProgram(OperatorProgram):
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """Grouping columns, in the order in which they are hashed."""
         return self.keys
 
     @property
@@ -155,7 +154,6 @@ class ProcessorProgram(OperatorProgram):
 
     @property
     def wants_hash(self) -> bool:
-        """Whether the JVM's hash is worth its eight bytes per row."""
         return True
 
     @property
@@ -169,12 +167,10 @@ class ProcessorProgram(OperatorProgram):
 
     @property
     def definition(self) -> str:
-        """Keys and state variables, as text."""
         return definition(self._grouping, self.variables, self.time_mode)
 
     @property
     def output_schema(self) -> pa.Schema:
-        """As given."""
         return arrow_schema(self.output)
 
     @property

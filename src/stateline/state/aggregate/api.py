@@ -205,13 +205,7 @@ class Function(Aggregation):
 
 
 def merge_nullable(older: pa.Array, newer: pa.Array, combine: Callable[[pa.Array, pa.Array], pa.Array]) -> pa.Array:
-    """``combine(older, newer)`` where both are present, the one that is where one is, null where none is.
-
-    Args:
-        older: Stored values.
-        newer: Values of the batch.
-        combine: Element by element; null where an input is null.
-    """
+    """``combine(older, newer)`` where both are present, the one that is where one is, null where none is."""
     combined = combine(older, newer)
     if combined.null_count == 0:
         return combined

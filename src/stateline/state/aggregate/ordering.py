@@ -93,16 +93,10 @@ def greater(left: pa.Array, right: pa.Array) -> pa.Array:
 
 
 def best_rows(rows: GroupedRows, by: pa.Array, *, largest: bool, value: pa.Array | None = None) -> Rows:
-    """The row of each group with the largest (or smallest) ``by``, ties decided by ``value`` in the same sense.
+    """The row of each group with the largest (or smallest) ``by``; -1 for a group where all are null.
 
-    Args:
-        rows: The grouping; both columns are in its order.
-        by: Decides. Rows where it is null are left out.
-        largest: Whether the largest is the best.
-        value: Decides among equal ``by``; a null loses against every value. Among full equals the first row is taken.
-
-    Returns:
-        One row per group, in group order; -1 for a group without any row to choose from.
+    Ties are decided by ``value`` in the same sense, a null losing against every value; then the first row is taken.
+    Both columns are in the order of the grouping.
     """
     valid = valid_mask(by)
     numbers = ordinals(by, _in_larger_groups(rows))

@@ -1,7 +1,6 @@
-"""Aggregations of a keyed stream: bound to its columns, updated batch by batch.
+"""The aggregations of a keyed stream: bound to its columns, then updated batch by batch.
 
-Owns the way of one batch: group by key, partial states, search, merge, changed rows and output. Does not own what is
-computed (the aggregations), nor how changes become durable (``stateline.state.snapshot``).
+The way of one batch: group by key, partial states, search, merge, changed rows and output.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ class KeyedAggregation:
     """Aggregations bound to the columns of a stream. Made by :meth:`bind`; picklable.
 
     Attributes:
-        state_schema: Keys and state columns: what a table holds. A state column is named as its aggregation, or
-            ``<name>.<part>`` where there are several.
+        state_schema: What is kept per key: a column per aggregation, or several, called ``name.suffix``.
         output_schema: Key columns, then one column per aggregation.
         input_columns: The columns of the stream that are read, keys first.
         definition: All that decides what the state means, as text. State of another definition must not be read.
@@ -79,18 +77,18 @@ class KeyedAggregation:
         check_kind(aggregations, Mapping, "aggregations", 'a dict, such as {"n": count()}')
         if not aggregations:
             raise InvalidInputError(
-                "there is no aggregation", operation="aggregate", hint="Give one, such as n=count()"
+                "must have an aggregation", operation="aggregate", hint="Give one, such as n=count()"
             )
         check_known(keys, schema.names, "key column")
         for name, aggregation in aggregations.items():
             check_text(name, "name of an aggregation")
             if name in keys:
                 raise InvalidInputError(
-                    "a key column has that name", operation="aggregate", subject=f"{name!r}", hint="Choose another"
+                    "is the name of a key column", operation="aggregate", subject=f"{name!r}", hint="Choose another"
                 )
             if not isinstance(aggregation, Aggregation):
                 raise InvalidInputError(
-                    f"{aggregation!r} is no aggregation",
+                    f"{aggregation!r} is not an aggregation",
                     operation="aggregate",
                     subject=f"{name!r}",
                     hint="Use the functions of stateline, not those of pyspark",
@@ -171,17 +169,14 @@ class KeyedAggregation:
         check_kind(rows, pa.Table | pa.RecordBatch, "rows", "a pyarrow.Table or a pyarrow.RecordBatch")
         for name in self.input_columns:
             if rows.schema.names.count(name) != 1:
-                raise _refused(
-                    name,
-                    f"the column comes {rows.schema.names.count(name)} times",
-                    f"Columns of the batch: {', '.join(rows.schema.names)}",
-                )
+                reason = f"must come once, got it {rows.schema.names.count(name)} times"
+                raise _refused(name, reason, f"Columns of the batch: {', '.join(rows.schema.names)}")
 
 
 def _plain(column: Any, field: pa.Field) -> pa.Array:
     """One contiguous array of the type that is stored."""
     if stored_type(column.type, field.name) != field.type:
-        reason = f"it has type {column.type}, the aggregations are bound to {field.type}"
+        reason = f"expected type {field.type}, got {column.type}"
         raise _refused(field.name, reason, "Cast it before: each batch has the types of the first one")
     array = contiguous(column)
     if pa.types.is_dictionary(array.type):

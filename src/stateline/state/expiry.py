@@ -1,6 +1,4 @@
-"""Keys whose time is over: found by a column of the key, taken out of the table.
-
-Owns the search and the changes it makes. Does not own when time is over (the watermark) nor what becomes of the rows.
+"""Keys whose time is over: found by a column of the key, and taken out of the table.
 
 Facts:
 - The search is one vectorised pass over one key column of every run: 8 bytes a row, memory-mapped. A table of 5 M rows
@@ -21,24 +19,24 @@ from stateline.state.keys import KeyRows, group_rows
 from stateline.state.rows import StateRows
 from stateline.state.table import StateTable
 
-__all__ = ["Closed", "close_keys"]
+__all__ = ["ExpiredKeys", "expire_keys"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Closed:
-    """What :func:`close_keys` found.
+class ExpiredKeys:
+    """What :func:`expire_keys` found.
 
     Attributes:
-        rows: The last state of each key that is closed, ascending by hash.
-        changes: What is to be stored: the given changes of all other keys, and a tombstone for each stored key that is
-            closed.
+        rows: The last state of each expired key, ascending by hash.
+        changes: What is to be stored: the given changes of all other keys, and a tombstone for each stored key that has
+            expired.
     """
 
     rows: StateRows
     changes: StateRows
 
 
-def close_keys(table: StateTable, changes: StateRows, column: int, *, after: int | None, until: int) -> Closed:
+def expire_keys(table: StateTable, changes: StateRows, column: int, *, after: int | None, until: int) -> ExpiredKeys:
     """Takes every key out whose value in a key column is in ``(after, until]``.
 
     Args:
@@ -59,19 +57,21 @@ def close_keys(table: StateTable, changes: StateRows, column: int, *, after: int
     keys = group_rows(KeyRows.concat(parts)).keys
     found = table.with_changes(changes).probe(keys)
     live = np.flatnonzero(found.mask)
-    closed = StateRows(keys.take(live).declared(table.schema), tuple(take(values, live) for values in found.values))
-    stored = closed.keys.take(np.flatnonzero(table.probe(closed.keys).mask))
+    expired = StateRows(keys.take(live).declared(table.schema), tuple(take(values, live) for values in found.values))
+    stored = expired.keys.take(np.flatnonzero(table.probe(expired.keys).mask))
     nothing = tuple(pa.nulls(len(stored), field.type) for field in table.schema.values)
     tombstones = StateRows(stored, nothing, np.ones(len(stored), dtype=np.bool_))
     kept = changes if len(gone) == 0 else changes.take(np.setdiff1d(np.arange(len(changes)), gone))
-    return Closed(closed, _joined(kept, tombstones))
+    return ExpiredKeys(expired, _joined(kept, tombstones))
 
 
 def _within(rows: StateRows, column: int, after: int | None, until: int) -> Rows:
     """The rows, tombstones left out, whose value is in ``(after, until]``."""
     words = fixed_words(rows.keys.columns[column])
     if words is None:
-        raise InternalError("a key column without whole numbers or times cannot be closed", operation="close_keys")
+        raise InternalError(
+            "expected a key column of whole numbers or times", operation="expire_keys", subject=f"column {column}"
+        )
     mask = words <= until
     if after is not None:
         mask &= words > after

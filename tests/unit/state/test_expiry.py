@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateline.key_groups import KeyGroupRange
-from stateline.state.closing import close_keys
+from stateline.state.expiry import expire_keys
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
@@ -58,7 +58,7 @@ def test_closing_equals_the_model(stored, newest, after, until):
         model |= kept
     model = {key: value for key, value in (model | newest).items() if value is not None}
     over = {key: value for key, value in model.items() if key[1] <= until}
-    closed = close_keys(table, state_rows(newest), 1, after=after, until=until)
+    closed = expire_keys(table, state_rows(newest), 1, after=after, until=until)
     assert pairs(EMPTY.with_changes(closed.rows)) == over
     assert (np.diff(closed.changes.keys.hashes.astype(object)) > 0).all(), "ascending, each key once"
     assert pairs(table.with_changes(closed.changes)) == {key: model[key] for key in model.keys() - over.keys()}
