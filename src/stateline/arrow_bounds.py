@@ -1,7 +1,5 @@
 """How much memory an Arrow record batch would take, found out before it is taken; and whether its values lie within it.
 
-Owns the reading of the few numbers that say so. Does not own the reading of batches (pyarrow), nor checksums.
-
 Facts:
 - A compressed buffer begins with its uncompressed length, 8 bytes, and Arrow allocates that much before it looks at the
   rest. So eight bytes can ask for any amount of memory.
@@ -43,7 +41,7 @@ def check_file(data: memoryview, batches: Iterable[int], subject: str) -> None:
     """Checks some record batches of an IPC file, by number.
 
     Raises:
-        CorruptDataError: One would take too much memory, or the file is none.
+        CorruptDataError: One would take too much memory, or it is not a file.
     """
     try:
         end = len(data) - _FILE_END_BYTES
@@ -51,11 +49,11 @@ def check_file(data: memoryview, batches: Iterable[int], subject: str) -> None:
         count, start = _vector(data, footer, 3)
         for number in batches:
             if number >= count:
-                raise _corrupt(f"it has {count} record batches", subject)
+                raise _corrupt(f"expected record batch {number}, got {count} batches", subject)
             offset, metadata_bytes, _, _ = _BLOCK.unpack_from(data, start + _BLOCK.size * number)
             _check(_announced(data, offset, offset + metadata_bytes), subject)
     except (struct.error, IndexError) as error:
-        raise _corrupt(f"it is no Arrow file: {error}", subject) from error
+        raise _corrupt(f"is not an Arrow file: {error}", subject) from error
 
 
 def check_stream(data: memoryview, subject: str) -> None:
@@ -70,7 +68,7 @@ def check_stream(data: memoryview, subject: str) -> None:
             total += _announced(data, start, body)
             _check(total, subject)
     except (struct.error, IndexError) as error:
-        raise _corrupt(f"it is no Arrow stream: {error}", subject) from error
+        raise _corrupt(f"is not an Arrow stream: {error}", subject) from error
 
 
 def _messages(data: memoryview) -> Iterator[tuple[int, int]]:

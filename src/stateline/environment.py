@@ -1,8 +1,7 @@
 """The one door to the world: clocks, identifiers, threads, waiting.
 
-Owns every source of nondeterminism. Does not own stores (``stateline.blob``), nor how real threads are kept
-(``threads``). No other module calls ``time``, ``uuid``, ``random`` or starts a thread (ruff's ``banned-api`` and
-``tests/arch`` hold this), so a simulator can drive the whole house from a seed by passing another :class:`Environment`.
+No other module calls ``time``, ``uuid``, ``random`` or starts a thread (ruff's ``banned-api`` and ``tests/arch`` hold
+this), so a simulator can drive the whole package from a seed by passing another :class:`Environment`.
 
 Rules:
 - Wall-clock time is for people and for ages; safety never depends on it. Durations use the monotonic clock.
@@ -144,10 +143,7 @@ class Monitor(Protocol):
     def __enter__(self) -> object: ...
 
     def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
     def wait_for(self, predicate: Callable[[], bool], timeout_seconds: float | None = None) -> bool:
@@ -239,16 +235,16 @@ def executor_of(given: Executor | PlainPool | None, environment: Environment, na
         return environment.executors.executor(name, num_threads)
     if any(kind.__module__ in _APART for kind in type(given).__mro__):
         raise InvalidInputError(
-            f"{type(given).__name__} must run work on threads of this process, and does not",
+            f"must run work on threads of this process, {type(given).__name__} does not",
             subject="executor",
-            hint="Give a ThreadPoolExecutor, or none",
+            hint="Give a ThreadPoolExecutor, or None",
         )
     if isinstance(given, PlainPool):
         return _PoolWithTimers(given, environment.executors.executor(f"{name}-timers", 1))
     for method in ("submit", "call_later", "close"):
         if not callable(getattr(given, method, None)):
             raise InvalidInputError(
-                f"{type(given).__name__} has no {method}()",
+                f"expected an executor, {type(given).__name__} has no {method}()",
                 subject="executor",
                 hint="Give a concurrent.futures.Executor, or one with the methods of stateline.environment.Executor",
             )

@@ -125,12 +125,7 @@ class StatelineError(Exception):
 
 
 def _rebuild(
-    cls: type[StatelineError],
-    message: str,
-    operation: str | None,
-    subject: str | None,
-    hint: str | None,
-    kind: str,
+    cls: type[StatelineError], message: str, operation: str | None, subject: str | None, hint: str | None, kind: str
 ) -> StatelineError:
     """Unpickles an error: keyword-only arguments cannot go through ``Exception.args``."""
     return cls(message, operation=operation, subject=subject, hint=hint, kind=ErrorKind(kind))

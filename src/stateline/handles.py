@@ -1,7 +1,7 @@
 """What a checkpoint remembers: frozen values that name durable objects. No I/O happens here.
 
-Owns the vocabulary that the three durable services and the layers above share. Does not own bytes: the encodings are in
-``stateline.checkpoint.metadata``, ``stateline.recoverable.serializers`` and ``stateline.changelog.handle``.
+Their encodings are in ``stateline.checkpoint.metadata``, ``stateline.recoverable.serializers`` and
+``stateline.changelog.handle``.
 
 Rules:
 - A handle names an object by its **exact, relative name** inside a store and carries its length and CRC32C, so that

@@ -1,7 +1,6 @@
 """Which key belongs to which key group, and which key group to which subtask.
 
-Owns the stable hash, the assignment and the range arithmetic. All of it is pure; nothing here may ever change, because
-stored state is sorted by this hash.
+All of it is pure; nothing here may ever change, because stored state is sorted by this hash.
 
 Facts:
 - The hash is XXH64 with seed 42, chained over columns (the hash of one column seeds the next), which is Spark SQL's
@@ -11,8 +10,8 @@ Facts:
 - A key group is a **monotone** function of the unsigned hash: ``((hash >> 32) * max_parallelism) >> 32``. So a run
   sorted by hash is sorted by key group, a key-group range is one contiguous slice of it, and rescaling is slicing.
 - Subtask ``i`` of ``p`` owns the inclusive range ``[ceil(i * m / p), ceil((i + 1) * m / p) - 1]`` of ``m`` key
-  groups, and
-  key group ``g`` belongs to subtask ``g * p // m``. The two formulas are exact inverses for every ``1 <= p <= m``.
+  groups, and key group ``g`` belongs to subtask ``g * p // m``. The two formulas are exact inverses for every
+  ``1 <= p <= m``.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import pyarrow.compute as pc
 from stateline.errors import InvalidInputError
 from stateline.floats import canonical_words
 from stateline.options import check_kind
-from stateline.xxh64 import xxh64_of_slices
+from stateline.xxh64 import xxh64_of_ints, xxh64_of_longs, xxh64_of_slices
 
 __all__ = [
     "HASH_SEED",
@@ -55,11 +54,6 @@ MAX_PARALLELISM_LIMIT: Final = 32768
 
 Hashes = npt.NDArray[np.uint64]
 
-_P1: Final = np.uint64(0x9E3779B185EBCA87)
-_P2: Final = np.uint64(0xC2B2AE3D27D4EB4F)
-_P3: Final = np.uint64(0x165667B19E3779F9)
-_P4: Final = np.uint64(0x85EBCA77C2B2AE63)
-_P5: Final = np.uint64(0x27D4EB2F165667C5)
 _BLOCK_ROWS: Final = 16_384
 """Rows hashed at a time: their temporaries stay in the processor's cache, which makes it three times as fast."""
 
@@ -87,7 +81,7 @@ class KeyGroupRange:
         whole = isinstance(self.start, Integral) and isinstance(self.end, Integral)
         if not whole or self.start < 0 or self.end < self.start - 1:
             raise InvalidInputError(
-                f"[{self.start!r}, {self.end!r}] is no key-group range",
+                f"[{self.start!r}, {self.end!r}] is not a key-group range",
                 subject="KeyGroupRange",
                 hint="Give 0 <= start <= end (inclusive), or KeyGroupRange.EMPTY",
             )
@@ -121,25 +115,25 @@ def check_parallelism(parallelism: int, max_parallelism: int) -> None:
     Raises:
         InvalidInputError: Names the bound that is broken, or what is no whole number.
     """
-    for name, value in (("max_parallelism", max_parallelism), ("parallelism", parallelism)):
-        _check_whole(value, name)
-    if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
-        raise InvalidInputError(
-            f"{max_parallelism} is out of bounds",
-            subject="max_parallelism",
-            hint=f"Give 1 to {MAX_PARALLELISM_LIMIT}; it is fixed for the life of the state",
-        )
-    if not 1 <= parallelism <= max_parallelism:
-        raise InvalidInputError(
-            f"{parallelism} is out of bounds",
-            subject="parallelism",
-            hint=f"Give 1 to max_parallelism, which is {max_parallelism} here",
-        )
+    _check_number(
+        max_parallelism,
+        1,
+        MAX_PARALLELISM_LIMIT,
+        "max_parallelism",
+        "State keeps it for its whole life",
+    )
+    _check_number(parallelism, 1, max_parallelism, "parallelism", "At most max_parallelism subtasks have key groups")
+
+
+def _check_number(value: object, low: int, high: int, subject: str, hint: str) -> None:
+    _check_whole(value, subject)
+    if not low <= value <= high:  # type: ignore[operator] # A whole number.
+        raise InvalidInputError(f"must be {low} to {high}, got {value}", subject=subject, hint=hint)
 
 
 def _check_whole(value: object, subject: str) -> None:
     if not isinstance(value, Integral):
-        raise InvalidInputError(f"{value!r} is no whole number", subject=subject, hint="Give an int, such as 4")
+        raise InvalidInputError(f"must be a whole number, got {value!r}", subject=subject, hint="Give an int")
 
 
 def range_for_subtask(index: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
@@ -149,9 +143,7 @@ def range_for_subtask(index: int, parallelism: int, max_parallelism: int) -> Key
     differ by at most one.
     """
     check_parallelism(parallelism, max_parallelism)
-    _check_whole(index, "subtask")
-    if not 0 <= index < parallelism:
-        raise InvalidInputError(f"{index} is out of bounds", subject="subtask", hint=f"Give 0 to {parallelism - 1}")
+    _check_number(index, 0, parallelism - 1, "subtask", "Subtasks are counted from 0, up to the parallelism")
     start = -(-index * max_parallelism // parallelism)
     end = -(-(index + 1) * max_parallelism // parallelism) - 1
     return KeyGroupRange(start, end)
@@ -160,11 +152,7 @@ def range_for_subtask(index: int, parallelism: int, max_parallelism: int) -> Key
 def subtask_for_key_group(key_group: int, parallelism: int, max_parallelism: int) -> int:
     """The subtask whose :func:`range_for_subtask` holds ``key_group``."""
     check_parallelism(parallelism, max_parallelism)
-    _check_whole(key_group, "key group")
-    if not 0 <= key_group < max_parallelism:
-        raise InvalidInputError(
-            f"{key_group} is out of bounds", subject="key group", hint=f"Give 0 to {max_parallelism - 1}"
-        )
+    _check_number(key_group, 0, max_parallelism - 1, "key group", "Take it from key_group_of")
     return key_group * parallelism // max_parallelism
 
 
@@ -186,7 +174,7 @@ def key_group_of(hash64: int | npt.NDArray[Any], max_parallelism: int) -> int | 
     if isinstance(hash64, np.ndarray):
         if hash64.dtype.kind not in "iu":
             raise InvalidInputError(
-                f"{hash64.dtype} is no type of hashes", subject="hash64", hint="Give int64 or uint64"
+                f"expected int64 or uint64, got {hash64.dtype}", subject="hash64", hint="Give hashes of xxhash64"
             )
         high = hash64.astype(np.uint64, copy=False) >> np.uint64(32)
         return ((high * np.uint64(max_parallelism)) >> np.uint64(32)).astype(np.int64)
@@ -261,7 +249,11 @@ def hash_columns(columns: Sequence[pa.Array | pa.ChunkedArray]) -> Hashes:
         InvalidInputError: A column of a type that cannot be a key.
     """
     if not columns:
-        raise InvalidInputError("no key column", operation="hash_columns", hint="Give at least one")
+        raise InvalidInputError(
+            "expected at least one key column",
+            operation="hash_columns",
+            hint="Give one Arrow array for each key column",
+        )
     for position, column in enumerate(columns):
         check_key_type(column.type, str(position))
     arrays = [_contiguous(column) for column in columns]
@@ -285,36 +277,10 @@ def _hash_column(column: pa.Array, seeds: Hashes) -> Hashes:
         hashes = _hash_wide_decimals(column, seeds)
     else:
         words, width = _fixed_words(column)
-        hashes = _hash_longs(words, seeds) if width == 8 else _hash_ints(words, seeds)
+        hashes = xxh64_of_longs(words, seeds) if width == 8 else xxh64_of_ints(words, seeds)
     if column.null_count == 0:
         return hashes
     return np.where(column.is_valid().to_numpy(zero_copy_only=False), hashes, seeds)
-
-
-def _hash_longs(words: Hashes, seeds: Hashes) -> Hashes:
-    mixed = words * _P2
-    mixed = _rotate_left(mixed, 31) * _P1
-    mixed ^= seeds + (_P5 + np.uint64(8))
-    return _finish(_rotate_left(mixed, 27) * _P1 + _P4)
-
-
-def _hash_ints(words: Hashes, seeds: Hashes) -> Hashes:
-    mixed = words * _P1
-    mixed ^= seeds + (_P5 + np.uint64(4))
-    return _finish(_rotate_left(mixed, 23) * _P2 + _P3)
-
-
-def _finish(mixed: Hashes) -> Hashes:
-    mixed ^= mixed >> np.uint64(33)
-    mixed *= _P2
-    mixed ^= mixed >> np.uint64(29)
-    mixed *= _P3
-    mixed ^= mixed >> np.uint64(32)
-    return mixed
-
-
-def _rotate_left(words: Hashes, bits: int) -> Hashes:
-    return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))
 
 
 def _hash_bytes(column: pa.Array, seeds: Hashes) -> Hashes:

@@ -1,7 +1,7 @@
 """Counters, gauges and histograms that cost a few nanoseconds and need no dependency.
 
-Owns the values. Does not own their export: ``Metrics.snapshot`` is what the Prometheus exporter, the JSON log and
-Spark's progress read. All methods are safe to call from any thread.
+``Metrics.snapshot`` is what the Prometheus exporter, the JSON log and Spark's progress read. All methods are safe to
+call from any thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Strings to typed settings: sizes, durations, booleans, and refusal of what is unknown.
 
-Owns the spelling of values and the check that every option is known. Does not own any setting: each layer has its own
-frozen dataclass, whose fields say with :func:`setting` how a string becomes a value.
+Each layer has its settings in a frozen dataclass, whose fields say with :func:`setting` how a string becomes a value.
 
 Facts:
 - Sizes: ``"5MB"`` = 5,000,000 bytes (decimal, as in SI), ``"5MiB"`` = 5,242,880 bytes; a bare number is bytes.
@@ -45,6 +44,7 @@ __all__ = [
 ]
 
 S = TypeVar("S")
+C = TypeVar("C", bound=str)
 
 _SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 _SIZE_UNITS: Final = {
@@ -209,13 +209,14 @@ def parse_int(
     return number
 
 
-def parse_choice(value: str, choices: Iterable[str], name: str = "choice") -> str:
-    """One of ``choices``, in any case."""
+def parse_choice(value: str, choices: Iterable[C], name: str = "choice") -> C:
+    """One of ``choices``, given in any case: the values of a ``Literal`` type are ``typing.get_args(type)``."""
     known = tuple(choices)
     text = value.strip().lower() if isinstance(value, str) else ""
-    if text not in known:
-        raise _bad(name, value, f"one of {', '.join(known)}")
-    return text
+    for choice in known:
+        if choice == text:
+            return choice
+    raise _bad(name, value, f"one of {', '.join(known)}")
 
 
 def setting(default: Any, parse: Callable[[Any, str], Any], *, help: str) -> Any:  # noqa: A002 - the word users know
@@ -295,8 +296,12 @@ def check_kind(value: object, kind: type | UnionType, name: str, expected: str =
         InvalidInputError: It is something else.
     """
     if not isinstance(value, kind):
-        wanted = expected or f"a value of type {getattr(kind, '__name__', kind)}"
-        raise InvalidInputError(f"it is of type {type(value).__name__}", subject=name, hint=f"Give {wanted}")
+        name_of_kind = getattr(kind, "__name__", str(kind))
+        raise InvalidInputError(
+            f"expected {name_of_kind}, got {type(value).__name__}",
+            subject=name,
+            hint=f"Give {expected or f'a value of type {name_of_kind}'}",
+        )
 
 
 def check_text(value: object, name: str) -> None:

@@ -1,7 +1,6 @@
 """Metrics for Prometheus (extra ``metrics``).
 
-Owns the translation of :class:`stateline.metrics.Metrics` into the families of ``prometheus_client``. Does not own any
-value, and keeps none: every scrape takes a fresh snapshot.
+The families of ``prometheus_client``, made of a fresh snapshot at every scrape.
 
 Facts (Prometheus exposition format, ``prometheus_client`` custom collectors):
 - A counter's sample ends in ``_total``; ``prometheus_client`` adds that by itself.
@@ -54,7 +53,7 @@ class MetricsCollector:
         for name in (prefix, *(labels or {})):
             if not _NAME.fullmatch(name):
                 raise InvalidInputError(
-                    "it is no Prometheus name", subject=repr(name), hint="Use letters, digits and _"
+                    "is not a Prometheus name", subject=repr(name), hint="Use letters, digits and _"
                 )
         self._prefix = prefix
         self._source = source

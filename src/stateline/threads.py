@@ -1,7 +1,5 @@
 """Real threads that outlive neither their program nor a fork: pools with timers, monitors, locks.
 
-Owns when threads start and end. Does not own what they run, nor who may have some (``environment``, the one door).
-
 Rules:
 - No thread keeps Python alive. At its end, Python waits for a short while for work that nobody closed; a store that
   never answers does not hold it up for longer. Whoever needs work to be done closes what does it.
@@ -63,7 +61,7 @@ class ThreadedMonitor(RLock):  # type: ignore[misc] # Final for type checkers on
     def wait_for(self, predicate: Callable[[], bool], timeout_seconds: float | None = None) -> bool:
         if timeout_seconds is None and self._is_inherited and not predicate():
             raise ClosedError(
-                "it waits for a thread of the process that this one was forked from",
+                "cannot wait for a thread of the process that this one was forked from",
                 operation="wait",
                 hint="Open storages, writers and streams in the process that uses them",
             )

@@ -1,7 +1,7 @@
 """XXH64 of many byte strings at once.
 
-Owns the algorithm for slices of one buffer, each with its own seed, in numpy. Does not own which bytes a value is
-hashed as (``stateline.key_groups``).
+In numpy, for slices of one buffer, each with its own seed. Which bytes a value is hashed as is the business of
+``stateline.key_groups``.
 
 Facts (the XXH64 specification, github.com/Cyan4973/xxHash):
 - 32 bytes and more are first folded in stripes of 32 by four accumulators; what is left is taken in words of 8, then
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["LONG_BYTES", "xxh64_of_slices"]
+__all__ = ["LONG_BYTES", "xxh64_of_ints", "xxh64_of_longs", "xxh64_of_slices"]
 
 LONG_BYTES: Final = 256
 """Strings longer than this are hashed one by one."""
@@ -40,6 +40,16 @@ _P1_PLUS_P2: Final = np.uint64((0x9E3779B185EBCA87 + 0xC2B2AE3D27D4EB4F) & 0xFFF
 _WORD: Final = 8
 _HALF_WORD: Final = 4
 _STRIPE: Final = 32
+
+
+def xxh64_of_longs(words: Words, seeds: Words) -> Words:
+    """The XXH64 of each word as 8 little-endian bytes, with a seed of its own."""
+    return _finish(_with_long(seeds + (_P5 + np.uint64(_WORD)), words))
+
+
+def xxh64_of_ints(words: Words, seeds: Words) -> Words:
+    """The XXH64 of the lower half of each word as 4 little-endian bytes, with a seed of its own."""
+    return _finish(_with_int(seeds + (_P5 + np.uint64(_HALF_WORD)), words))
 
 
 def xxh64_of_slices(data: Bytes, starts: Positions, lengths: Positions, seeds: Words) -> Words:
@@ -105,16 +115,10 @@ def _of_one_length(data: Bytes, starts: Positions, length: int, seeds: Words) ->
         mixed = seeds + _P5
     mixed += np.uint64(length)
     while position + _WORD <= length:
-        mixed ^= _round(np.uint64(0), _read(data, starts, position, np.uint64))
-        mixed = _rotate_left(mixed, 27)
-        mixed *= _P1
-        mixed += _P4
+        mixed = _with_long(mixed, _read(data, starts, position, np.uint64))
         position += _WORD
     if position + _HALF_WORD <= length:
-        mixed ^= _read(data, starts, position, np.uint32).astype(np.uint64) * _P1
-        mixed = _rotate_left(mixed, 23)
-        mixed *= _P2
-        mixed += _P3
+        mixed = _with_int(mixed, _read(data, starts, position, np.uint32).astype(np.uint64))
         position += _HALF_WORD
     while position < length:
         mixed ^= data[starts + position].astype(np.uint64) * _P5
@@ -122,6 +126,26 @@ def _of_one_length(data: Bytes, starts: Positions, length: int, seeds: Words) ->
         mixed *= _P1
         position += 1
     return _finish(mixed)
+
+
+def _with_long(mixed: Words, words: Words) -> Words:
+    """``mixed``, which it overwrites, after the next 8 bytes."""
+    lane = _rotate_left(words * _P2, 31)
+    lane *= _P1
+    mixed ^= lane
+    mixed = _rotate_left(mixed, 27)
+    mixed *= _P1
+    mixed += _P4
+    return mixed
+
+
+def _with_int(mixed: Words, words: Words) -> Words:
+    """``mixed``, which it overwrites, after the next 4 bytes."""
+    mixed ^= words * _P1
+    mixed = _rotate_left(mixed, 23)
+    mixed *= _P2
+    mixed += _P3
+    return mixed
 
 
 def _stripes(data: Bytes, starts: Positions, length: int, seeds: Words) -> Words:

@@ -11,8 +11,8 @@ from tests.kit.simulation import replay, run_seed, simulate
 MEMORY = ["create_race", "store_publish", "micro_batch_reference", "recoverable"]
 LOCAL = ["create_race_local", "store_publish_local", "recoverable_local"]
 WHOLE = ["pipeline", "pipeline_spanning", "sections", "changelog"]
-BESIDE = ["delivery", "files_sink", "savepoint_claim", "savepoint_copy", "restore", "sweep"]
-LATE = ["create_race_late", "store_publish_late", "pipeline_spanning_late"]
+BESIDE = ["delivery", "files_sink", "savepoint_claim", "savepoint_copy", "savepoint_inline", "restore", "sweep"]
+LATE = ["create_race_late", "create_only_late", "store_publish_late", "pipeline_spanning_late"]
 
 
 def holds(result):

@@ -136,7 +136,7 @@ def test_a_string_of_another_collation_may_be_kept_where_it_is_not_compared(even
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda e: e.keyed(watermark=("value", "1 minute")), "must be a timestamp, this column is int64"),
+        (lambda e: e.keyed(watermark=("value", "1 minute")), "must be a timestamp, got int64"),
         (lambda e: e.keyed(watermark=("at", "-1 minute")), "delay of the watermark"),
         (lambda e: e.keyed(watermark=("att", "1 minute")), "Did you mean 'at'"),
         (lambda e: e.keyed(watermark="at"), "Give a pair"),

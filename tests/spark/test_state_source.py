@@ -238,14 +238,14 @@ def test_an_operator_that_is_younger_than_the_start_had_no_rows_there(session, t
         ({"checkpoint": 99}, "root", "no checkpoint 99"),
         ({"operator": "flight"}, "root", "Did you mean 'flights'"),
         ({"columns": "nope"}, "root", "no such column"),
-        ({"columns": "key,n,key"}, "root", "names a column twice"),
+        ({"columns": "key,n,key"}, "root", "must not name a column twice"),
         ({"mode": "feed"}, "root", "unknown value of mode"),
-        ({"start_checkpoint": 0}, "root", "neither start nor end"),
+        ({"start_checkpoint": 0}, "root", "cannot be a snapshot with a start"),
         ({"checkpiont": "1"}, "root", "Did you mean 'checkpoint'"),
-        ({"mode": "changes", "checkpoint": 1}, "root", "changes lie between two"),
-        ({"mode": "changes", "start_checkpoint": 2, "end_checkpoint": 1}, "root", "the end is 1"),
-        ({"checkpoint": 1}, "root/chk-0", "the path names checkpoint 0, the option checkpoint 1"),
-        ({"mode": "changes", "end_checkpoint": 1}, "root/chk-0", "the path names checkpoint 0"),
+        ({"mode": "changes", "checkpoint": 1}, "root", "checkpoint: cannot be"),
+        ({"mode": "changes", "start_checkpoint": 2, "end_checkpoint": 1}, "root", "must not be above the end 1, got 2"),
+        ({"checkpoint": 1}, "root/chk-0", "names checkpoint 0, but the option names 1"),
+        ({"mode": "changes", "end_checkpoint": 1}, "root/chk-0", "names checkpoint 0"),
         ({}, "nothing", "no checkpoint yet"),
     ],
 )
@@ -255,13 +255,16 @@ def test_wrong_options_are_explained(session, root, options, path, message):
 
 
 def test_a_schema_of_other_types_is_refused(session, root):
-    with pytest.raises(PySparkException, match="the schema says"):
+    with pytest.raises(PySparkException, match="the schema expects"):
         session.read.format("stateline").schema("key string").load(root.url).collect()
 
 
 @pytest.mark.parametrize(
     ("schema", "columns", "message"),
-    [("key long, key long", "", "column 'key': the schema names it twice"), ("key long", "n", "the schema names key")],
+    [
+        ("key long, key long", "", "column 'key': must not be named twice"),
+        ("key long", "n", "cannot be chosen beside a schema of key"),
+    ],
 )
 def test_a_schema_that_contradicts_itself_or_the_option_is_refused(session, root, schema, columns, message):
     with pytest.raises(PySparkException, match=f"InvalidInputError.*{message}"):
@@ -277,7 +280,7 @@ def test_a_null_where_the_schema_rules_it_out_is_an_error_and_never_another_valu
     frame = session.read.format("stateline").schema(f"{column} {kind} NOT NULL").load(root.url)
     assert frame.schema[column].nullable is False
     if is_ever_null:
-        with pytest.raises(PySparkException, match=f"column '{column}': a row has null in it.*NOT NULL"):
+        with pytest.raises(PySparkException, match=f"column '{column}': has a null.*NOT NULL"):
             frame.collect()
     else:
         assert sorted(item.key for item in frame.collect()) == sorted(key for key, _ in root.models[-1])

@@ -208,7 +208,7 @@ def test_what_cannot_be_a_key_is_refused_by_column(kind):
 
 
 def test_no_column_and_no_key_type_are_refused():
-    with pytest.raises(InvalidInputError, match="no key column"):
+    with pytest.raises(InvalidInputError, match="expected at least one key column"):
         hash_columns([])
     with pytest.raises(InvalidInputError):
         stable_hash(object())

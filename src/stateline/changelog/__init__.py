@@ -16,10 +16,7 @@ from stateline.changelog.api import (
     SequenceNumber,
     SnapshotResult,
     StateChange,
-    StateChangeUploader,
-    StateChangeUploadScheduler,
     UploadResult,
-    UploadTasksResult,
 )
 from stateline.changelog.change_set import StateChangeSet
 from stateline.changelog.handle import ChangelogHandle, SegmentHandle
@@ -31,7 +28,12 @@ from stateline.changelog.scheduler import batching_scheduler, direct_scheduler, 
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.storage import ChangelogStorage
 from stateline.changelog.upload_table import RetryPolicy, UploadThrottle
-from stateline.changelog.upload_task import UploadTask
+from stateline.changelog.upload_task import (
+    StateChangeUploader,
+    StateChangeUploadScheduler,
+    UploadTask,
+    UploadTasksResult,
+)
 from stateline.changelog.uploader import BlobUploader, DuplicatingUploader
 from stateline.changelog.writer import ChangelogWriter
 

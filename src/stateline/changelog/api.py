@@ -18,31 +18,21 @@ from any thread. Callbacks of an upload are run by the owner of the writer, neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self, TypeAlias
+from typing import ClassVar, Final, Protocol, Self
 
 import msgspec
 
 from stateline.changelog.handle import ChangelogHandle, SegmentHandle
 from stateline.errors import InvalidInputError
-from stateline.options import check_kind
-
-if TYPE_CHECKING:
-    from stateline.changelog.upload_task import UploadTask
 
 __all__ = [
     "AvailabilityProvider",
-    "FailureCallback",
     "RetriableAction",
     "SequenceNumber",
     "SnapshotResult",
     "StateChange",
-    "StateChangeUploadScheduler",
-    "StateChangeUploader",
-    "SuccessCallback",
     "UploadResult",
-    "UploadTasksResult",
 ]
 
 _MAX_SEQUENCE_NUMBER: Final = 2**63 - 1
@@ -131,56 +121,6 @@ class SnapshotResult(msgspec.Struct, frozen=True):
     local: ChangelogHandle | None = None
 
 
-SuccessCallback: TypeAlias = Callable[[list[UploadResult]], None]
-FailureCallback: TypeAlias = Callable[[list[SequenceNumber], BaseException], None]
-
-
-class UploadTasksResult:
-    """What one call of an uploader gives: each task is in exactly one of the two mappings.
-
-    Args:
-        successful: The results of each task that is durable, one per change set.
-        failed: The error of each task that can never succeed. An error that another attempt may cure is raised instead.
-    """
-
-    __slots__ = ("failed", "successful")
-
-    def __init__(
-        self,
-        successful: Mapping[UploadTask, list[UploadResult]] | None = None,
-        failed: Mapping[UploadTask, BaseException] | None = None,
-    ) -> None:
-        for name, given in (("successful", successful), ("failed", failed)):
-            check_kind({} if given is None else given, Mapping, name)
-        self.successful = dict(successful or {})
-        self.failed = dict(failed or {})
-
-    def handles(self) -> Iterator[SegmentHandle]:
-        """Every segment that this result made durable."""
-        for results in self.successful.values():
-            for result in results:
-                yield result.handle
-
-
-class StateChangeUploader(Protocol):
-    """Makes change sets durable."""
-
-    def upload(self, tasks: Collection[UploadTask]) -> UploadTasksResult:
-        """Uploads the change sets of all tasks into as few objects as possible, under names never used before.
-
-        Returns only when everything is durable. It neither completes nor fails the tasks: whoever retries does.
-
-        Raises:
-            OSError: Nothing is durable, or nobody can tell. Another attempt may succeed.
-        """
-
-    def discard(self, result: UploadTasksResult) -> None:
-        """Gives up what a late :meth:`upload` made, because another attempt had won. A failed delete is no error."""
-
-    def close(self) -> None:
-        """Gives connections back. Idempotent."""
-
-
 class AvailabilityProvider(Protocol):
     """Tells a producer when to pause, so that it need not block inside a call."""
 
@@ -190,23 +130,6 @@ class AvailabilityProvider(Protocol):
 
     def availability_future(self) -> Future[None]:
         """Done when there is room: at once, or as soon as an upload ends or the scheduler is closed."""
-
-
-class StateChangeUploadScheduler(Protocol):
-    """Decides when upload tasks run, and with which others."""
-
-    @property
-    def availability(self) -> AvailabilityProvider:
-        """Whether :meth:`upload` would return without waiting."""
-
-    def upload(self, task: UploadTask) -> None:
-        """Takes a task over: it will be completed or failed exactly once, on any thread.
-
-        May wait for room, and may be interrupted then: the task is failed before the interruption passes on.
-        """
-
-    def close(self) -> None:
-        """Fails every unfinished task and wakes every waiting caller. Idempotent."""
 
 
 class RetriableAction(Protocol):

@@ -17,17 +17,18 @@ from concurrent.futures import Executor as PlainPool
 from concurrent.futures import Future
 from typing import Any, Final
 
-from stateline.changelog.api import (
-    AvailabilityProvider,
-    StateChangeUploader,
-    StateChangeUploadScheduler,
-    UploadTasksResult,
-)
+from stateline.changelog.api import AvailabilityProvider
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.changelog.retry import Pledge, RetryingExecutor, closed_uploads
 from stateline.changelog.settings import ChangelogSettings
 from stateline.changelog.upload_table import Batch, QueuedTask, RetryPolicy, UploadRoom
-from stateline.changelog.upload_task import UploadTask, end_tasks
+from stateline.changelog.upload_task import (
+    StateChangeUploader,
+    StateChangeUploadScheduler,
+    UploadTask,
+    UploadTasksResult,
+    end_tasks,
+)
 from stateline.environment import Clock, Environment, Executor
 from stateline.errors import ClosedError
 from stateline.options import check_kind

@@ -9,7 +9,7 @@ from typing import Final, Self
 
 from stateline.blob.api import BlobStore
 from stateline.blob.urls import store_of
-from stateline.changelog.api import AvailabilityProvider, StateChangeUploader, StateChangeUploadScheduler
+from stateline.changelog.api import AvailabilityProvider
 from stateline.changelog.host_cache import HostCache, HostCopies
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.changelog.object_names import check_job_id
@@ -17,6 +17,7 @@ from stateline.changelog.reader import ChangelogReader, Downloads
 from stateline.changelog.registry import LocalChangelogRegistry, Ownership, TaskChangelogRegistry
 from stateline.changelog.scheduler import scheduler_from_options
 from stateline.changelog.settings import ChangelogSettings
+from stateline.changelog.upload_task import StateChangeUploader, StateChangeUploadScheduler
 from stateline.changelog.uploader import BlobUploader, DuplicatingUploader, without_encoding_room
 from stateline.changelog.writer import ChangelogWriter
 from stateline.environment import Closable, Environment, system_environment

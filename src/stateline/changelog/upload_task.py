@@ -1,20 +1,33 @@
-"""One request of a writer: upload these change sets, then tell me."""
+"""One request of a writer, upload these change sets, then tell me; and what carries it out."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Final, Protocol, TypeAlias
 
-from stateline.changelog.api import FailureCallback, SequenceNumber, SuccessCallback, UploadResult, UploadTasksResult
+from stateline.changelog.api import AvailabilityProvider, SequenceNumber, UploadResult
 from stateline.changelog.change_set import StateChangeSet
+from stateline.changelog.handle import SegmentHandle
 from stateline.errors import InternalError
 from stateline.options import check_kind
 
-__all__ = ["UploadTask", "end_tasks"]
+__all__ = [
+    "FailureCallback",
+    "StateChangeUploadScheduler",
+    "StateChangeUploader",
+    "SuccessCallback",
+    "UploadTask",
+    "UploadTasksResult",
+    "end_tasks",
+]
 
 _LOG: Final = logging.getLogger(__name__)
+
+
+SuccessCallback: TypeAlias = Callable[[list[UploadResult]], None]
+FailureCallback: TypeAlias = Callable[[list[SequenceNumber], BaseException], None]
 
 
 class UploadTask:
@@ -94,6 +107,69 @@ class UploadTask:
                 if found == expected or sorted(found) == sorted(expected):
                     return results
         return InternalError("the uploader gave no result for this task, or not one per change set", operation="upload")
+
+
+class UploadTasksResult:
+    """What one call of an uploader gives: each task is in exactly one of the two mappings.
+
+    Args:
+        successful: The results of each task that is durable, one per change set.
+        failed: The error of each task that can never succeed. An error that another attempt may cure is raised instead.
+    """
+
+    __slots__ = ("failed", "successful")
+
+    def __init__(
+        self,
+        successful: Mapping[UploadTask, list[UploadResult]] | None = None,
+        failed: Mapping[UploadTask, BaseException] | None = None,
+    ) -> None:
+        for name, given in (("successful", successful), ("failed", failed)):
+            check_kind({} if given is None else given, Mapping, name)
+        self.successful = dict(successful or {})
+        self.failed = dict(failed or {})
+
+    def handles(self) -> Iterator[SegmentHandle]:
+        """Every segment that this result made durable."""
+        for results in self.successful.values():
+            for result in results:
+                yield result.handle
+
+
+class StateChangeUploader(Protocol):
+    """Makes change sets durable."""
+
+    def upload(self, tasks: Collection[UploadTask]) -> UploadTasksResult:
+        """Uploads the change sets of all tasks into as few objects as possible, under names never used before.
+
+        Returns only when everything is durable. It neither completes nor fails the tasks: whoever retries does.
+
+        Raises:
+            OSError: Nothing is durable, or nobody can tell. Another attempt may succeed.
+        """
+
+    def discard(self, result: UploadTasksResult) -> None:
+        """Gives up what a late :meth:`upload` made, because another attempt had won. A failed delete is no error."""
+
+    def close(self) -> None:
+        """Gives connections back. Idempotent."""
+
+
+class StateChangeUploadScheduler(Protocol):
+    """Decides when upload tasks run, and with which others."""
+
+    @property
+    def availability(self) -> AvailabilityProvider:
+        """Whether :meth:`upload` would return without waiting."""
+
+    def upload(self, task: UploadTask) -> None:
+        """Takes a task over: it will be completed or failed exactly once, on any thread.
+
+        May wait for room, and may be interrupted then: the task is failed before the interruption passes on.
+        """
+
+    def close(self) -> None:
+        """Fails every unfinished task and wakes every waiting caller. Idempotent."""
 
 
 def end_tasks(outcomes: Iterable[tuple[UploadTask, list[UploadResult] | BaseException]]) -> None:

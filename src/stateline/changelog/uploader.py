@@ -21,7 +21,7 @@ from stateline.blob.api import BlobStore, Buffer, ObjectInfo
 from stateline.blob.instrumented import StoreDecorator
 from stateline.blob.places import check_apart
 from stateline.blob.urls import store_of
-from stateline.changelog.api import UploadResult, UploadTasksResult
+from stateline.changelog.api import UploadResult
 from stateline.changelog.block import Compression
 from stateline.changelog.change_set import StateChangeSet
 from stateline.changelog.changes import ChangesTable
@@ -33,7 +33,7 @@ from stateline.changelog.object_names import is_object_name, object_prefix
 from stateline.changelog.registry import TaskChangelogRegistry
 from stateline.changelog.segment import encode_segment
 from stateline.changelog.settings import ChangelogSettings
-from stateline.changelog.upload_task import UploadTask
+from stateline.changelog.upload_task import UploadTask, UploadTasksResult
 from stateline.environment import Environment, system_environment
 from stateline.errors import OutcomeUnknownError, StatelineError, StorageFullError
 from stateline.options import check_kind

@@ -23,20 +23,14 @@ import numpy as np
 
 from stateline.blob.api import Buffer
 from stateline.changelog.active_set import ActiveSet
-from stateline.changelog.api import (
-    SequenceNumber,
-    SnapshotResult,
-    StateChange,
-    StateChangeUploadScheduler,
-    UploadResult,
-)
+from stateline.changelog.api import SequenceNumber, SnapshotResult, StateChange, UploadResult
 from stateline.changelog.change_set import StateChangeSet
 from stateline.changelog.columns import EMPTY_CHANGE_BYTES, MAX_CHANGE_BYTES, batch_columns
 from stateline.changelog.mailbox import Mailbox, PersistFuture
 from stateline.changelog.registry import Ownership
 from stateline.changelog.set_table import SetTable, Snapshot
 from stateline.changelog.settings import ChangelogSettings
-from stateline.changelog.upload_task import UploadTask
+from stateline.changelog.upload_task import StateChangeUploadScheduler, UploadTask
 from stateline.environment import Environment
 from stateline.errors import ClosedError, InvalidInputError, StatelineError, UnavailableError
 from stateline.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupRange

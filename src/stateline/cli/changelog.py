@@ -1,7 +1,4 @@
-"""``stateline changelog``: look into segments on any store, without their handles.
-
-Owns arguments and printing. Does not own reading or checking (``stateline.changelog.inspection``, ``sections``).
-"""
+"""``stateline changelog``: look into segments on any store, without their handles."""
 
 from __future__ import annotations
 
@@ -24,42 +21,33 @@ from stateline.changelog.inspection import (
 )
 from stateline.changelog.segment import SectionKind
 from stateline.changelog.segment_writer import SEGMENT_SUFFIX
-from stateline.cli.output import (
-    CommandGroup,
-    json_option,
-    map_options,
-    plain,
-    print_json,
-    print_table,
-    python_rows,
-    store_option,
-)
+from stateline.cli.output import CommandGroup, json_option, plain, print_facts, print_json, python_rows, store_option
 from stateline.cli.sections import batches_of, row_count
 from stateline.errors import CorruptDataError, InvalidInputError, NotFoundError
 from stateline.key_groups import KeyGroupRange
 
 __all__ = ["cat", "changelog", "ls", "verify"]
 
-_COLUMNS: Final = (
-    "offset",
-    "bytes",
-    "kind",
-    "owner",
-    "number",
-    "key_groups",
-    "rows",
-    "change_bytes",
-    "compression",
-    "blocks",
-)
+_COLUMNS: Final = {
+    "offset": "offset",
+    "bytes": "bytes",
+    "kind": "kind",
+    "owner": "owner",
+    "number": "number",
+    "key groups": "key_groups",
+    "rows": "rows",
+    "change bytes": "change_bytes",
+    "compression": "compression",
+    "blocks": "blocks",
+}
 
 
 @click.group(cls=CommandGroup)
 def changelog() -> None:
-    """Look into segments: state changes, runs of state, and rows of open files.
+    """Look into segments of a store.
 
-    URL is an object or a folder, such as file:///data/changelog, or s3://bucket/flights/state for all segments of a
-    checkpoint root.
+    They hold state changes, runs of state, and rows of open files. URL is an object or a folder, such as
+    file:///data/changelog, or s3://bucket/flights/state for all segments of a checkpoint root.
     """
 
 
@@ -68,13 +56,13 @@ def changelog() -> None:
 @json_option
 @store_option
 @click.pass_context
-def ls(context: click.Context, url: str, options: tuple[str, ...], *, as_json: bool) -> None:
+def ls(context: click.Context, url: str, options: dict[str, str], *, as_json: bool) -> None:
     """List the sections of an object, or of every object in a folder.
 
     Reads directories, tables of changes and tails of runs only. Exits with 1 if one of them is damaged.
     """
     damaged = False
-    for store, name in _objects(url, map_options(options)):
+    for store, name in _objects(url, options):
         found = inspect_segment(store, name)
         sections = []
         problems = list(found.problems)
@@ -98,13 +86,13 @@ def ls(context: click.Context, url: str, options: tuple[str, ...], *, as_json: b
 @click.option("--limit", type=click.IntRange(min=0), help="Stop after so many lines.")
 @json_option
 @store_option
-def cat(url: str, key_groups: str | None, limit: int | None, options: tuple[str, ...], *, as_json: bool) -> None:
+def cat(url: str, key_groups: str | None, limit: int | None, options: dict[str, str], *, as_json: bool) -> None:
     """Print changes as key group (-1: metadata) and value, and rows as JSON; one per line.
 
     Bytes that are not printable ASCII are escaped as in Python; in JSON they are base64. Stops at the first damaged
     byte, names its offset, and exits with 1.
     """
-    for line in islice(_lines(url, map_options(options), _parse_range(key_groups)), limit):
+    for line in islice(_lines(url, options, _parse_range(key_groups)), limit):
         if as_json:
             print_json(line)
         elif "row" in line:
@@ -137,13 +125,13 @@ def _lines(url: str, options: Mapping[str, str], wanted: KeyGroupRange | None) -
 @json_option
 @store_option
 @click.pass_context
-def verify(context: click.Context, url: str, options: tuple[str, ...], *, as_json: bool) -> None:
+def verify(context: click.Context, url: str, options: dict[str, str], *, as_json: bool) -> None:
     """Read every byte of an object, or of every object in a folder, and recompute every checksum.
 
     Prints one line per object, and one per damaged place with its offset. Exits with 1 on any damage.
     """
     damaged = False
-    for store, name in _objects(url, map_options(options)):
+    for store, name in _objects(url, options):
         found = inspect_segment(store, name)
         problems = [*found.problems, *_problems_within(store, found)]
         damaged = damaged or bool(problems)
@@ -174,7 +162,7 @@ def _objects(url: str, options: Mapping[str, str]) -> Iterator[tuple[BlobStore, 
     names = sorted(info.name for info in store.list("") if not info.name.startswith(STAGING_PREFIX))
     names = [name for name in names if name.endswith(SEGMENT_SUFFIX)] or names
     if not names:
-        raise NotFoundError("there is no object and no folder with objects", subject=url, hint="Check the URL")
+        raise NotFoundError("there is no such object, and no folder with objects", subject=url, hint="Check the URL")
     for name in names:
         yield store, name
 
@@ -201,7 +189,9 @@ def _parse_range(text: str | None) -> KeyGroupRange | None:
     except ValueError:
         wanted = KeyGroupRange.EMPTY
     if not wanted:
-        raise click.BadParameter(f"{text!r} is neither 5 nor 0-63", param_hint="--key-groups")
+        raise click.BadParameter(
+            f"{text!r} is not a key group or a range, such as 5 or 0-63", param_hint="--key-groups"
+        )
     return wanted
 
 
@@ -234,8 +224,7 @@ def _problem_facts(problem: Problem) -> dict[str, object]:
 def _print_object(found: Inspection, sections: list[dict[str, Any]], problems: list[Problem]) -> None:
     click.echo(f"{plain(found.name)}  {found.size:,} bytes")
     if sections:
-        cells = [["" if facts.get(column) is None else facts[column] for column in _COLUMNS] for facts in sections]
-        print_table([column.replace("_", " ") for column in _COLUMNS], cells)
+        print_facts(sections, _COLUMNS, as_json=False)
     for problem in problems:
         click.echo(f"  DAMAGED at byte {problem.offset}: {plain(problem.message)}")
 

@@ -1,7 +1,4 @@
-"""``stateline checkpoint``: the checkpoints of a root, one of them in detail, and whether all is intact.
-
-Owns arguments and printing. Does not own reading, nor any verdict (``stateline.checkpoint``).
-"""
+"""``stateline checkpoint``: the checkpoints of a root, one of them in detail, and whether all is intact."""
 
 from __future__ import annotations
 
@@ -24,17 +21,22 @@ from stateline.checkpoint import (
     OperatorState,
     OutputState,
     Problem,
+    Relocation,
     VerifyReport,
     locate,
+    relocate_outputs,
     resolve_pointer,
     verify_root,
     verify_savepoint,
 )
 from stateline.cli.output import (
     CommandGroup,
+    delete_option,
     json_option,
-    map_options,
+    mapping_option,
+    output_option,
     plain,
+    print_facts,
     print_json,
     print_table,
     progress,
@@ -46,21 +48,20 @@ from stateline.handles import RunHandle
 from stateline.state.run import damaged_place
 from stateline.state.schema import StateSchema
 
-__all__ = ["checkpoint", "ls", "show", "verify"]
+__all__ = ["checkpoint", "ls", "relocate", "retire", "show", "verify"]
 
-_LS_COLUMNS: Final = ("id", "batch", "created", "parallelism", "runs", "rows", "bytes", "new bytes", "finished", "open")
-_LS_KEYS: Final = (
-    "checkpoint_id",
-    "batch_id",
-    "created",
-    "parallelism",
-    "runs",
-    "stored_rows",
-    "bytes",
-    "new_bytes",
-    "finished_files",
-    "open_files",
-)
+_COLUMNS: Final = {
+    "id": "checkpoint_id",
+    "batch": "batch_id",
+    "created": "created",
+    "parallelism": "parallelism",
+    "runs": "runs",
+    "rows": "stored_rows",
+    "bytes": "bytes",
+    "new bytes": "new_bytes",
+    "finished": "finished_files",
+    "open": "open_files",
+}
 
 
 @click.group(cls=CommandGroup)
@@ -76,13 +77,13 @@ def checkpoint() -> None:
 @click.argument("root")
 @json_option
 @store_option
-def ls(root: str, options: tuple[str, ...], *, as_json: bool) -> None:
+def ls(root: str, options: dict[str, str], *, as_json: bool) -> None:
     """List the retained checkpoints of ROOT, oldest first.
 
     "rows" counts stored rows, old versions and deletions included. "new bytes" is what the checkpoint added. A record
     that cannot be read, or is gone, is named on standard error, after those that can, with exit code 1.
     """
-    store = open_store(root, map_options(options))
+    store = open_store(root, options)
     damage: CorruptDataError | DataLossError | None = None
     try:
         found = CheckpointStore(store).list()
@@ -90,13 +91,8 @@ def ls(root: str, options: tuple[str, ...], *, as_json: bool) -> None:
         damage = error
         found = CheckpointStore(store, settings=CheckpointStoreSettings(allow_older=True)).list()
     if not found:
-        raise NotFoundError("there is no checkpoint", subject=root, hint="Give the URL of a checkpoint root")
-    facts = [_facts(record) for record in found]
-    if as_json:
-        for fact in facts:
-            print_json(fact)
-    else:
-        print_table(_LS_COLUMNS, [[fact[key] for key in _LS_KEYS] for fact in facts])
+        raise _no_checkpoint(root)
+    print_facts([_facts(record) for record in found], _COLUMNS, as_json=as_json)
     if damage is not None:
         raise damage
 
@@ -105,12 +101,12 @@ def ls(root: str, options: tuple[str, ...], *, as_json: bool) -> None:
 @click.argument("pointer")
 @json_option
 @store_option
-def show(pointer: str, options: tuple[str, ...], *, as_json: bool) -> None:
+def show(pointer: str, options: dict[str, str], *, as_json: bool) -> None:
     """Show one checkpoint or savepoint: its operators with their state, its files, its position.
 
     With --json the whole record is printed, as it is stored.
     """
-    snapshot = resolve_pointer(pointer, options=map_options(options))
+    snapshot = resolve_pointer(pointer, options=options)
     record = snapshot.checkpoint
     if as_json:
         print_json(msgspec.to_builtins(record))
@@ -139,9 +135,7 @@ def show(pointer: str, options: tuple[str, ...], *, as_json: bool) -> None:
 @checkpoint.command("verify")
 @click.argument("pointer")
 @click.option("--outputs/--no-outputs", default=True, help="Look at the pieces of open files in the outputs, too.")
-@click.option(
-    "--output-option", "output_options", multiple=True, metavar="NAME=VALUE", help="A setting of the outputs."
-)
+@output_option
 @click.option("--objects", is_flag=True, help="Also name every object that is reachable.")
 @json_option
 @store_option
@@ -149,8 +143,8 @@ def show(pointer: str, options: tuple[str, ...], *, as_json: bool) -> None:
 def verify(
     context: click.Context,
     pointer: str,
-    output_options: tuple[str, ...],
-    options: tuple[str, ...],
+    output_options: dict[str, str],
+    options: dict[str, str],
     *,
     outputs: bool,
     objects: bool,
@@ -162,22 +156,109 @@ def verify(
     damaged, where, and which checkpoints need it, and what no checkpoint reaches. Objects that nobody reaches do no
     harm: they do not change the exit code.
     """
-    found = locate(pointer, options=map_options(options))
+    found = locate(pointer, options=options)
     store, root = found.store, CheckpointStore(found.store)
     with progress("verifying", hidden=as_json) as tell:
         if found.savepoint is not None:
             report = verify_savepoint(found.savepoint, progress=tell)
         else:
-            stores = _output_stores(root, found.checkpoint_id, map_options(output_options)) if outputs else {}
+            stores = _output_stores(root, found.checkpoint_id, output_options) if outputs else {}
             report = verify_root(root, checkpoint_id=found.checkpoint_id, outputs=stores, progress=tell)
     if not report.checkpoint_ids and not report.findings:
-        raise NotFoundError("there is no checkpoint", subject=pointer, hint="Give the URL of a checkpoint root")
+        raise _no_checkpoint(pointer)
     places = _damaged_places(root, report) if found.savepoint is None else {}
     if as_json:
         print_json(_report_facts(store, report, places))
     else:
         _print_report(store, report, places, objects=objects)
     context.exit(0 if report.is_sound else 1)
+
+
+@checkpoint.command("retire")
+@click.argument("root")
+@click.option(
+    "--keep", required=True, type=click.IntRange(min=1), metavar="N", help="How many of the newest checkpoints stay."
+)
+@delete_option
+@json_option
+@store_option
+def retire(root: str, keep: int, options: dict[str, str], *, delete: bool, as_json: bool) -> None:
+    """Retire all but the newest checkpoints of ROOT, also those whose records cannot be read or are gone.
+
+    A query does it by itself, but never to a checkpoint that is damaged, because that may be restored from a copy. This
+    is how to let go of it: what only it needed becomes a leftover for `stateline sweep`. Tombstones and markers of
+    checkpoints that were retired before are written anew where they are gone. Safe while the query runs.
+    """
+    store = open_store(root, options)
+    checkpoints = CheckpointStore(store, settings=CheckpointStoreSettings(retire_unreadable=True))
+    ids = checkpoints.retirable(keep)
+    if delete:
+        checkpoints.retain(keep)
+    if as_json:
+        print_json({"root": store.url, "checkpoints": ids, "deleted": delete})
+        return
+    for checkpoint_id in ids:
+        click.echo(f"{'retired' if delete else 'would retire'}  checkpoint {checkpoint_id}")
+    click.echo(f"{plain(store.url)}: {len(ids)} checkpoints{' retired' if delete else ' to retire'}")
+    if not delete:
+        click.echo("Nothing was deleted: add --delete")
+
+
+@checkpoint.command("relocate")
+@click.argument("root")
+@mapping_option(
+    "--output",
+    "outputs",
+    required=True,
+    metavar="OPERATOR=URL",
+    help="Where the output of an operator is now; may be repeated. That of stateline_files is called files.",
+)
+@click.option("--record", is_flag=True, help="Record it; without it, only look whether all is there.")
+@output_option
+@json_option
+@store_option
+def relocate(
+    root: str,
+    outputs: dict[str, str],
+    output_options: dict[str, str],
+    options: dict[str, str],
+    *,
+    record: bool,
+    as_json: bool,
+) -> None:
+    """Record that outputs of the query of ROOT were moved, so that it goes on there.
+
+    Stop the query first, and move the whole folder, hidden files included. What the newest checkpoint needs is looked
+    for in the new place. With --record one more checkpoint says where the outputs are: the same state, the same open
+    files. Then start the program with the new place. A root that was moved itself needs no command.
+    """
+    stores = {operator: open_store(url, output_options) for operator, url in outputs.items()}
+    found = relocate_outputs(CheckpointStore(open_store(root, options)), stores, dry_run=not record)
+    places = _places(found)
+    is_new = found.record is not found.before
+    if as_json:
+        print_json(
+            {
+                "checkpoint_id": found.record.checkpoint_id,
+                "recorded": record and is_new,
+                "bytes_read": found.bytes_read,
+                "outputs": places,
+            }
+        )
+        return
+    for place in places:
+        click.echo(
+            plain(
+                f"output of {place['operator']}: {place['old']} -> {place['new']}, {place['open']} open files, "
+                f"{place['finished']} to be made visible"
+            )
+        )
+    if not is_new:
+        click.echo(f"Nothing to record: checkpoint {found.record.checkpoint_id} says so already")
+    elif record:
+        click.echo(f"Recorded as checkpoint {found.record.checkpoint_id}")
+    else:
+        click.echo("All that is needed is there. Nothing was recorded: add --record")
 
 
 # -- verify -----------------------------------------------------------------------------------------------------------
@@ -268,6 +349,10 @@ def _needed_by(finding: Finding) -> str:
 # -- ls and show ------------------------------------------------------------------------------------------------------
 
 
+def _no_checkpoint(place: str) -> NotFoundError:
+    return NotFoundError("there is no checkpoint", subject=place, hint="Give the URL of a checkpoint root")
+
+
 def _runs(operators: tuple[OperatorState, ...]) -> list[RunHandle]:
     return [run for operator in operators for subtask in operator.subtasks for run in subtask.runs]
 
@@ -299,19 +384,17 @@ def _watermark_text(state: InputState) -> str:
 def _show_operator(operator: OperatorState) -> None:
     click.echo(f"\noperator {plain(operator.name)}: {_schema_text(operator)}")
     click.echo(f"  computes {plain(operator.definition[:500])}")
-    print_table(
-        ("  key groups", "runs", "rows", "tombstones", "bytes"),
-        [
-            (
-                f"  {subtask.first_key_group}..{subtask.last_key_group}",
-                len(subtask.runs),
-                sum(run.rows for run in subtask.runs),
-                sum(run.tombstones for run in subtask.runs),
-                sum(run.length for run in subtask.runs),
-            )
-            for subtask in operator.subtasks
-        ],
-    )
+    rows = [
+        (
+            f"{subtask.first_key_group}..{subtask.last_key_group}",
+            len(subtask.runs),
+            sum(run.rows for run in subtask.runs),
+            sum(run.tombstones for run in subtask.runs),
+            sum(run.length for run in subtask.runs),
+        )
+        for subtask in operator.subtasks
+    ]
+    print_table(("key groups", "runs", "rows", "tombstones", "bytes"), rows, indent="  ")
 
 
 def _schema_text(operator: OperatorState) -> str:
@@ -323,6 +406,18 @@ def _schema_text(operator: OperatorState) -> str:
 
 def _show_output(output: OutputState) -> None:
     click.echo(f"\noutput of {plain(output.operator)}: {plain(output.url)}")
-    rows = [("  finished", file.commit.target, file.rows, file.commit.length) for file in output.finished]
-    rows += [("  open", file.target, file.rows, file.bytes) for file in output.open]
-    print_table(("  state", "file", "rows", "bytes"), rows)
+    rows = [("finished", file.commit.target, file.rows, file.commit.length) for file in output.finished]
+    rows += [("open", file.target, file.rows, file.bytes) for file in output.open]
+    print_table(("state", "file", "rows", "bytes"), rows, indent="  ")
+
+
+# -- relocate ----------------------------------------------------------------------------------------------------------
+
+
+def _places(found: Relocation) -> list[dict[str, object]]:
+    """The outputs that move."""
+    return [
+        {"operator": new.operator, "old": old.url, "new": new.url, "open": len(new.open), "finished": len(new.finished)}
+        for old, new in zip(found.before.outputs, found.record.outputs, strict=True)
+        if old.url != new.url
+    ]

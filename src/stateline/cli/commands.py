@@ -1,12 +1,8 @@
-"""The commands of ``stateline``.
-
-Owns what is printed. Does not own any fact: every command asks a layer below and shows the answer.
-"""
+"""The commands of ``stateline``: each asks a layer below, and shows its answer."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 
 import click
@@ -14,9 +10,7 @@ import click
 from stateline import __version__
 from stateline.cli.changelog import changelog
 from stateline.cli.checkpoint import checkpoint
-from stateline.cli.output import CommandGroup
-from stateline.cli.relocation import relocate
-from stateline.cli.retirement import retire
+from stateline.cli.output import CommandGroup, json_option, print_json
 from stateline.cli.savepoint import savepoint
 from stateline.cli.state import state
 from stateline.cli.sweep import sweep
@@ -44,7 +38,7 @@ def stateline() -> None:
 
 
 @stateline.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def doctor(context: click.Context, *, as_json: bool) -> None:
     """Say what is installed, and which Java Spark would run on.
@@ -65,14 +59,12 @@ def doctor(context: click.Context, *, as_json: bool) -> None:
             facts[package] = f"none: pip install 'stateline[{extra}]'"
             healthy = healthy and package != "pyspark"
     if as_json:
-        click.echo(json.dumps(facts))
+        print_json(facts)
     else:
         width = max(map(len, facts))
         click.echo("\n".join(f"{name:<{width}}  {fact}" for name, fact in facts.items()))
     context.exit(0 if healthy else 1)
 
 
-checkpoint.add_command(relocate)
-checkpoint.add_command(retire)
 for _command in (changelog, checkpoint, state, savepoint, sweep):
     stateline.add_command(_command)

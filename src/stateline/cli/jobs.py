@@ -1,8 +1,5 @@
 """Batch jobs of ``stateline_files`` beside the root of a stream: what dead ones left, and what decided ones need.
 
-Owns where the jobs are and which of their objects may go. Does not own their pieces in the output
-(``stateline.blob.sweep``).
-
 - A sink keeps the records of streams in ``<place>/stream``, and those of each job in ``<place>/jobs/<32 digits>``.
 - A job with a record was decided: all that it has stays until ``finish_files`` has made its files visible.
 - One without a record is at work, or dead. Only age tells.

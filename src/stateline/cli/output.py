@@ -1,7 +1,5 @@
 """What all commands share: how they answer people and programs, and how they fail.
 
-Owns exit codes, tables, JSON lines and progress. Does not own any fact.
-
 - Answers go to standard output; errors and progress to standard error.
 - With ``--json`` a command prints one JSON object per line and no progress.
 - Nothing from a store reaches the terminal unescaped: a name or a value could steer it.
@@ -19,7 +17,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final
 
 import click
 import pyarrow as pa
@@ -35,19 +34,21 @@ __all__ = [
     "INTERRUPTED",
     "UNREAD",
     "CommandGroup",
+    "delete_option",
     "json_option",
-    "map_options",
+    "mapping_option",
+    "output_option",
     "plain",
+    "print_facts",
     "print_json",
     "print_table",
     "progress",
     "python_rows",
     "store_option",
+    "target_option",
     "time_text",
     "value_text",
 ]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 EXIT_CODES: Final = (
     "Exit codes: 0 done, and all is well; 1 bad news: something is damaged, missing or not there, or the store failed; "
@@ -98,29 +99,28 @@ class _WrongCallError(click.ClickException):
     exit_code = 2
 
 
-def json_option(command: F) -> F:
-    """Adds ``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")(command)
+class _MappingOption(click.Option):
+    """An option that is repeated as ``NAME=VALUE``, and reaches its command as a dict."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **{"metavar": "NAME=VALUE"} | settings | {"multiple": True})
+
+    def process_value(self, ctx: click.Context, value: Any) -> dict[str, str]:
+        pairs = [text.partition("=") for text in super().process_value(ctx, value)]
+        for name, separator, _ in pairs:
+            if not separator:
+                raise click.BadParameter(f"{name!r} is not {self.metavar}", ctx, self)
+        return {name: value for name, _, value in pairs}
 
 
-def store_option(command: F) -> F:
-    """Adds ``--option NAME=VALUE``: settings of the store."""
-    return click.option(
-        "--option", "options", multiple=True, metavar="NAME=VALUE", help="A setting of the store; may be repeated."
-    )(command)
+mapping_option: Final = partial(click.option, cls=_MappingOption)
+"""An option that is repeated as ``NAME=VALUE``, and reaches its command as a dict."""
 
-
-def map_options(options: Iterable[str], name_of_option: str = "--option") -> dict[str, str]:
-    """``NAME=VALUE`` texts as a mapping.
-
-    Raises:
-        click.BadParameter: One has no ``=``.
-    """
-    pairs = [option.partition("=") for option in options]
-    for name, separator, _ in pairs:
-        if not separator:
-            raise click.BadParameter(f"{name!r} is not NAME=VALUE", param_hint=name_of_option)
-    return {name: value for name, _, value in pairs}
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+store_option: Final = mapping_option("--option", "options", help="A setting of the store; may be repeated.")
+output_option: Final = mapping_option("--output-option", "output_options", help="A setting of the outputs.")
+target_option: Final = mapping_option("--target-option", "target_options", help="A setting of TARGET.")
+delete_option: Final = click.option("--delete", is_flag=True, help="Delete; without it, only list what would go.")
 
 
 def plain(text: str) -> str:
@@ -128,7 +128,7 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], indent: str = "") -> None:
     """Aligned columns: numbers to the right, everything else to the left."""
     given = [list(row) for row in rows]
     cells = [[f"{cell:,}" if isinstance(cell, int) else plain(str(cell)) for cell in row] for row in given]
@@ -137,7 +137,26 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for row in [list(headers), *cells]:
         gaps = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
         padded = (gap + cell if right else cell + gap for cell, gap, right in zip(row, gaps, numeric, strict=True))
-        click.echo("  ".join(padded).rstrip())
+        click.echo(f"{indent}{'  '.join(padded)}".rstrip())
+
+
+def print_facts(
+    facts: Sequence[Mapping[str, object]], columns: Mapping[str, str], *, as_json: bool, indent: str = ""
+) -> None:
+    """A table of facts, or one JSON object for each.
+
+    Args:
+        facts: One mapping for each row. What is absent or ``None`` is blank in the table.
+        columns: The headings of the table, and which fact stands under each.
+        as_json: Print all facts as JSON instead.
+        indent: What each line of the table begins with.
+    """
+    if as_json:
+        for fact in facts:
+            print_json(fact)
+        return
+    rows = [["" if fact.get(key) is None else fact[key] for key in columns.values()] for fact in facts]
+    print_table(list(columns), rows, indent)
 
 
 def print_json(facts: Mapping[str, object]) -> None:

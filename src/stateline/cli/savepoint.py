@@ -1,9 +1,8 @@
-"""``stateline savepoint``: copies of a checkpoint that stand by themselves.
-
-Owns arguments and printing. Does not own what a savepoint is (``stateline.checkpoint.savepoint``).
-"""
+"""``stateline savepoint``: copies of a checkpoint that stand by themselves."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import click
 
@@ -12,23 +11,36 @@ from stateline.checkpoint import CheckpointStore, create_savepoint, drop_savepoi
 from stateline.checkpoint.layout import METADATA, SAVEPOINT_PREFIX
 from stateline.cli.output import (
     CommandGroup,
+    delete_option,
     json_option,
-    map_options,
     plain,
+    print_facts,
     print_json,
-    print_table,
     progress,
     store_option,
+    target_option,
     time_text,
 )
 from stateline.errors import CorruptDataError, InvalidInputError, NotFoundError
 
 __all__ = ["create", "drop", "ls", "savepoint"]
 
+_COLUMNS: Final = {
+    "folder": "folder",
+    "state": "state",
+    "checkpoint": "checkpoint_id",
+    "created": "created",
+    "source": "source",
+    "label": "label",
+}
+
 
 @click.group(cls=CommandGroup)
 def savepoint() -> None:
-    """Make, find and drop savepoints: checkpoints copied, with all they need, into one folder that may be moved."""
+    """Make, list and drop savepoints.
+
+    A savepoint is a checkpoint that was copied, with all it needs, into one folder that may be moved.
+    """
 
 
 @savepoint.command("create")
@@ -36,7 +48,7 @@ def savepoint() -> None:
 @click.argument("target")
 @click.option("--checkpoint", "checkpoint_id", type=click.IntRange(min=0), help="Which one; the newest by default.")
 @click.option("--label", default="", help="Free text that is kept with it.")
-@click.option("--target-option", "target_options", multiple=True, metavar="NAME=VALUE", help="A setting of TARGET.")
+@target_option
 @json_option
 @store_option
 def create(
@@ -44,8 +56,8 @@ def create(
     target: str,
     checkpoint_id: int | None,
     label: str,
-    target_options: tuple[str, ...],
-    options: tuple[str, ...],
+    target_options: dict[str, str],
+    options: dict[str, str],
     *,
     as_json: bool,
 ) -> None:
@@ -53,8 +65,8 @@ def create(
 
     TARGET may be on another store. A query starts from the printed URL with KeyedStream(..., start_from=URL).
     """
-    source = CheckpointStore(open_store(root, map_options(options)))
-    store = open_store(target, map_options(target_options))
+    source = CheckpointStore(open_store(root, options))
+    store = open_store(target, target_options)
     with progress("copying", hidden=as_json) as tell:
         made = create_savepoint(source, store, checkpoint_id=checkpoint_id, label=label, progress=tell)
     if as_json:
@@ -68,12 +80,12 @@ def create(
 @json_option
 @store_option
 @click.pass_context
-def ls(context: click.Context, url: str, options: tuple[str, ...], *, as_json: bool) -> None:
+def ls(context: click.Context, url: str, options: dict[str, str], *, as_json: bool) -> None:
     """List the savepoints directly below URL, and what an interrupted creation or removal left.
 
     Exits with 1 if the record of one cannot be read.
     """
-    store = open_store(url, map_options(options))
+    store = open_store(url, options)
     complete = set(list_savepoints(store))
     folders = {info.name.partition("/")[0] for info in store.list(SAVEPOINT_PREFIX) if "/" in info.name}
     facts = []
@@ -96,32 +108,24 @@ def ls(context: click.Context, url: str, options: tuple[str, ...], *, as_json: b
                 damaged = True
                 fact |= {"state": f"DAMAGED {(error.subject or '').rpartition('/')[2]}: {error.message}"}
         facts.append(fact)
-    if as_json:
-        for fact in facts:
-            print_json(fact)
-    else:
-        columns = ("folder", "state", "checkpoint_id", "created", "source", "label")
-        print_table(
-            ("folder", "state", "checkpoint", "created", "source", "label"),
-            [[fact.get(column, "") for column in columns] for fact in facts],
-        )
+    print_facts(facts, _COLUMNS, as_json=as_json)
     context.exit(1 if damaged else 0)
 
 
 @savepoint.command("drop")
 @click.argument("url")
-@click.option("--delete", is_flag=True, help="Really delete; without it, only say what would be deleted.")
+@delete_option
 @click.option("--owned-by", metavar="QUERY", help="Also if this query has claimed it: where that is gone for good.")
 @json_option
 @store_option
-def drop(url: str, owned_by: str | None, options: tuple[str, ...], *, delete: bool, as_json: bool) -> None:
+def drop(url: str, owned_by: str | None, options: dict[str, str], *, delete: bool, as_json: bool) -> None:
     """Delete the savepoint whose folder is URL, or what an interrupted creation left there.
 
     Without --delete nothing is deleted. A savepoint that a query has claimed is that query's, and is refused. So is a
     copy of its folder, which looks the same: name the query with --owned-by.
     """
     parent, _, folder = url.rstrip("/").removesuffix(f"/{METADATA}").rpartition("/")
-    store = open_store(parent or ".", map_options(options))
+    store = open_store(parent or ".", options)
     if not folder or next(store.list(f"{folder}/"), None) is None:
         raise NotFoundError("there is no such folder", subject=url, hint="`stateline savepoint ls` names them")
     names = drop_savepoint(store, folder, dry_run=not delete, owned_by=owned_by)

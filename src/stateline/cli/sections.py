@@ -1,7 +1,4 @@
-"""The rows in sections of kind ``run`` and ``rows``, without a checkpoint that names them.
-
-Owns which reader a section needs. Does not own the formats (``stateline.state.run``, ``stateline.files.pending``).
-"""
+"""The rows in sections of kind ``run`` and ``rows``, without a checkpoint that names them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""``stateline state``: the rows of keyed state, now or as any retained checkpoint or savepoint holds them.
-
-Owns arguments, texts as keys, and printing. Does not own reading (``stateline.state.stored``) or the comparison of two
-checkpoints (``stateline.state.changes``).
-"""
+"""``stateline state``: the rows of keyed state, now or as any retained checkpoint or savepoint holds them."""
 
 from __future__ import annotations
 
@@ -23,13 +19,14 @@ from stateline.checkpoint import CheckpointStore, CheckpointStoreSettings, Subta
 from stateline.cli.output import (
     CommandGroup,
     json_option,
-    map_options,
     plain,
+    print_facts,
     print_json,
     print_table,
     progress,
     python_rows,
     store_option,
+    target_option,
     value_text,
 )
 from stateline.errors import AlreadyExistsError, DataLossError, InvalidInputError, NotFoundError, StatelineError
@@ -45,6 +42,15 @@ _NULL: Final = r"\N"
 _ESCAPED_NULL: Final = re.compile(r"\\+\\N")
 """Text that would be null with one backslash less: that one goes, so that every text can be said."""
 
+_COLUMNS: Final = {
+    "operator": "operator",
+    "checkpoint": "checkpoint_id",
+    "subtasks": "subtasks",
+    "runs": "runs",
+    "rows": "stored_rows",
+    "bytes": "bytes",
+    "state": "state",
+}
 _ROWS_PER_SLICE: Final = 1_000_000
 _ROW_GROUP_ROWS: Final = 1_048_576
 
@@ -64,21 +70,22 @@ def state() -> None:
 @click.argument("pointer")
 @json_option
 @store_option
-def ls(pointer: str, options: tuple[str, ...], *, as_json: bool) -> None:
+def ls(pointer: str, options: dict[str, str], *, as_json: bool) -> None:
     """List the operators with state: their keys, values and size.
 
     "rows" counts stored rows, old versions and deletions included.
     """
-    snapshot = resolve_pointer(pointer, options=map_options(options))
-    facts = []
+    snapshot = resolve_pointer(pointer, options=options)
+    facts, schemas = [], []
     for operator in snapshot.checkpoint.operators:
-        stored = StoredState.of(snapshot.store, snapshot.checkpoint, operator.name)
+        schema = StoredState.of(snapshot.store, snapshot.checkpoint, operator.name).schema
+        schemas.append(schema)
         runs = {run.identity: run for subtask in operator.subtasks for run in subtask.runs}.values()
         facts.append(
             {
                 "operator": operator.name,
-                "keys": {field.name: str(field.type) for field in stored.schema.keys},
-                "values": {field.name: str(field.type) for field in stored.schema.values},
+                "keys": {field.name: str(field.type) for field in schema.keys},
+                "values": {field.name: str(field.type) for field in schema.values},
                 "subtasks": len(operator.subtasks),
                 "runs": len(runs),
                 "stored_rows": sum(run.rows for run in runs),
@@ -86,20 +93,9 @@ def ls(pointer: str, options: tuple[str, ...], *, as_json: bool) -> None:
                 "checkpoint_id": snapshot.checkpoint.checkpoint_id,
             }
         )
-    if as_json:
-        for fact in facts:
-            print_json(fact)
-        return
-    print_table(
-        ("operator", "checkpoint", "subtasks", "runs", "rows", "bytes", "state"),
-        [
-            (
-                *(fact[name] for name in ("operator", "checkpoint_id", "subtasks", "runs", "stored_rows", "bytes")),
-                str(StoredState.of(snapshot.store, snapshot.checkpoint, str(fact["operator"])).schema),
-            )
-            for fact in facts
-        ],
-    )
+    if not as_json:
+        facts = [fact | {"state": str(schema)} for fact, schema in zip(facts, schemas, strict=True)]
+    print_facts(facts, _COLUMNS, as_json=as_json)
 
 
 @state.command("get")
@@ -114,7 +110,7 @@ def get(
     pointer: str,
     key: tuple[str, ...],
     operator: str | None,
-    options: tuple[str, ...],
+    options: dict[str, str],
     *,
     as_json: bool,
 ) -> None:
@@ -123,7 +119,7 @@ def get(
     \N means null, \\N the text \N; binary is given as base64; -- goes before a value that begins with a dash. Fetches
     only the parts of the state that may hold the key. Exits with 1 if the key is not there.
     """
-    snapshot = resolve_pointer(pointer, options=map_options(options))
+    snapshot = resolve_pointer(pointer, options=options)
     stored = StoredState.of(snapshot.store, snapshot.checkpoint, operator)
     columns = _key_columns(stored, key)
     with _naming_who_needs_it(stored):
@@ -146,21 +142,20 @@ def get(
 @json_option
 @store_option
 def diff(
-    before: str, after: str, operator: str | None, limit: int | None, options: tuple[str, ...], *, as_json: bool
+    before: str, after: str, operator: str | None, limit: int | None, options: dict[str, str], *, as_json: bool
 ) -> None:
     """Print what happened to each key from BEFORE to AFTER, two checkpoints of one root, in any order.
 
     The first column is insert, update_before, update_after or delete. A key that has the same values in both is not
     printed, whatever happened to it in between.
     """
-    given = map_options(options)
-    snapshots = [resolve_pointer(pointer, options=given) for pointer in (before, after)]
+    snapshots = [resolve_pointer(pointer, options=options) for pointer in (before, after)]
     newer = max(snapshots, key=lambda snapshot: snapshot.checkpoint.checkpoint_id)
     named = StoredState.of(newer.store, newer.checkpoint, operator)
     old, new = (named.in_record(snapshot.store, snapshot.checkpoint) for snapshot in snapshots)
     if old.store.url != new.store.url or old.max_parallelism != new.max_parallelism:
         raise InvalidInputError(
-            "they lie in different roots or have different key groups",
+            "cannot compare checkpoints of different roots, or with different key groups",
             operation="diff",
             subject=f"{before} and {after}",
             hint="Give two checkpoints of one root; export others and compare the files",
@@ -182,7 +177,7 @@ def diff(
 @_operator_option
 @click.option("--format", "format_", type=click.Choice(list(FORMATS)), help="Default: what the ending of TARGET says.")
 @click.option("--columns", help="Only these, comma-separated.")
-@click.option("--target-option", "target_options", multiple=True, metavar="NAME=VALUE", help="A setting of TARGET.")
+@target_option
 @json_option
 @store_option
 def export(
@@ -191,8 +186,8 @@ def export(
     operator: str | None,
     format_: str | None,
     columns: str | None,
-    target_options: tuple[str, ...],
-    options: tuple[str, ...],
+    target_options: dict[str, str],
+    options: dict[str, str],
     *,
     as_json: bool,
 ) -> None:
@@ -204,7 +199,7 @@ def export(
     if chosen not in FORMATS:
         raise click.BadParameter(f"give one of {', '.join(FORMATS)}", param_hint="--format")
     form = FORMATS[chosen]
-    snapshot = resolve_pointer(pointer, options=map_options(options))
+    snapshot = resolve_pointer(pointer, options=options)
     stored = StoredState.of(snapshot.store, snapshot.checkpoint, operator)
     names = columns.split(",") if columns else stored.schema.row.names
     if len(set(names)) < len(names):
@@ -212,9 +207,10 @@ def export(
     reader = stored.reader()
     slices = stored.slices(max(stored.stored_rows // _ROWS_PER_SLICE, 1))
     folder, _, name = target.rpartition("/")
-    given = map_options(target_options)
-    settings = {key: given.pop(key) for key in RecoverableWriterSettings.option_names() & given.keys()}
-    store = _Remembering(open_store(folder or ".", given))
+    settings = {
+        key: target_options.pop(key) for key in RecoverableWriterSettings.option_names() & target_options.keys()
+    }
+    store = _Remembering(open_store(folder or ".", target_options))
     writer = RecoverableWriter(store, RecoverableWriterSettings.from_options(settings))
     _check_absent(store, name, target)
     rows = 0
@@ -251,7 +247,7 @@ def _check_absent(store: BlobStore, name: str, target: str) -> None:
     except NotFoundError:
         return
     raise AlreadyExistsError(
-        "it exists already", operation="export", subject=target, hint="Give another name: nothing is overwritten"
+        "the file exists already", operation="export", subject=target, hint="Give another name: nothing is overwritten"
     )
 
 
@@ -302,7 +298,7 @@ def _key_columns(stored: StoredState, texts: Sequence[str]) -> list[pa.Array]:
     fields = list(stored.schema.keys)
     if len(texts) != len(fields):
         raise InvalidInputError(
-            f"{len(texts)} values came",
+            f"expected {len(fields)} values, got {len(texts)}",
             operation="get",
             subject="KEY",
             hint=f"Give one for each of: {', '.join(f'{field.name} ({field.type})' for field in fields)}",
@@ -323,7 +319,7 @@ def _key_value(field: pa.Field, text: str) -> pa.Array:
         return pa.array([text]).cast(field.type)
     except (pa.ArrowException, binascii.Error, ValueError) as error:
         raise InvalidInputError(
-            f"{text!r} is no {field.type}",
+            f"{text!r} is not a value of type {field.type}",
             operation="get",
             subject=f"key column {field.name!r}",
             hint=_how_to_write(field.type),

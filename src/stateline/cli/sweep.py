@@ -1,8 +1,4 @@
-"""``stateline sweep``: what crashed writers left in checkpoint roots and in the outputs of their queries.
-
-Owns arguments, printing, and which sweep sees which reach. Does not own what may go (``stateline.checkpoint.sweep``,
-``stateline.blob.sweep``).
-"""
+"""``stateline sweep``: what crashed writers left in checkpoint roots and in the outputs of their queries."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from stateline.blob.sweep import SweepResult, reachable_names
 from stateline.blob.sweep import sweep as sweep_staged
 from stateline.checkpoint import Checkpoint, CheckpointStore, RootSweep, sweep_root
 from stateline.cli.jobs import jobs_beside, sweep_jobs
-from stateline.cli.output import json_option, map_options, plain, print_json, store_option, time_text
+from stateline.cli.output import delete_option, json_option, output_option, plain, print_json, store_option, time_text
 from stateline.environment import system_environment
 from stateline.options import parse_duration
 
@@ -34,27 +30,25 @@ _COUNTS: Final = ("examined", "reachable", "young", "leftovers", "leftover_bytes
 
 @click.command("sweep")
 @click.argument("roots", metavar="ROOT...", nargs=-1, required=True)
-@click.option("--delete", is_flag=True, help="Really delete; without it, only say what would be deleted.")
+@delete_option
 @click.option("--min-age", default="7d", show_default=True, help="What is younger stays, such as 36h or 7d.")
 @click.option("--outputs", is_flag=True, help="Also sweep the outputs that the checkpoints name.")
 @click.option("--also", multiple=True, metavar="OUTPUT", help="Also sweep an output that no checkpoint names.")
-@click.option(
-    "--output-option", "output_options", multiple=True, metavar="NAME=VALUE", help="A setting of the outputs."
-)
+@output_option
 @json_option
 @store_option
 def sweep(
     roots: tuple[str, ...],
     min_age: str,
     also: tuple[str, ...],
-    output_options: tuple[str, ...],
-    options: tuple[str, ...],
+    output_options: dict[str, str],
+    options: dict[str, str],
     *,
     delete: bool,
     outputs: bool,
     as_json: bool,
 ) -> None:
-    """Find what crashed writers left behind in checkpoint roots, and with --delete remove it.
+    """Find and delete what crashed writers left behind.
 
     A leftover is an object that no retained checkpoint reaches (no run, no pending rows, no state file, no piece of a
     finished file) and that is older than --min-age. Give more than the longest time between writing an object
@@ -72,20 +66,15 @@ def sweep(
     clock = world.clock
     began = clock.monotonic()
     tell = _Teller(delete=delete, as_json=as_json)
-    stores = [open_store(root, map_options(options)) for root in roots]
+    stores = [open_store(root, options) for root in roots]
     swept: list[RootSweep] = []
     checkpoints: list[Checkpoint] = []
     for store in stores:
         # All roots are read before anything is deleted from an output.
-        jobs = jobs_beside(store, map_options(options))
+        jobs = jobs_beside(store, options)
         if jobs is not None:
             of_jobs = sweep_jobs(
-                jobs,
-                map_options(options),
-                grace,
-                delete=delete,
-                on_leftover=partial(tell.leftover, jobs.url),
-                world=world,
+                jobs, options, grace, delete=delete, on_leftover=partial(tell.leftover, jobs.url), world=world
             )
             checkpoints += of_jobs.checkpoints
             tell.result(jobs, of_jobs.result)
@@ -101,7 +90,7 @@ def sweep(
     targets = {store.url: store for store in stores}
     urls = {output.url for checkpoint in checkpoints for output in checkpoint.outputs} if outputs else set()
     for url in sorted(urls.union(also)):
-        output = open_store(url, map_options(output_options))
+        output = open_store(url, output_options)
         targets.setdefault(output.url, output)
     # Of all outputs: one place may have several URLs, such as a link to a moved folder. Names of pieces are unique.
     needed = reachable_names(

@@ -1,7 +1,4 @@
-"""The stores that a driver has open: those of the checkpoint root and of every output.
-
-Owns that whoever opened them for a query, or for its end, closes all of them. Does not own what is done with them.
-"""
+"""The stores that a driver has open: those of the checkpoint root and of every output."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ class DriverStores(Closable):
             root=opened(plan.root_url, plan.root_options),
             outputs={
                 operator.name: opened(operator.output.url, operator.output.store_options)
-                for operator in plan.operators
+                for operator in plan.graph.operators
                 if operator.output is not None
             },
         )

@@ -50,7 +50,7 @@ def finish_open_files(
         another: Makes one that knows nothing yet.
 
     Returns:
-        The newest record; ``None`` if there is none, and so nothing was ever written.
+        The newest record; ``None`` if nothing was ever written.
 
     Raises:
         FencedError: Another driver went on with the files.
@@ -158,7 +158,7 @@ def plan_finisher(plan: PipelinePlan, stores: DriverStores, segments: Segments) 
     """What encodes and stages open files of a plan."""
     outputs = {
         operator.name: (operator.output, stores.outputs[operator.name])
-        for operator in plan.operators
+        for operator in plan.graph.operators
         if operator.output is not None
     }
     return file_finisher(segments, outputs)

@@ -108,7 +108,7 @@ class WindowPlan:
         for name in (WINDOW_START, WINDOW_END):
             if name in map(str.lower, schema.names):
                 raise InvalidInputError(
-                    "is the name of a column that the output of windows gets",
+                    "is a name that the output of windows needs itself",
                     operation="window",
                     subject=f"column {name!r}",
                     hint="Rename the column of the stream",

@@ -88,11 +88,10 @@ class FilesDecision:
     ) -> BatchReport:
         """The driver's work: decides a batch, exactly once however often it is called.
 
-        A commit that loses its slot to a round of its own run goes on from that round. Nobody but the driver that also
-        called this commit marks a record with its run, and Spark never runs two commits of one run at once; what the
-        round decided is compared, too: the batch before, with the same offsets and state. So a driver believed dead,
-        and its rounds, fence this one as ever, and this one never goes on from what it did not expect. Each round
-        finishes a file and opens none, so a commit loses only so often.
+        A commit that loses its slot to a round of its own run goes on from that round. Only the driver that also called
+        this commit marks a record with its run, Spark never runs two commits of one run at once, and what the round
+        decided is compared, too. So a driver believed dead, and its rounds, fence this one as ever. Each round finishes
+        a file and opens none, so a commit loses only so often.
 
         Args:
             made: What one attempt of each task handed over.
@@ -214,7 +213,7 @@ class FilesDecision:
 
     @property
     def _output(self) -> FileOutput:
-        (operator,) = self._plan.operators
+        (operator,) = self._plan.graph.operators
         if operator.output is None:
             raise InternalError("the operator of a sink writes files", subject=operator.name)
         return operator.output

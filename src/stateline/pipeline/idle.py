@@ -1,7 +1,4 @@
-"""A stream without rows: what time alone asks for is done all the same. No Spark in here.
-
-Owns when a round without rows is made, and that it is never made beside a batch. Does not own what a round does, nor
-whether there is anything to do (``coordinator``).
+"""A stream without rows: what time alone asks for is done all the same.
 
 Spark runs batches without rows only for operators of its own. So between two batches a timer of this process waits
 until something is due and the stream has been quiet for a while. A round is one more checkpoint of the newest batch,

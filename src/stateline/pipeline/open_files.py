@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -65,14 +65,8 @@ def with_files_finished(
         )
         for output in record.outputs
     )
-    return replace(
-        record.without_deliveries(),
-        checkpoint_id=record.checkpoint_id + 1,
-        nonce=environment.ids.new_id(),
-        created_at=checkpoint_time(environment.clock.now(), record),
-        outputs=outputs,
-        properties=_marked(record, run_id),
-    )
+    created_at = checkpoint_time(environment.clock.now(), record)
+    return _following(record, run_id, nonce=environment.ids.new_id(), created_at=created_at, outputs=outputs)
 
 
 def is_round_of(run_id: str, record: Checkpoint, following: Checkpoint) -> bool:
@@ -81,24 +75,21 @@ def is_round_of(run_id: str, record: Checkpoint, following: Checkpoint) -> bool:
     Then nothing has been decided but that some files are finished: the batch, its offsets and the state are those of
     the record, and no driver but the one that runs the caller can have made it.
     """
-    same = replace(
-        record.without_deliveries(),
-        checkpoint_id=record.checkpoint_id + 1,
-        nonce=following.nonce,
-        created_at=following.created_at,
-        outputs=following.outputs,
-        properties=_marked(record, run_id),
-    )
-    return bool(run_id) and following == same
+    changes = {name: getattr(following, name) for name in ("nonce", "created_at", "outputs")}
+    return bool(run_id) and following == _following(record, run_id, **changes)
 
 
-def _marked(record: Checkpoint, run_id: str) -> dict[str, str]:
+def _following(record: Checkpoint, run_id: str, **changes: Any) -> Checkpoint:
     properties = {name: text for name, text in record.properties.items() if name != _ROUND}
-    return properties | ({_ROUND: run_id} if run_id else {})
+    if run_id:
+        properties[_ROUND] = run_id
+    following_id = record.checkpoint_id + 1
+    return replace(record.without_deliveries(), checkpoint_id=following_id, properties=properties, **changes)
 
 
 def _due(plan: PipelinePlan, record: Checkpoint | None) -> list[tuple[OpenFile, float | None]]:
-    policies = {operator.name: operator.output.rolling for operator in plan.operators if operator.output is not None}
+    outputs = {operator.name: operator.output for operator in plan.graph.operators}
+    policies = {name: output.rolling for name, output in outputs.items() if output is not None}
     return [
         (file, policies[output.operator].due_at(opened_at=file.opened_at, written_at=file.written_at))
         for output in (() if record is None else record.outputs)

@@ -59,7 +59,7 @@ def check_columns(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[s
         InvalidInputError: A column has another type there; says which.
         CorruptDataError: What the record remembers of them cannot be read.
     """
-    for operator in plan.operators:
+    for operator in plan.graph.operators:
         stored = _remembered(newest.properties, _key(operator, output_urls))
         wanted = operator.output_columns
         spellings = {path.lower(): path for path in stored}
@@ -83,7 +83,7 @@ def check_folders(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[s
         CorruptDataError: What the record remembers of them cannot be read.
     """
     opened = {output.operator: output.url for output in newest.outputs if output.open}
-    for operator in plan.operators:
+    for operator in plan.graph.operators:
         if operator.output is None or not operator.output_columns:
             continue
         wanted = list(operator.output.partition_by)
@@ -129,7 +129,7 @@ def columns_properties(plan: PipelinePlan, newest: Checkpoint | None, output_url
     """What the next record remembers: all columns that any file of its outputs may have, and which became folders."""
     kept = (_PREFIX, _FOLDERS_PREFIX, _ZONE_PREFIX)
     found = {} if newest is None else {k: v for k, v in newest.properties.items() if k.startswith(kept)}
-    for operator in plan.operators:
+    for operator in plan.graph.operators:
         if operator.output_columns:
             key = _key(operator, output_urls)
             found[key] = json.dumps(_remembered(found, key) | dict(operator.output_columns))

@@ -10,7 +10,7 @@ from stateline.changelog.upload_table import RetryPolicy
 from stateline.checkpoint import MAX_FILE_STATE_THRESHOLD
 from stateline.errors import InvalidInputError
 from stateline.options import normalise_settings, parse_choice, parse_duration, parse_int, parse_size, setting
-from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.graph import Graph
 
 __all__ = [
     "AUTO_COPIES",
@@ -177,11 +177,6 @@ class PipelinePlan:
     max_attempts: int = 1
     root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     start: SavepointStart | None = None
-
-    @property
-    def operators(self) -> tuple[OperatorPlan, ...]:
-        """Those of the graph."""
-        return self.graph.operators
 
     def endless(self) -> PipelinePlan:
         """The plan in a stream without an end; see :meth:`stateline.files.RollingPolicy.going_on`."""

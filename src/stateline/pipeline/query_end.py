@@ -1,7 +1,6 @@
-"""What is left to do when a query has ended, done once, however many wait for it. No Spark in here.
+"""What is left to do when a query has ended, done once, however many wait for it.
 
-Owns that it is done once, and what became of it. Does not own what is done, nor who notices the end: the listener of
-the session, whoever waits for the query, and whoever stops it may all come here, in any order and at once.
+The listener of the session, whoever waits for the query, and whoever stops it may all come here, in any order.
 
 Rules:
 - The first who comes does it; the others wait until it is done.

@@ -1,7 +1,5 @@
 """What each micro-batch cost, in three forms: metrics for an exporter, a line of JSON for a log, a list for programs.
 
-Owns the translation of a :class:`BatchReport`. Does not own the figures: tasks count and the coordinator sums.
-
 Facts:
 - Seconds and counts are sums over the subtasks, except those that the coordinator takes by itself: ``subtasks_seconds``
   (the Spark job), ``record_seconds``, ``publish_seconds`` and ``retain_seconds`` are durations of the batch.

@@ -1,6 +1,4 @@
-"""What a driver does beside its batches: work that decides nothing, such as letting old checkpoints go. No Spark here.
-
-Owns the one thread it runs on. Does not own what is done (``coordinator``).
+"""What a driver does beside its batches: work that decides nothing, such as letting old checkpoints go.
 
 Rules:
 - One piece at a time, and at most one is waiting to be looked at: whoever brings the next one waits for the last.

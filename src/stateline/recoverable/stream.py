@@ -6,7 +6,7 @@ Invariants:
 - ``buffer`` ends with the unstaged bytes; before them it may hold the bytes of the last tail pieces (``loaded`` of
   them), which are kept to be merged without reading them back. After a recovery none are held, and they are read only
   when they are merged.
-- Tail and unstaged bytes together never exceed ``chunk_bytes``.
+- Tail and unstaged bytes together never exceed ``chunk_size``.
 - A buffer of which the store was given a view is never changed again: whoever keeps one (a traceback, an SDK, an
   error that a retry has cured) would forbid that. Nor is the caller's, which may want to change it: what is not
   read-only is copied.

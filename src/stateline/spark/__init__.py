@@ -16,10 +16,9 @@ from stateline.state.aggregate.functions import *  # noqa: F403 - the list of th
 if TYPE_CHECKING:
     from stateline.pipeline.delivery import BatchKey
     from stateline.pipeline.operators.api import BatchContext
-    from stateline.spark.data_sources import register
     from stateline.spark.java import describe_java
     from stateline.spark.pipeline import Pipeline
-    from stateline.spark.session import get_or_create_session
+    from stateline.spark.session import get_or_create_session, register
     from stateline.spark.sinks.finish_files import finish_files
     from stateline.spark.stream import KeyedStream, PipelineStage, WindowedStream
 
@@ -48,7 +47,7 @@ _MODULES: Final = {
     "describe_java": "stateline.spark.java",
     "finish_files": "stateline.spark.sinks.finish_files",
     "get_or_create_session": "stateline.spark.session",
-    "register": "stateline.spark.data_sources",
+    "register": "stateline.spark.session",
 }
 """Where each public name lives."""
 

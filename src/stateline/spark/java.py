@@ -1,8 +1,5 @@
 """Finds a Java that can run Spark, so that nobody has to install one by hand.
 
-Owns the search and the wrapper that makes a reduced runtime usable. Does not own the session (``session``), and does
-not import pyspark.
-
 The search, first match wins:
 
 1. ``JAVA_HOME``, if what it names runs and is new enough.

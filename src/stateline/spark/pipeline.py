@@ -17,8 +17,8 @@ from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.output_columns import check_shared_folders
 from stateline.pipeline.plan import PipelinePlan
 from stateline.spark.job.batch_job import BatchJob
-from stateline.spark.job.pipeline_run import PipelineQuery, PipelineRun
-from stateline.spark.job.spark_folder import spark_folder
+from stateline.spark.query.run import PipelineQuery, PipelineRun
+from stateline.spark.query.spark_folder import spark_folder
 from stateline.spark.sinks.for_each_batch import BatchDelivery, BatchFunction
 from stateline.spark.stream_checks import check_hidden
 
@@ -137,7 +137,7 @@ def _writer(
         return writer if query_name is None else writer.queryName(query_name)
     except (PySparkException, TypeError, ValueError) as error:
         raise InvalidInputError(
-            f"Spark does not accept it ({str(error).partition(chr(10))[0]})",
+            f"Spark rejects it ({str(error).partition(chr(10))[0]})",
             operation="start",
             subject=f"trigger {trigger}" + ("" if query_name is None else f", query_name {query_name!r}"),
             hint='Give such as {"processingTime": "10 seconds"} or {"availableNow": True}, and a name that is text',

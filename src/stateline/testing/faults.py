@@ -136,7 +136,7 @@ _REQUESTS_THAT_LAND_LATER: Final = _REQUESTS_THAT_CHANGE - {"request.put", "requ
 """A piece that is put once more after it was joined or discarded is beyond what any store can be made to refuse."""
 
 REQUEST_OPERATIONS: Final = _REQUESTS_THAT_CHANGE | {"request.get", "request.head", "request.list"}
-"""The requests of a cloud store's client, by what they do; see ``cloud_network``."""
+"""The requests of a cloud store's client, by what they do."""
 
 APPLIES_TO: Final[Mapping[FaultKind, frozenset[str]]] = {
     FaultKind.UNAVAILABLE: STORE_OPERATIONS | REQUEST_OPERATIONS,

@@ -134,7 +134,7 @@ _bug(
     [(Checkpoint, "without_deliveries")],
     _without_inline_runs,
     "single",
-    _SAVEPOINTS,
+    ("savepoint_inline",),
 )
 _bug(
     "savepoint_without_open_files",

@@ -219,6 +219,14 @@ register(
 )
 register(
     ScenarioEntry(
+        name="savepoint_inline",
+        summary="the same, with sections in records and so in savepoints",
+        small=lambda: SavepointAndStart("copy", inline_bytes=1 << 20),
+        large=lambda: SavepointAndStart("claim", inline_bytes=1 << 20, batches=6, second_batches=3, keys=9),
+    )
+)
+register(
+    ScenarioEntry(
         name="restore",
         summary="old checkpoints are read while retention frees them",
         small=lambda: RestoreBesideRetention(batches=4),

@@ -174,8 +174,8 @@ class PipelineSystem(MicroBatchSystem):
 
     def deliver(self, hand_over: Callable[[Delivery], None]) -> None:
         """Has the output handed to a function from here on, in place of files. Called before :meth:`start`."""
-        operators = tuple(replace(operator, output=None, delivers=True) for operator in self._plan.operators)
-        self._plan = replace(self._plan, operators=operators)
+        operators = [replace(operator, output=None, delivers=True) for operator in self._plan.graph.operators]
+        self._plan = replace(self._plan, graph=Graph.of_one_input(operators))
         self.coordinator = self._new_coordinator(hand_over)
 
     def _new_coordinator(self, hand_over: Callable[[Delivery], None] | None = None) -> MicroBatchCoordinator[list[Row]]:
@@ -230,7 +230,7 @@ class PipelineSystem(MicroBatchSystem):
             environment=process.environment,
             merging=self._merging,
             open_runs=OpenRuns(),
-            inline_bytes=self._inline_bytes if (task.checkpoint_id + task.subtask) % 2 else 0,
+            inline_bytes=self._inline_bytes if (task.context.checkpoint_id + task.subtask) % 2 else 0,
         )
 
     def _subtask_of(self, row: Row) -> int:

@@ -2,8 +2,7 @@
 
 Owns that second query and the oracle of both. Each driver first makes a savepoint, unless one was made, while others
 may go on with the query and free what is being copied. After the query's last batch each driver runs the second query:
-it claims the savepoint, or copies it, goes on from its state, and publishes the rows that were pending in it. Of both
-queries, every other result has its sections in the record, so savepoints have sections inline and in segments.
+it claims the savepoint, or copies it, goes on from its state, and publishes the rows that were pending in it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ _SECOND: Final = Places("next", "next-out", "second")
 _KEPT: Final[dict[str, str]] = {"claim": _SECOND.root, "copy": "kept"}
 """Where the savepoint goes: a query claims what lies below its own root."""
 
-_INLINE_BYTES: Final = 1 << 20
 _FIRST_NUMBER: Final = 1000
 """Batches of the second query are told from those of the first by this."""
 
@@ -47,22 +45,27 @@ class SavepointAndStart(BesideQuery):
     Args:
         mode: How the second query starts.
         second_batches: Its batches.
+        inline_bytes: So many bytes of sections come with every other result of both queries, and stay in the record: so
+            savepoints have sections inline and in segments.
         more: As :class:`Pipeline`, for the first query.
     """
 
     name: ClassVar[str] = "savepoint"
     stores = ("root", "out", "kept", "next", "next-out")
 
-    def __init__(self, mode: Literal["claim", "copy"] = "claim", second_batches: int = 1, **more: Any) -> None:
+    def __init__(
+        self, mode: Literal["claim", "copy"] = "claim", second_batches: int = 1, inline_bytes: int = 0, **more: Any
+    ) -> None:
+        self._inline_bytes = inline_bytes
         super().__init__(**more)
         self.mode: Literal["claim", "copy"] = mode
         self.second_batches = second_batches
         self._second = PipelineAdapter(
-            rolling=RollingPolicy(roll_bytes=400), places=_SECOND, inline_bytes=_INLINE_BYTES
+            rolling=RollingPolicy(roll_bytes=400), places=_SECOND, inline_bytes=self._inline_bytes
         )
 
     def _adapter(self, rolling: RollingPolicy) -> PipelineAdapter:
-        return PipelineAdapter(rolling=rolling, inline_bytes=_INLINE_BYTES)
+        return PipelineAdapter(rolling=rolling, inline_bytes=self._inline_bytes)
 
     def watch(self, world: World, effect: Effect) -> None:
         """See :meth:`Scenario.watch`. F1: a savepoint that can be found is whole, until a query claims it."""

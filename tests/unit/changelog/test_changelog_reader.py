@@ -679,7 +679,7 @@ def test_what_is_no_handle_is_refused(wrong: Any) -> None:
 @pytest.mark.parametrize("wrong", [(0, 1), 5, "0-63"])
 def test_key_groups_that_are_no_range_are_refused(wrong: Any) -> None:
     store = memory_store()
-    with pytest.raises(InvalidInputError, match="no range of key groups"):
+    with pytest.raises(InvalidInputError, match="must be a KeyGroupRange"):
         list(ChangelogReader(store).read(ChangelogHandle(key_group_range=KeyGroupRange(0, 3), segments=()), wrong))
 
 

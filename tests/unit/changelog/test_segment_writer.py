@@ -184,13 +184,13 @@ def test_a_failure_is_told_when_no_other_segment_is_under_way():
     class FirstRefused(Elsewhere):
         refused, go_on, landed = threading.Event(), threading.Event(), []
 
-        def put_all_if_absent(self, name, pieces):
+        def put_all_if_absent(self, name, pieces, **more):
             if not self.refused.is_set():
                 self.refused.set()
                 raise AccessDeniedError("no", operation="put", subject=name)
             self.go_on.wait(60)
             self.landed.append(name)
-            return super().put_all_if_absent(name, pieces)
+            return super().put_all_if_absent(name, pieces, **more)
 
     store = FirstRefused("segment-writer-first-refused")
     environment = system_environment()

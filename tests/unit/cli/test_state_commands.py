@@ -200,7 +200,7 @@ def test_an_export_that_would_overwrite_is_refused_before_the_work(url: str, tmp
     process_open_runs().clear()
     answer = run("export", url, target, "--columns", "n")
     assert answer.exit_code == 1
-    assert "it exists already. Give another name" in answer.output
+    assert "the file exists already. Give another name" in answer.output
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), UnavailableError("the network is gone")])

@@ -136,7 +136,7 @@ def test_the_folder_of_a_job_stays_only_where_something_is_left_to_do(job):
     job.run()
     assert not jobs.exists()
     with pytest.raises(OutcomeUnknownError):
-        job.run(Fault("publish", "", UNAVAILABLE, times=9))
+        job.run(Fault("publish", "", UNAVAILABLE, times=99))
     job.run()
     (left,) = jobs.iterdir()
     finish_files(str(job.out), job=left.name)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +14,7 @@ from stateline.errors import InvalidInputError
 from stateline.files import FileOutput
 from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.plan import PipelinePlan, PipelineSettings
+from stateline.spark.job import local_copies
 from stateline.spark.job.local_copies import host_copies
 from stateline.spark.sinks.files_options import FilesSinkOptions
 
@@ -42,10 +42,10 @@ def spark(monkeypatch):
     """Says what Spark would: whether it runs here, and its folders."""
 
     def at(*, on_worker=False, in_driver=False, added=".", local=None):
-        module = ModuleType("pyspark")
-        module.SparkFiles = SimpleNamespace(_is_running_on_worker=on_worker, getRootDirectory=lambda: str(added))
-        module.SparkContext = SimpleNamespace(_active_spark_context="a context" if in_driver else None)
-        monkeypatch.setitem(sys.modules, "pyspark", module)
+        files = SimpleNamespace(_is_running_on_worker=on_worker, getRootDirectory=lambda: str(added))
+        context = SimpleNamespace(_active_spark_context="a context" if in_driver else None)
+        monkeypatch.setattr(local_copies, "SparkFiles", files)
+        monkeypatch.setattr(local_copies, "SparkContext", context)
         monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
         if local is not None:
             monkeypatch.setenv("SPARK_LOCAL_DIRS", local)

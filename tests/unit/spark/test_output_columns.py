@@ -296,4 +296,4 @@ def test_the_zone_of_folders_stays_where_a_folder_is_named_by_a_clock():
     properties = columns_properties(zoned("at", "UTC"), None, HERE)
     assert not any("zone" in key for key in properties), "a program of before reads the record"
     with pytest.raises(InvalidInputError, match="partition_zone"):
-        check_shared_folders([*zoned("at", "UTC").operators, *zoned("at", "Asia/Tokyo").operators])
+        check_shared_folders([*zoned("at", "UTC").graph.operators, *zoned("at", "Asia/Tokyo").graph.operators])

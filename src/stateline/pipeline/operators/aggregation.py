@@ -1,8 +1,5 @@
 """``KeyedStream.aggregate``: vectorised aggregation as an operator of a pipeline, with or without windows.
 
-Owns the wiring of :class:`stateline.state.aggregate.KeyedAggregation` into tasks: late rows, output modes, the closing
-of windows. Does not own any aggregation, nor the watermark (``event_time``).
-
 Facts, the same as of Spark's own aggregations:
 
 - ``update``: a row for each key that the batch touched.
@@ -91,38 +88,31 @@ class AggregateProgram(OperatorProgram):
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """Key columns, in the order in which they are hashed; the start of the window is the last one."""
         return tuple(self._aggregation.state_schema.keys.names)
 
     @property
     def input_columns(self) -> tuple[str, ...]:
-        """The columns that are read, keys first."""
         return self._aggregation.input_columns
 
     @property
     def wants_hash(self) -> bool:
-        """Whether the JVM's hash is worth its eight bytes per row: for strings, and for several columns."""
         kinds = [field.type for field in self._aggregation.state_schema.keys]
         return len(kinds) > 1 or not pa.types.is_primitive(kinds[0])
 
     @property
     def closes_windows(self) -> bool:
-        """Whether a watermark that advances changes state or output."""
         return self._watermark is not None
 
     @property
     def window(self) -> WindowPlan | None:
-        """The windows, if there are any."""
         return self._window
 
     @property
     def tables(self) -> Mapping[str, StateSchema]:
-        """One table."""
         return {_TABLE: self._aggregation.state_schema}
 
     @property
     def definition(self) -> str:
-        """Keys, windows and aggregations, as text."""
         if self._window is None:
             return self._aggregation.definition
         # Where windows close, a window that is not stored is a closed one: so that belongs to the meaning.

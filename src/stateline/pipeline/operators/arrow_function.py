@@ -1,7 +1,5 @@
 """``KeyedStream.apply_arrow``: a function of the user's own over Arrow tables, called once per subtask and batch.
 
-Owns the contract of that function and the check of everything it returns. Does not own what it computes.
-
 The contract::
 
     def fn(events, state):                      # or fn(events, state, context)
@@ -116,7 +114,6 @@ class ArrowFunctionProgram(OperatorProgram):
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """Key columns, in the order in which they are hashed."""
         return tuple(self._state.keys.names)
 
     @property
@@ -127,12 +124,10 @@ class ArrowFunctionProgram(OperatorProgram):
 
     @property
     def wants_hash(self) -> bool:
-        """Always: one column more, among all those that the function reads."""
         return True
 
     @property
     def tables(self) -> Mapping[str, StateSchema]:
-        """One table."""
         return {_TABLE: self._state}
 
     @property
@@ -142,7 +137,6 @@ class ArrowFunctionProgram(OperatorProgram):
 
     @property
     def output_schema(self) -> pa.Schema:
-        """As the user declared it."""
         return self._output
 
     def process(

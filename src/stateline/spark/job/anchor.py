@@ -1,7 +1,5 @@
 """Subtasks stay on their hosts: where the disk has the state of one, its next micro-batch runs.
 
-Owns which host a subtask belongs to, and how Spark is told. Does not own what a subtask does, nor what its host keeps.
-
 Facts (``docs/decisions/0037-affinity.md``):
 
 - Spark sends a task to where the cached blocks are that it reads. The *anchor* is a DataFrame without rows, partitioned
@@ -22,12 +20,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, functions
 
 __all__ = ["Anchor", "hosts_of_subtasks", "values_of_partitions"]
 
@@ -64,8 +60,6 @@ class Anchor:
             rows: Of the same columns in all batches, but for those that come with initial state.
             subtask: Text of the expression.
         """
-        from pyspark.sql import functions  # noqa: PLC0415 - this module must load without pyspark
-
         if self._zips and self._settled(rows.sparkSession):
             hashed = functions.expr(f"{self._values}[{subtask}]")
             anchor = self._anchor_of(rows, hashed)

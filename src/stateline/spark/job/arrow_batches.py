@@ -1,7 +1,5 @@
 """How many rows Spark hands to Python at a time.
 
-Owns two settings of Spark. Does not own the sizes of batches inside Stateline.
-
 Facts (Spark 4.3, ``BatchedPythonArrowInput``; the limit of bytes came with SPARK-51316):
 
 - A batch for Python ends at ``maxRecordsPerBatch`` rows or at ``maxBytesPerBatch`` bytes: 10,000 and 64 MiB by default.
@@ -16,10 +14,9 @@ ones need the limit of bytes back, or memory: see decision 0013.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession
 
 __all__ = ["ARROW_BATCH_SETTINGS", "set_arrow_batches"]
 

@@ -1,7 +1,5 @@
 """One micro-batch as one Spark job: shuffle by key group, then one Python task per subtask.
 
-Owns the way from a DataFrame to tasks and back. Does not own what a task does (``task``) or when (``coordinator``).
-
 Facts:
 - The subtask is computed in the JVM from ``xxhash64`` of the key, which equals
   :func:`stateline.key_groups.stable_hash`, and the row is sent to exactly that partition: partition ``i`` is subtask
@@ -18,10 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache, lru_cache, reduce
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, functions
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from stateline.blob import BlobStore, open_store
 from stateline.changelog.racing import raced
@@ -33,21 +34,20 @@ from stateline.pipeline.messages import Batch, SubtaskInput, SubtaskResult
 from stateline.pipeline.operators.api import HASH_COLUMN, OperatorProgram
 from stateline.pipeline.plan import PipelinePlan
 from stateline.pipeline.subtask import TaskResources, run_subtask
+from stateline.spark.arrow_types import in_utc
+from stateline.spark.initial_state import with_initial_rows
 from stateline.spark.job.anchor import Anchor
 from stateline.spark.job.local_copies import host_copies
 from stateline.spark.job.task_errors import noted, rebuilt
 from stateline.spark.job.upstream_state import computed
 from stateline.spark.job.worker_process import freeze_imports
-from stateline.spark.processor.initial_state import with_initial_rows
 from stateline.spark.stream_columns import column_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 __all__ = ["BatchJob", "in_windows", "subtask_expression", "task_resources"]
 
 _RESULT: Final = pa.schema([pa.field("result", pa.binary(), nullable=False)])
+_RESULT_TYPE: Final = StructType([StructField("result", BinaryType())])
+"""The same for Spark. Not as text: the JVM would be asked what it means, for each batch."""
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _STORES_MAX: Final = 32
 """Stores that a process keeps open for its next tasks. One that is dropped is given back when no task uses it."""
@@ -76,19 +76,19 @@ class BatchJob:
 
     def __call__(self, batch: Batch[DataFrame], inputs: Sequence[SubtaskInput]) -> list[SubtaskResult]:
         """Runs all subtasks over rows that are :meth:`needed_columns`, and returns one result for each."""
-        functions = {
+        tasks = {
             name: _TaskFunction(self._plan, program, [given for given in inputs if given.operator == name])
             for name, program in self._programs.items()
         }
         first = any(given.context.checkpoint_id == 0 for given in inputs)
         frames = [
             function.over(self._shuffled(batch.data, name, self._initial.get(name) if first else None))
-            for name, function in functions.items()
+            for name, function in tasks.items()
         ]
         with rebuilt(), nullcontext() if len(frames) == 1 else computed(batch.data):
             rows = reduce(lambda left, right: left.union(right), frames).collect()
         results = [msgspec.msgpack.decode(bytes(row[0]), type=SubtaskResult) for row in rows]
-        return _one_each(inputs, results, functions)
+        return _one_each(inputs, results, tasks)
 
     def close(self) -> None:
         """Lets go of what Spark keeps for the query. Idempotent."""
@@ -126,8 +126,6 @@ class BatchJob:
 
     def _shuffled(self, rows: DataFrame, name: str, initial: DataFrame | None) -> DataFrame:
         """What tasks receive, each row in the partition of its subtask; ``rows`` have the :meth:`needed_columns`."""
-        from pyspark.sql import functions  # noqa: PLC0415 - this module must load without pyspark
-
         plan, program, watermark = self._plan, self._programs[name], self._graph.watermark_read_by(name)
         hashed = HASH_COLUMN if initial is not None or program.wants_hash else _hash(program)
         if initial is not None:
@@ -156,8 +154,6 @@ def in_windows(rows: DataFrame, window: WindowPlan) -> DataFrame:
 
     Spark's own expression says which windows these are, so both agree on every border.
     """
-    from pyspark.sql import functions  # noqa: PLC0415
-
     size, slide, start = (f"{value} microseconds" for value in (window.size_us, window.slide_us, window.start_us))
     windows = functions.window(functions.col(_quoted(window.column)), size, slide, start)
     return rows.withColumn(WINDOW_COLUMN, windows).withColumn(WINDOW_START, functions.col(f"{WINDOW_COLUMN}.start"))
@@ -199,17 +195,13 @@ class _TaskFunction:
         if any("." in column or "`" in column for column in columns):
             self._columns = columns
             rows = rows.toDF(*map(str, range(len(columns))))
-        return rows.mapInArrow(self, _result_type())
+        return rows.mapInArrow(self, _RESULT_TYPE)
 
     def run(self, given: SubtaskInput, batches: Iterable[pa.RecordBatch]) -> SubtaskResult:
         """Runs a subtask with the stores of this process."""
         return run_subtask(task_resources(self._plan, given.operator), self._plan, self._program, given, batches)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext  # noqa: PLC0415
-
-        from stateline.spark.arrow_types import in_utc  # noqa: PLC0415
-
         context = TaskContext.get()
         if context is None:
             raise InternalError("not inside a Spark task", operation="run_subtask")
@@ -225,13 +217,6 @@ class _TaskFunction:
             for name, index in self._spellings.items():
                 named = named.append_column(name, named.column(index))
             yield named
-
-
-def _result_type() -> StructType:
-    """:data:`_RESULT` for Spark. Not as text: the JVM would be asked what it means, for each batch."""
-    from pyspark.sql.types import BinaryType, StructField, StructType  # noqa: PLC0415
-
-    return StructType([StructField("result", BinaryType())])
 
 
 def _one_each(

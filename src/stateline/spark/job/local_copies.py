@@ -1,7 +1,5 @@
 """Where a host keeps copies of a query's sections: what the option ``local_copies`` means.
 
-Owns the choice of the folder. Does not own the copies (``stateline.changelog.host_cache``).
-
 ``auto`` is a folder of Spark's own: all Python workers of an executor share it, and it goes with the executor. Spark
 tells its Python workers in ``SPARK_LOCAL_DIRS`` where it is. The driver has a folder for the files that programs add,
 which executors only have where they are one process with it: then it is the folder of both.
@@ -12,6 +10,8 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 from urllib.parse import urlsplit
+
+from pyspark import SparkContext, SparkFiles
 
 from stateline.blob import BlobStore
 from stateline.blob.local import LocalStore
@@ -40,7 +40,7 @@ def host_copies(plan: PipelinePlan, root: BlobStore) -> HostCache | None:
     if folder is None:
         return None
     copies = _of_process(folder, plan.local_copies_bytes)
-    outputs = [operator.output.url for operator in plan.operators if operator.output is not None]
+    outputs = [operator.output.url for operator in plan.graph.operators if operator.output is not None]
     local = [LocalStore(split_local_url(url)) for url in outputs if urlsplit(url).scheme in ("", "file")]
     try:
         copies.check_apart(local, "local_copies")
@@ -57,8 +57,6 @@ def _of_process(folder: str, max_bytes: int) -> HostCache:
 
 
 def _spark_folder() -> str | None:
-    from pyspark import SparkContext, SparkFiles  # noqa: PLC0415 - this module must load without pyspark
-
     on_worker = SparkFiles._is_running_on_worker  # noqa: SLF001 - there is no other way to ask
     if not on_worker and SparkContext._active_spark_context is None:  # noqa: SLF001 - asking for it would start one
         return None

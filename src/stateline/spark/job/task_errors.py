@@ -1,8 +1,5 @@
 """Errors of tasks, as themselves: from a Python worker they reach the driver as text.
 
-Owns how an error of Stateline's crosses the JVM. Does not own errors of Spark and of other code: they stay what Spark
-makes of them.
-
 A worker adds a note to the error, which Python prints below it in every form of traceback that Spark sends. The driver
 finds the note in the text and makes the same error of it, with Spark's as its cause.
 """

@@ -1,6 +1,4 @@
-"""Spark's own stateful operators in front of ours, such as ``df.dropDuplicates(...)``.
-
-Owns how often they run in a micro-batch: once (``docs/decisions/0029-upstream-state.md``). Does not own what they keep.
+"""Spark's own stateful operators in front of ours, such as ``df.dropDuplicates(...)``: they run once in a micro-batch.
 
 Facts (Spark 4, ``MicroBatchExecution``):
 
@@ -17,10 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame
 
 __all__ = ["computed", "drain"]
 

@@ -1,7 +1,5 @@
 """A Python worker of Spark, as a process that lives on: what it imported once is not looked at after each task.
 
-Owns the one thing that our entries into workers do last. Does not own workers: Spark starts and ends them.
-
 Spark's daemon collects garbage after every task, micro-batch after micro-batch, in every worker. That looks at all that
 imports have made: 40 to 60 ms of processor time with Arrow, pandas and Stateline, at the moment in which the driver
 plans what comes next. Modules live as long as the process, so the collector need not know of them.

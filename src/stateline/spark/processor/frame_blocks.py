@@ -1,7 +1,6 @@
 """Many small data frames out of a big one, and many small ones made columns, at the price of their blocks.
 
-Owns the only use of what pandas keeps to itself: its block managers. Does not own what is in the frames
-(``processor_frames``).
+The only use of what pandas keeps to itself: its block managers.
 
 Facts (measured with pandas 2.3, per frame):
 - ``iloc`` and an index of its own: 9 us, and the first look at a column is slower; a slice of the blocks: 3.5 us.

@@ -1,7 +1,5 @@
 """The pandas form of a processor, that of ``transformWithStateInPandas``: data frames in, data frames out.
 
-Owns the conversion between Arrow and the frames of many keys. Does not own the order of calls (``processor_run``).
-
 Facts:
 - A data frame of its own for each key costs more than most processors do. So the whole batch is one frame in the order
   of its keys, and a key gets a slice of it, with an index of its own (``frame_blocks``).
@@ -61,7 +59,7 @@ class FrameForm:
         for frame in yielded:
             if not isinstance(frame, pd.DataFrame):
                 hint = 'Yield pandas frames; a processor of rows needs form="row"'
-                raise wrong_output(self._names, f"a {type(frame).__name__} came: {frame!r:.100}", hint)
+                raise wrong_output(self._names, f"got a {type(frame).__name__}: {frame!r:.100}", hint)
             names = frame.columns.tolist()
             if names != self._names:
                 self._check_names(names, rows=len(frame))
@@ -77,7 +75,7 @@ class FrameForm:
             return
         by_place = _is_by_place(names)
         if (by_place and len(names) != len(self._names)) or not (by_place or set(names) == set(self._names)):
-            raise wrong_output(self._names, f"a frame has {names}", "Yield frames with the columns of the schema")
+            raise wrong_output(self._names, f"got a frame with {names}", "Yield frames with the columns of the schema")
 
     def _places(self, names: list[Any]) -> list[int]:
         return list(range(len(names))) if _is_by_place(names) else [names.index(name) for name in self._names]
@@ -142,7 +140,7 @@ def _frame(rows: pa.Table, schema: StructType, time_zone: str) -> pd.DataFrame:
             columns[field.name] = _series(column, field.dataType, time_zone)
         except pd.errors.OutOfBoundsDatetime as error:
             raise InvalidInputError(
-                f"it has a time that no data frame of nanoseconds can show, before 1677 or after 2262 ({error})",
+                f"cannot show a time before 1677 or after 2262 in a data frame ({error})",
                 operation="process",
                 subject=f"column {field.name!r} of the input",
                 hint="Use the row form, or replace such times before",
@@ -156,10 +154,7 @@ def _series(column: pa.ChunkedArray, kind: DataType, time_zone: str) -> pd.Serie
     series = column.to_pandas(date_as_object=True, timestamp_as_object=nested, integer_object_nulls=nested)
     if nested or pa.types.is_temporal(column.type):
         convert = _create_converter_to_pandas(
-            kind,
-            timezone=time_zone,
-            struct_in_pandas="dict",
-            error_on_duplicated_field_names=False,
+            kind, timezone=time_zone, struct_in_pandas="dict", error_on_duplicated_field_names=False
         )
         series = convert(series)
     if series.dtype.kind == "M":
@@ -224,7 +219,7 @@ def _stamp(value: Any) -> pd.Timestamp:
         return pd.Timestamp(value)
     except ValueError as error:
         raise InvalidInputError(
-            f"{value!r:.100} tells no time ({error})",
+            f"expected a time, got {value!r:.100} ({error})",
             operation="process",
             subject="output frame",
             hint="Yield times, such as those of pd.Timestamp or datetime",

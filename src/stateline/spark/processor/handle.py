@@ -1,8 +1,5 @@
 """What a processor holds while a key is processed: its state variables and timers, as PySpark's own classes.
 
-Owns the translation of Spark's calls into state of the present key. Does not own what state is (``stateline.state``)
-nor which key is present: the run of a batch moves the cursor.
-
 These objects are subclasses of Spark's and answer without a round trip: the state of all keys of the batch is in this
 process already, read in one pass when a processor first asks for it.
 """
@@ -19,7 +16,7 @@ from pyspark.sql.streaming import stateful_processor as spark_api
 
 from stateline.errors import InternalError, InvalidInputError
 from stateline.spark.processor.values import StructCodec, row_class
-from stateline.spark.processor.variables import EVENT_TIME, PROCESSING_TIME, Variable
+from stateline.spark.processor.variables import EVENT_TIME, PROCESSING_TIME, Kind, TimeMode, Variable
 from stateline.state.keys import KeyRows
 from stateline.state.list_state import ListState
 from stateline.state.map_state import MapState
@@ -60,10 +57,10 @@ class Cursor:
         if name != "key":
             raise AttributeError(name)
         raise InvalidInputError(
-            "no key is processed now",
+            "cannot be used while no key is processed",
             operation="process",
             subject="state",
-            hint="Use state and timers only while a key is processed, not in init() nor close()",
+            hint="Use state and timers only while a key is processed, not in init() or close()",
         )
 
 
@@ -165,7 +162,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         tables: The table of each variable, by its name.
         timers: The timers of the keys; ``None`` where the time mode has none.
         keys: The keys of the batch.
-        time_mode: In lower case.
+        time_mode: That of the program.
         now_ms: Processing time of the batch.
         sequence: Number of the batch in the life of the state.
     """
@@ -177,7 +174,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         timers: Timers | None,
         keys: KeyRows,
         *,
-        time_mode: str,
+        time_mode: TimeMode,
         now_ms: int,
         sequence: int,
     ) -> None:
@@ -200,38 +197,21 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         made = {name: self._changes_of(state) for name, state in self._states.items()}
         return {name: rows for name, rows in made.items() if rows is not None}
 
-    def getValueState(
-        self,
-        stateName: str,
-        schema: Any,
-        ttlDurationMs: int | None = None,
-    ) -> spark_api.ValueState:
-        """The value state that ``init`` declares."""
+    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> spark_api.ValueState:
         variable, table, lifetime = self._declared("value", stateName)
         codec = StructCodec(variable.value, variable.subject)
         state = self._states[stateName] = ValueState(table, self._keys, codec, lifetime)
         return _ValueVariable(self.cursor, codec, state)
 
-    def getListState(
-        self,
-        stateName: str,
-        schema: Any,
-        ttlDurationMs: int | None = None,
-    ) -> spark_api.ListState:
-        """The list state that ``init`` declares."""
+    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> spark_api.ListState:
         variable, table, lifetime = self._declared("list", stateName)
         codec = StructCodec(variable.value, variable.subject)
         state = self._states[stateName] = ListState(table, self._keys, codec, lifetime, self._sequence)
         return _ListVariable(self.cursor, codec, state)
 
     def getMapState(
-        self,
-        stateName: str,
-        userKeySchema: Any,
-        valueSchema: Any,
-        ttlDurationMs: int | None = None,
+        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> spark_api.MapState:
-        """The map state that ``init`` declares."""
         variable, table, lifetime = self._declared("map", stateName)
         if variable.key is None:
             raise InternalError("a map has no key", operation="init", subject=variable.subject)
@@ -245,7 +225,6 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         self._timers_of("registerTimer").register(self.cursor.key, _time_ms(expiryTimestampMs, "registerTimer"))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Removes a timer of the present key."""
         self._timers_of("deleteTimer").delete(self.cursor.key, _time_ms(expiryTimestampMs, "deleteTimer"))
 
     def listTimers(self) -> Iterator[int]:
@@ -271,12 +250,12 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
                 error.subject = f"{error.subject}, key {key!r}"
             raise
 
-    def _declared(self, kind: str, name: str) -> tuple[Variable, StateTable, Lifetime]:
+    def _declared(self, kind: Kind, name: str) -> tuple[Variable, StateTable, Lifetime]:
         variable = self._variables.get(name)
         if variable is None or variable.kind != kind:
             known = ", ".join(known.definition for known in self._variables.values())
             raise InvalidInputError(
-                "init() did not declare it when the pipeline was built",
+                "was not declared by init() when the pipeline was built",
                 operation="init",
                 subject=f"{kind} state {name!r}",
                 hint=f"init() must declare the same variables each time; it declared: {known or 'none'}",
@@ -288,7 +267,9 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
 
     def _timers_of(self, operation: str) -> Timers:
         if self._timers is None or not self.cursor.is_set:
-            reason = "it was called without a key" if self._timers else f"the time mode is {self._time_mode!r}"
+            reason = (
+                "cannot be used without a key" if self._timers else f"cannot be used in time mode {self._time_mode!r}"
+            )
             raise InvalidInputError(
                 reason,
                 operation=operation,
@@ -300,7 +281,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
 
 def _too_late(operation: str, subject: str) -> InvalidInputError:
     return InvalidInputError(
-        "state variables are declared, and deleted, once, and in init()",
+        "can be declared or deleted only once, in init()",
         operation=operation,
         subject=subject,
         hint="Keep what init() gets on self; clear() empties the state of a key",
@@ -314,7 +295,7 @@ def _time_ms(value: Any, operation: str) -> int:
         time_ms = None
     if time_ms is None or isinstance(value, bool) or not -(2**63) <= time_ms < 2**63:
         raise InvalidInputError(
-            f"the time of a timer is {value!r} of type {type(value).__name__}",
+            f"the time of a timer must be a whole number, got {value!r} of type {type(value).__name__}",
             operation=operation,
             subject="timers",
             hint="Give whole milliseconds since the epoch",

@@ -1,7 +1,7 @@
 """``KeyedStream.process``: a ``StatefulProcessor`` of PySpark, unchanged, as an operator of a pipeline.
 
-Owns the binding of a processor (its variables, tables and forms) and the run of one batch of one subtask. Does not own
-Spark's order of calls (``processor_run``), its state objects (``processor_handle``) nor storage (``stateline.state``).
+The order of calls is that of :mod:`stateline.spark.processor.run`; state and timers are reached through
+:mod:`stateline.spark.processor.handle`.
 
 Facts:
 - Each state variable is a table; timers are one more. Their keys begin with the grouping key, in its key group.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self, get_type_hints
+from typing import Any, Final, Literal, Self, TypeAlias, get_args, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -25,18 +25,20 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerVal
 from pyspark.sql.types import StructField, StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.options import parse_choice
 from stateline.pipeline.event_time import WatermarkPlan
 from stateline.pipeline.late_rows import rows_in_time
 from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, OperatorProgram, Processed
 from stateline.spark.arrow_types import arrow_schema
+from stateline.spark.initial_state import INITIAL_COLUMN, INPUT_COLUMN
 from stateline.spark.processor.handle import ProcessorHandle
-from stateline.spark.processor.initial_state import INITIAL_COLUMN, INPUT_COLUMN
 from stateline.spark.processor.rows import ProcessorForm, RowForm
 from stateline.spark.processor.run import KeyedInput, ProcessorRun, keyed_input, rare_collections
 from stateline.spark.processor.values import StructCodec, row_class
 from stateline.spark.processor.variables import (
     EVENT_TIME,
     PROCESSING_TIME,
+    TimeMode,
     Variable,
     definition,
     discover,
@@ -51,11 +53,11 @@ from stateline.state.table import StateTable
 from stateline.state.timers import EXPIRY, Timers, expired_timers, next_timer
 from stateline.state.variables import expiry_test, variable_schema
 
-__all__ = ["ProcessorProgram"]
+__all__ = ["Form", "OutputMode", "ProcessorProgram"]
 
-_FORMS: Final = ("row", "pandas")
-_OUTPUT_MODES: Final = ("update", "append")
-_TIME_MODES: Final = ("none", PROCESSING_TIME, EVENT_TIME)
+Form: TypeAlias = Literal["row", "pandas"]
+OutputMode: TypeAlias = Literal["update", "append"]
+
 _TIMERS: Final = "timers"
 _VARIABLE: Final = "state."
 
@@ -66,12 +68,11 @@ class ProcessorProgram(OperatorProgram):
 
     Attributes:
         processor: Pickled.
-        form: ``row`` or ``pandas``.
+        form: Whether it takes rows or data frames.
         keys: Names of the grouping columns, as the user gave them.
         grouped_by: The names of the same columns in the input.
         input: Spark's schema of the rows.
         output: Spark's schema of the output.
-        time_mode: In lower case.
         variables: What ``init`` declares, by name.
         time_zone: The session's, for rows and data frames.
         initial: Schema of the initial state, if there is any.
@@ -80,12 +81,12 @@ class ProcessorProgram(OperatorProgram):
     """
 
     processor: bytes
-    form: str
+    form: Form
     keys: tuple[str, ...]
     grouped_by: tuple[str, ...]
     input: StructType
     output: StructType
-    time_mode: str
+    time_mode: TimeMode
     variables: Mapping[str, Variable]
     time_zone: str
     initial: StructType | None = None
@@ -118,15 +119,15 @@ class ProcessorProgram(OperatorProgram):
         if not isinstance(processor, StatefulProcessor):
             raise _refused(
                 "processor",
-                f"it is a {type(processor).__name__}",
+                f"must be a StatefulProcessor, got {type(processor).__name__}",
                 "Give an instance of a subclass of pyspark.sql.streaming.StatefulProcessor",
             )
-        _choice(output_mode, _OUTPUT_MODES, "output_mode")
-        mode = _choice(time_mode, _TIME_MODES, "time_mode")
+        parse_choice(output_mode, get_args(OutputMode), "output_mode")
+        mode = parse_choice(time_mode, get_args(TimeMode), "time_mode")
         pickled = shipped(processor, "process", type(processor).__name__)
         program = cls(
             processor=pickled,
-            form=_form_of(processor) if form is None else _choice(form, _FORMS, "form"),
+            form=_form_of(processor) if form is None else parse_choice(form, get_args(Form), "form"),
             keys=tuple(keys),
             grouped_by=tuple(grouped_by or keys),
             input=schema,
@@ -144,7 +145,6 @@ class ProcessorProgram(OperatorProgram):
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """Grouping columns, in the order in which they are hashed."""
         return self.keys
 
     @property
@@ -154,7 +154,6 @@ class ProcessorProgram(OperatorProgram):
 
     @property
     def wants_hash(self) -> bool:
-        """Whether the JVM's hash is worth its eight bytes per row."""
         return True
 
     @property
@@ -168,12 +167,10 @@ class ProcessorProgram(OperatorProgram):
 
     @property
     def definition(self) -> str:
-        """Keys and state variables, as text."""
         return definition(self._grouping, self.variables, self.time_mode)
 
     @property
     def output_schema(self) -> pa.Schema:
-        """As given."""
         return arrow_schema(self.output)
 
     @property
@@ -366,7 +363,7 @@ def _unpacked(table: pa.Table, column: str, schema: StructType) -> pa.Table:
     return pa.table(structs.flatten(), names=schema.names)
 
 
-def _form_of(processor: StatefulProcessor) -> str:
+def _form_of(processor: StatefulProcessor) -> Form:
     """The form that the annotations of ``handleInputRows`` speak of; rows where they speak of none."""
     function = type(processor).handleInputRows
     try:
@@ -377,20 +374,13 @@ def _form_of(processor: StatefulProcessor) -> str:
     return "pandas" if "dataframe" in said or "pandas" in said or "pd." in said else "row"
 
 
-def _choice(value: object, allowed: Sequence[str], name: str) -> str:
-    chosen = value.lower() if isinstance(value, str) else ""
-    if chosen not in allowed:
-        raise _refused(name, f"{value!r} is not valid", f"Give one of {', '.join(allowed)}")
-    return chosen
-
-
-def _late_by(time_mode: str, watermark: WatermarkPlan | None) -> str | None:
+def _late_by(time_mode: TimeMode, watermark: WatermarkPlan | None) -> str | None:
     """The column by which rows are late; ``None`` if none is."""
     if time_mode != EVENT_TIME:
         return None
     if watermark is None:
         raise _refused(
-            "time_mode", "EventTime needs a watermark", "Say df.withWatermark(...), or give KeyedStream watermark="
+            "time_mode", "EventTime needs a watermark", "Call df.withWatermark(...), or give KeyedStream(watermark=...)"
         )
     return watermark.column if watermark.drops_late_rows else None
 

@@ -1,7 +1,6 @@
 """The Row form of a processor, that of ``transformWithState``: rows in, rows out.
 
-Owns how the rows of a key reach a processor, and how what it yields becomes output, and the interface of both forms.
-Does not own the order of calls (``processor_run``).
+Also the interface of both forms, this one and that of :mod:`stateline.spark.processor.frames`.
 
 Facts:
 - All rows of a batch are converted at once, in the order of their keys; a key gets a slice.
@@ -106,11 +105,11 @@ class RowForm:
     def _by_name(self, row: Any) -> tuple[Any, ...]:
         if not isinstance(row, Row) or not hasattr(row, "__fields__"):
             hint = 'Yield Row(name=value, ...); a processor of data frames needs form="pandas"'
-            raise wrong_output(self._names, f"a {type(row).__name__} came: {row!r:.100}", hint)
+            raise wrong_output(self._names, f"got a {type(row).__name__}: {row!r:.100}", hint)
         given = row.asDict()
         unknown = [name for name in given if name not in self._names]
         if unknown:
-            raise wrong_output(self._names, f"a row has {unknown}: {row!r:.100}", "Name the fields of the schema")
+            raise wrong_output(self._names, f"got {unknown} in a row: {row!r:.100}", "Name the fields of the schema")
         return tuple(given.get(name) for name in self._names)
 
 

@@ -1,6 +1,6 @@
 """One batch of one subtask through a processor: which key when, which timer when, and what comes of it.
 
-Owns the order of calls, which is Spark's:
+The order of calls is Spark's:
 
 1. ``init``;
 2. for each key with rows: ``handleInitialState`` for each of its initial rows (first batch only), then
@@ -9,8 +9,6 @@ Owns the order of calls, which is Spark's:
    and those set in step 2. A timer that a handler sets now fires in the next batch, one that it deletes now still fires
    if its time has come, and one set anew at the time that fires is gone;
 4. ``close``.
-
-Does not own conversion (``processor_rows``, ``processor_frames``) nor state (``processor_handle``).
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from stateline.state.timers import Timers
 
 __all__ = ["KeyedInput", "ProcessorRun", "keyed_input", "rare_collections"]
 
-_OUR_FILES: Final = (__file__, str(Path(__file__).with_name("processor_frames.py")))
+_OUR_FILES: Final = (__file__, str(Path(__file__).with_name("frames.py")))
 """Where what user code raises passes through; no lines of theirs."""
 
 _ALLOCATIONS: Final = 200_000
@@ -233,7 +231,7 @@ class _UserCode:
         theirs = [frame for frame in traceback.extract_tb(trace) if frame.filename not in _OUR_FILES]
         if not theirs and isinstance(error, TypeError) and "iterable" in str(error):
             raise InvalidInputError(
-                f"expected an iterator of what it puts out, and it returned something else ({error})",
+                f"must return an iterator of its output ({error})",
                 operation=self.operation,
                 subject=", ".join(filter(None, (self._processor, key))),
                 hint="Yield the output, or return iter([]) for none",

@@ -1,7 +1,5 @@
 """Spark's types as Python values: what a processor sees of columns, and what becomes of what it hands back.
 
-Owns the conversion, both ways, a column at a time. Does not own rows of a data frame (``processor_input``).
-
 Facts (tried in Spark 4.3, ``tests/spark/test_processors.py`` repeats them):
 - In state, Spark gives time stamps as naive local times, structs as rows, maps as dicts, binary as ``bytes``.
 - State gives back what was stored, also in the batch that wrote it: numpy's numbers as Python's, structs as rows.
@@ -53,13 +51,7 @@ class StructCodec:
     """
 
     def __init__(
-        self,
-        struct: StructType,
-        subject: str,
-        *,
-        is_output: bool = False,
-        is_key: bool = False,
-        by_name: bool = False,
+        self, struct: StructType, subject: str, *, is_output: bool = False, is_key: bool = False, by_name: bool = False
     ) -> None:
         self._subject = subject
         self._expected = struct.simpleString().removeprefix("struct")
@@ -80,12 +72,12 @@ class StructCodec:
             InvalidInputError: It is no tuple, one of another length, or a value does not fit its field.
         """
         if not isinstance(row, _ROWS):
-            raise self._refused(f"a {type(row).__name__} came: {row!r:.100}")
+            raise self._refused(f"got a {type(row).__name__}: {row!r:.100}")
         types = tuple(map(type, row))
         if types in self._kept_rows:
             return tuple(row)
         if len(row) != len(self._plain):
-            raise self._refused(f"{len(row)} values came: {tuple(row)!r:.100}")
+            raise self._refused(f"got {len(row)} values: {tuple(row)!r:.100}")
         if all(map(frozenset.__contains__, self._kept_types, types)):
             self._kept_rows.add(types)
             return tuple(row)
@@ -355,14 +347,14 @@ def _plain(value: Any) -> Any:
 def _whole(value: Any) -> Any:
     value = _plain(value)
     if isinstance(value, bool) or value != int(value):
-        raise ValueError("it is no whole number")
+        raise ValueError("not a whole number")
     return int(value)
 
 
 def _time(value: Any) -> Any:
     value = _plain(value)
     if isinstance(value, float | decimal.Decimal):
-        raise ValueError("it is no time")
+        raise ValueError("not a time")
     return value
 
 

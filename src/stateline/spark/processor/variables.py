@@ -1,7 +1,5 @@
 """What a processor declares in ``init``: found out once, on the driver, by running ``init`` against a recording handle.
 
-Owns the declaration of state variables and their checks. Does not own their contents (``processor_handle``).
-
 Facts (tried in Spark 4.3): a time to live needs ``time_mode="ProcessingTime"``; 0 means none; a name is used once.
 """
 
@@ -11,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -31,8 +29,10 @@ from stateline.state.list_state import POSITION
 from stateline.state.schema import StateSchema
 from stateline.state.variables import variable_schema
 
-__all__ = ["EVENT_TIME", "PROCESSING_TIME", "Variable", "definition", "discover", "parse_struct"]
+__all__ = ["EVENT_TIME", "PROCESSING_TIME", "Kind", "TimeMode", "Variable", "definition", "discover", "parse_struct"]
 
+Kind: TypeAlias = Literal["value", "list", "map"]
+TimeMode: TypeAlias = Literal["none", "processingtime", "eventtime"]
 EVENT_TIME: Final = "eventtime"
 PROCESSING_TIME: Final = "processingtime"
 
@@ -46,14 +46,14 @@ class Variable:
     """One state variable.
 
     Attributes:
-        kind: ``value``, ``list`` or ``map``.
+        kind: Which of PySpark's states.
         name: Its name, unique in the processor.
         value: Schema of its values.
         key: Schema of the keys of a map.
         ttl_ms: Time to live; ``None`` for ever.
     """
 
-    kind: str
+    kind: Kind
     name: str
     value: StructType
     key: StructType | None = None
@@ -82,12 +82,12 @@ class Variable:
         return variable_schema(grouping, subkey, arrow_schema(self.value), has_ttl=self.ttl_ms is not None)
 
 
-def discover(processor: bytes, time_mode: str) -> dict[str, Variable]:
+def discover(processor: bytes, time_mode: TimeMode) -> dict[str, Variable]:
     """Runs ``init`` and ``close`` of a copy of the processor and returns what it declared, by name.
 
     Args:
         processor: Pickled.
-        time_mode: In lower case.
+        time_mode: That of the program.
 
     Raises:
         InvalidInputError: A declaration that cannot be: a name used twice, a negative time to live, one without
@@ -120,7 +120,9 @@ def parse_struct(schema: Any, subject: str) -> StructType:
     if isinstance(schema, StructType):
         return schema
     if not isinstance(schema, str):
-        raise _bad_declaration(subject, f"its schema is a {type(schema).__name__}", "Give a StructType or DDL text")
+        raise _bad_declaration(
+            subject, f"its schema must be a StructType or DDL text, got {type(schema).__name__}", "Give 'count long'"
+        )
     try:
         return struct_from_ddl(schema)
     except PySparkException as error:
@@ -132,25 +134,15 @@ def parse_struct(schema: Any, subject: str) -> StructType:
 class _RecordingHandle(StatefulProcessorHandle):
     """Takes declarations; state and timers are not there yet."""
 
-    def __init__(self, time_mode: str) -> None:
+    def __init__(self, time_mode: TimeMode) -> None:
         self._time_mode = time_mode
         self.variables: dict[str, Variable] = {}
 
-    def getValueState(
-        self,
-        stateName: str,
-        schema: StructType | str,
-        ttlDurationMs: int | None = None,
-    ) -> ValueState:
+    def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ValueState:
         self._declare("value", stateName, schema, None, ttlDurationMs)
         return _Undefined(f"value state {stateName!r}")
 
-    def getListState(
-        self,
-        stateName: str,
-        schema: StructType | str,
-        ttlDurationMs: int | None = None,
-    ) -> ListState:
+    def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ListState:
         self._declare("list", stateName, schema, None, ttlDurationMs)
         return _Undefined(f"list state {stateName!r}")
 
@@ -172,21 +164,23 @@ class _RecordingHandle(StatefulProcessorHandle):
             return getattr(_Undefined("a timer"), name)
         return super().__getattribute__(name)
 
-    def _declare(self, kind: str, name: str, value: Any, key: Any, ttl_ms: int | None) -> None:
+    def _declare(self, kind: Kind, name: str, value: Any, key: Any, ttl_ms: int | None) -> None:
         subject = f"{kind} state {name!r}"
         if name in self.variables:
-            raise _bad_declaration(subject, "the name is used twice", "Give each state variable a name of its own")
+            raise _bad_declaration(subject, "cannot use this name twice", "Give each state variable a name of its own")
         if not name or not isinstance(name, str):
-            raise _bad_declaration(subject, "it has no name", "Give it one")
+            raise _bad_declaration(subject, f"must have a name, got {name!r}", "Give a text that is not empty")
         is_ttl = ttl_ms is None or (isinstance(ttl_ms, int) and not isinstance(ttl_ms, bool))
         if not is_ttl or not 0 <= (ttl_ms or 0) <= _TTL_MS_MAX:
             raise _bad_declaration(
-                subject, f"its time to live is {ttl_ms!r}", f"Give milliseconds, 1 to {_TTL_MS_MAX}, or none for ever"
+                subject,
+                f"its time to live must be 0 to {_TTL_MS_MAX} ms, got {ttl_ms!r}",
+                "Give whole milliseconds, or None for ever",
             )
         if ttl_ms and self._time_mode != PROCESSING_TIME:
             raise _bad_declaration(
                 subject,
-                f"it has a time to live, and the time mode is {self._time_mode!r}",
+                f"cannot have a time to live in time mode {self._time_mode!r}",
                 'Time to live goes by processing time: give time_mode="ProcessingTime"',
             )
         self.variables[name] = Variable(
@@ -209,7 +203,7 @@ class _Undefined:
             raise AttributeError(name)
         raise _bad_declaration(
             self._subject,
-            f"{name}() was called in init() or close()",
+            f"cannot call {name}() in init() or close()",
             "Use state and timers only while a key is processed",
         )
 
@@ -223,7 +217,7 @@ def _fields(struct: StructType) -> str:
     return text.removeprefix("struct<").removesuffix(">")
 
 
-def definition(grouping: pa.Schema, variables: Mapping[str, Variable], time_mode: str) -> str:
+def definition(grouping: pa.Schema, variables: Mapping[str, Variable], time_mode: TimeMode) -> str:
     """What a processor keeps, as text: the same for the same state."""
     keys = ", ".join(f"{field.name} {field.type}" for field in grouping)
     kept = [variable.definition for _, variable in sorted(variables.items())]

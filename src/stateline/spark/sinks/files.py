@@ -89,18 +89,18 @@ class _Staged(WriterCommitMessage):
     """What one task hands to ``commit``, as plain values: it crosses a process in Spark's own serialisation.
 
     Attributes:
+        files: The task's rows, as JSON of :class:`~stateline.files.FilesResult`.
         query_id: The streaming query; empty for a batch write.
         spark_checkpoint: Where Spark keeps the query's checkpoint; empty if it is not known.
         run_id: The run of a stream that goes on; empty for one that ends by itself, and for a batch.
         is_watched: Whether somebody notices the end of the query.
-        files: The task's rows, as JSON of :class:`~stateline.files.FilesResult`.
     """
 
-    query_id: str
-    spark_checkpoint: str
-    run_id: str
-    is_watched: bool
     files: bytes
+    query_id: str = ""
+    spark_checkpoint: str = ""
+    run_id: str = ""
+    is_watched: bool = True
 
 
 class FilesSink(DataSource):
@@ -179,7 +179,7 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         root = open_records(self._options, self._options.root_url)
         files = open_decision(self._options, self._options.output(), self._schema, root).stage(iterator)
         freeze_imports()
-        return _Staged(query_id, location, run_id, is_watched, msgspec.json.encode(files))
+        return _Staged(msgspec.json.encode(files), query_id, location, run_id, is_watched)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """The driver's work: decides a batch, exactly once however often it is called."""
@@ -209,7 +209,7 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         freeze_imports()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing: the commit may have taken effect, and what did not is swept later."""
+        """Nothing: the commit may have taken effect, and a sweep removes what did not."""
 
 
 class _BatchWriter(DataSourceArrowWriter):
@@ -222,14 +222,14 @@ class _BatchWriter(DataSourceArrowWriter):
         """A task's work: makes its rows durable. What is a whole file by itself is encoded here, in parallel."""
         files = self._job.decision().stage(iterator)
         freeze_imports()
-        return _Staged("", "", "", True, msgspec.json.encode(files))
+        return _Staged(msgspec.json.encode(files))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """The driver's work: one record decides all files of the job."""
         self._job.commit(_files([message for message in messages if isinstance(message, _Staged)]))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing: the commit may have taken effect, and what did not is swept later."""
+        """Nothing, as for streams."""
 
 
 def finish_sink(options: FilesSinkOptions) -> bool:

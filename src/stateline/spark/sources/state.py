@@ -1,8 +1,5 @@
 """``format("stateline")``: keyed state as a table, and its change feed as a table or a stream.
 
-Owns the translation between Spark's Python data source API and slices of stored state. Does not own reading or
-comparing (``stateline.state.stored``, ``stateline.state.changes``), or finding records (``state_root``).
-
 Read-only: nothing is written to the root, so a query that runs there is neither disturbed nor fenced.
 
 Facts (Spark 4, Python data sources):
@@ -34,13 +31,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    Filter,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -75,7 +66,6 @@ class StateSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name that ``format()`` takes."""
         return "stateline"
 
     def schema(self) -> StructType:
@@ -111,7 +101,7 @@ class StateSource(DataSource):
         options = StateSourceOptions.from_spark(self.options)
         if not options.is_feed or options.end_checkpoint is not None:
             raise InvalidInputError(
-                "a stream is the feed of changes, and has no end",
+                "cannot stream a snapshot, or changes with an end",
                 operation="readStream",
                 subject="stateline",
                 hint="Give option('mode', 'changes') and no end_checkpoint",
@@ -170,7 +160,7 @@ class _Rows:
         for field in target:
             if available.field(field.name).type != field.type:
                 raise InvalidInputError(
-                    f"it is {available.field(field.name).type}, the schema says {field.type}",
+                    f"has the type {available.field(field.name).type}, the schema expects {field.type}",
                     operation="load",
                     subject=f"column {field.name!r}",
                     hint="Load it without a schema and cast it, or read it again: the state may have evolved",
@@ -219,7 +209,7 @@ def _as_expected(column: pa.Array, field: pa.Field) -> pa.Array:
     """
     if not field.nullable and column.null_count:
         raise InvalidInputError(
-            "a row has null in it, the schema says NOT NULL",
+            "has a null, and the schema says NOT NULL",
             operation="read",
             subject=f"column {field.name!r}",
             hint="Load it without a schema, or leave NOT NULL out for this column",
@@ -239,7 +229,19 @@ def _slices(stored: StoredState, options: StateSourceOptions) -> list[SubtaskSta
 # -- readers ----------------------------------------------------------------------------------------------------------
 
 
-class _SnapshotReader(DataSourceReader):
+class _Reader(DataSourceReader):
+    """What tasks of all readers do. They get plain values and read no record."""
+
+    _rows: _Rows
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._rows.read(partition)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_rows": self._rows}
+
+
+class _SnapshotReader(_Reader):
     """The rows of one checkpoint or savepoint."""
 
     def __init__(self, options: StateSourceOptions, schema: StructType) -> None:
@@ -248,16 +250,7 @@ class _SnapshotReader(DataSourceReader):
         self._rows = _Rows.of(self._stored, options, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Slices of key groups."""
         return [_partition(_Task(state=state)) for state in _slices(self._stored, self._options)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task."""
-        return self._rows.read(partition)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Only what tasks need: they read no record."""
-        return {"_rows": self._rows}
 
 
 class _PointReader(_SnapshotReader):
@@ -271,13 +264,12 @@ class _PointReader(_SnapshotReader):
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One task for a point read, else slices of key groups."""
         if self._keys is not None:
             return [_partition(_Task(state=self._stored.whole(), keys=self._keys))]
         return super().partitions()
 
 
-class _FeedReader(DataSourceReader):
+class _FeedReader(_Reader):
     """The changes between two checkpoints."""
 
     def __init__(self, options: StateSourceOptions, schema: StructType) -> None:
@@ -286,15 +278,15 @@ class _FeedReader(DataSourceReader):
         before = None
         if options.start_checkpoint == LATEST:
             raise InvalidInputError(
-                "only a stream can begin with the newest",
+                "must be a checkpoint id where changes are not streamed",
                 operation="load",
                 subject="start_checkpoint",
-                hint="Give the id of a checkpoint, or use spark.readStream",
+                hint="Give an id, or use spark.readStream to begin with the latest",
             )
         if isinstance(options.start_checkpoint, int):
             if options.start_checkpoint > after.checkpoint_id:
                 raise InvalidInputError(
-                    f"it is {options.start_checkpoint}, the end is {after.checkpoint_id}",
+                    f"must not be above the end {after.checkpoint_id}, got {options.start_checkpoint}",
                     operation="load",
                     subject="start_checkpoint",
                     hint="Changes lead from an older checkpoint to a newer one",
@@ -304,16 +296,7 @@ class _FeedReader(DataSourceReader):
         self._rows = _Rows.of(after, options, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Slices of key groups."""
         return self._partitions
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task."""
-        return self._rows.read(partition)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Only what tasks need."""
-        return {"_rows": self._rows}
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -331,7 +314,6 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self.latestOffset()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a new stream begins."""
         start = self._options.start_checkpoint
         if start == LATEST:
             return self.latestOffset()
@@ -423,7 +405,9 @@ def _check_names(wanted: Sequence[str], names: Sequence[str]) -> None:
     twice = [name for at, name in enumerate(names) if name in names[:at]]
     if twice or (wanted and list(wanted) != list(names)):
         raise InvalidInputError(
-            "the schema names it twice" if twice else f"the schema names {', '.join(names)}",
+            "must not be named twice in the schema"
+            if twice
+            else f"cannot be chosen beside a schema of {', '.join(names)}",
             operation="load",
             subject=f"column {twice[0]!r}" if twice else f"columns {', '.join(wanted)}",
             hint="Name each column once, in a schema or in option('columns', ...)",
@@ -436,7 +420,7 @@ def _spark_schema(schema: pa.Schema) -> StructType:
         return from_arrow_schema(schema)
     except PySparkException as error:
         raise InvalidInputError(
-            f"a column has no form in Spark ({error})",
+            f"cannot be shown in Spark ({error})",
             operation="load",
             subject="schema",
             hint="Name the other columns with option('columns', ...), or use `stateline state export`",
@@ -446,7 +430,7 @@ def _spark_schema(schema: pa.Schema) -> StructType:
 
 def _made_anew(path: str, checkpoint_id: int) -> InvalidInputError:
     return InvalidInputError(
-        f"checkpoint {checkpoint_id} is not the one that this stream has read: the root was made anew",
+        f"checkpoint {checkpoint_id} is not the one that this stream has read: the root was created again",
         operation="readStream",
         subject=path,
         hint="Restore the root, or start the stream anew, with a new Spark checkpoint",

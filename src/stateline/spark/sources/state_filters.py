@@ -1,7 +1,6 @@
 """From the filters that Spark pushes down to the keys that a point read looks for. Pure.
 
-Owns which filters name keys. Does not own the read (``state_source``). Spark evaluates all filters again, so it is
-right to find more keys than a query asks for, and wrong to find fewer.
+Spark evaluates all filters again, so it is right to find more keys than a query asks for, and wrong to find fewer.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from stateline.errors import InvalidInputError
 from stateline.options import check_known, normalise_settings, parse_bool, parse_int, setting
@@ -51,7 +51,7 @@ class StateSourceOptions(DataSourceOptions):
     path: str = setting("", _text, help="checkpoint root, checkpoint or savepoint")
     operator: str | None = setting(None, _text, help="whose state")
     checkpoint: int | None = setting(None, _id, help="a retained checkpoint, instead of the newest")
-    mode: str | None = setting(None, _text, help="snapshot or changes")
+    mode: Literal["snapshot", "changes"] | None = setting(None, _text, help="snapshot or changes")
     start_checkpoint: int | str | None = setting(None, _start, help="changes begin after this checkpoint")
     end_checkpoint: int | None = setting(None, _id, help="changes end with this checkpoint")
     columns: tuple[str, ...] = setting("", _names, help="only these columns, separated by commas")
@@ -62,15 +62,19 @@ class StateSourceOptions(DataSourceOptions):
     def __post_init__(self) -> None:
         normalise_settings(self)
         if not self.path:
-            raise _wrong("path", "it is missing", 'Call load("file:///folder")')
+            raise _wrong("path", "is required", 'Call load("file:///folder")')
         if self.mode is not None:
             check_known([self.mode], ("snapshot", "changes"), "value of mode")
         if self.is_feed and self.checkpoint is not None:
-            raise _wrong("checkpoint", "changes lie between two", "Give start_checkpoint and end_checkpoint")
+            raise _wrong(
+                "checkpoint",
+                "cannot be given for changes, which lie between two",
+                "Give start_checkpoint and end_checkpoint",
+            )
         if not self.is_feed and (self.start_checkpoint is not None or self.end_checkpoint is not None):
-            raise _wrong("mode", "a snapshot has neither start nor end", "Give checkpoint, or mode 'changes'")
+            raise _wrong("mode", "cannot be a snapshot with a start or an end", "Give checkpoint, or mode 'changes'")
         if len(set(self.columns)) < len(self.columns):
-            raise _wrong("columns", f"{','.join(self.columns)} names a column twice", "Name each column once")
+            raise _wrong("columns", f"must not name a column twice: {','.join(self.columns)}", "Name each column once")
 
     @property
     def is_feed(self) -> bool:

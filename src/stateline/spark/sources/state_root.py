@@ -1,7 +1,4 @@
-"""What the path of ``format("stateline")`` names: a root, one checkpoint of it, or a savepoint.
-
-Owns finding the records that a read needs. Does not own what is read of them (``state_source``).
-"""
+"""What the path of ``format("stateline")`` names: a root, one checkpoint of it, or a savepoint."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class StateRoot:
             return self.stored(self._found.savepoint.checkpoint)
         if end is not None and named not in (None, end):
             raise InvalidInputError(
-                f"the path names checkpoint {named}, the option checkpoint {end}",
+                f"names checkpoint {named}, but the option names {end}",
                 operation="load",
                 subject=self._options.path,
                 hint="Give the root as the path, or leave the option out",
@@ -74,7 +71,7 @@ class StateRoot:
             elif newest is not None:
                 hint = f"The newest is {newest.checkpoint_id}; `stateline checkpoint ls` names those that are there"
             else:
-                hint = "There is none yet: start the query that writes them first"
+                hint = "The root has no checkpoint yet: start the query that writes it first"
             raise NotFoundError(
                 error.message, operation="read", subject=f"{self.store.url}, checkpoint {checkpoint_id}", hint=hint
             ) from error
@@ -85,7 +82,7 @@ class StateRoot:
 
     def _no_root(self) -> InvalidInputError:
         return InvalidInputError(
-            "a savepoint is one state, and has no history",
+            "a savepoint is one state and has no history",
             operation="load",
             subject=self._options.path,
             hint="Give a checkpoint root, or read the savepoint as a snapshot",

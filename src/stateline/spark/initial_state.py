@@ -1,7 +1,6 @@
 """Initial state: rows that a processor takes with the first batch of a new root.
 
-Owns the way of such rows into the tasks of that batch: they are shuffled beside the input, by the same key, each kind
-in a struct column of its own. Does not own what a processor does with them.
+They are shuffled beside the input, by the same key, each kind in a struct column of its own.
 """
 
 from __future__ import annotations
@@ -52,13 +51,16 @@ def initial_rows(initial: Any, keys: Sequence[str]) -> InitialRows | None:
     rows: Any = getattr(initial, "_df", initial)
     if not hasattr(rows, "isStreaming") or rows.isStreaming:
         raise _refused(
-            "it is no DataFrame with an end", "Give a DataFrame that was read with spark.read, or its groupBy"
+            "must be a DataFrame with an end, not a stream", "Give a DataFrame from spark.read, or its groupBy"
         )
     columns = StreamColumns.of(rows)
     found = {name: columns.own(name) for name in keys}
     missing = [name for name, column in found.items() if column not in columns.names]
     if missing:
-        raise _refused(f"it has no column {missing}", f"Its key columns must be those of the stream: {list(keys)}")
+        raise _refused(
+            f"expected the key columns {list(keys)}, {missing} are missing",
+            "Select or rename them: initial state has the key columns of the stream",
+        )
     return InitialRows(rows, tuple(found.values()))
 
 

@@ -1,7 +1,5 @@
 """Where Spark keeps its own checkpoint of a pipeline if its user names no place: below the root of the pipeline's.
 
-Owns the place, and that it is there before Spark writes. Does not own what Spark keeps in it (``offsets`` reads it).
-
 Facts:
 - Spark makes folders that are missing, and syncs none of them. On a local disk the root would then not be known to
   survive power loss, and anybody could read it. So the store makes the folder, by a mark that Spark does not look at.
