@@ -32,22 +32,14 @@ BAD_FORMS = {
 UNMENDED = frozenset(
     [
         "changelog/handle.py",
-        "checkpoint/claims.py",
         "checkpoint/envelope.py",
         "checkpoint/metadata.py",
         "checkpoint/objects.py",
-        "checkpoint/pointer.py",
-        "checkpoint/relocation.py",
         "checkpoint/savepoint.py",
-        "checkpoint/slots.py",
-        "checkpoint/store.py",
-        "checkpoint/stream_factory.py",
         "pipeline/subtask.py",
         "spark/sinks/files.py",
         "spark/sinks/for_each_batch.py",
         "spark/stream_checks.py",
-        "state/aggregate/plan.py",
-        "state/keys.py",
         "state/schema.py",
         "state/stored.py",
     ]

@@ -462,7 +462,7 @@ def test_a_root_without_permission_is_a_typed_error(place):
         ),
         (lambda place: place.keyed(parallelism="4"), "parallelism: must be a whole number, got '4'"),
         (lambda place: place.pipeline().start("x", trigger="10 seconds"), "trigger: expected .*, got str.*dict"),
-        (lambda place: place.keyed().aggregate(), "no aggregation"),
+        (lambda place: place.keyed().aggregate(), "must have an aggregation"),
         (lambda place: place.keyed().aggregate(s=sum("valu")), "value"),
         (lambda place: place.keyed().aggregate(s=sum("key")), "key"),
         (lambda place: place.keyed().aggregate(key=count()), "key"),

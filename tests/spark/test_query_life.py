@@ -16,7 +16,7 @@ from stateline.environment import system_environment
 from stateline.errors import InvalidInputError, NotFoundError, StorageFullError
 from stateline.pipeline import end_of_stream as ending
 from stateline.spark import KeyedStream, count, finish_files
-from stateline.spark.job.spark_folder import spark_folder
+from stateline.spark.query.spark_folder import spark_folder
 
 FOLDERS = 40
 AVAILABLE_NOW = {"availableNow": True}

@@ -17,8 +17,8 @@ from pyspark.sql.functions import udf
 from stateline.errors import InvalidInputError, UnavailableError
 from stateline.spark import KeyedStream, count, get_or_create_session, session
 from stateline.spark.java import JavaRuntime
-from stateline.spark.job import pipeline_run
 from stateline.spark.job.arrow_batches import ARROW_BATCH_SETTINGS, set_arrow_batches
+from stateline.spark.query import run as pipeline_run
 
 POOL = "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL"
 UNCHECKED = {"ARROW_ENABLE_UNSAFE_MEMORY_ACCESS": "true", "ARROW_ENABLE_NULL_CHECK_FOR_GET": "false"}

@@ -17,8 +17,8 @@ from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.output_columns import check_shared_folders
 from stateline.pipeline.plan import PipelinePlan
 from stateline.spark.job.batch_job import BatchJob
-from stateline.spark.job.pipeline_run import PipelineQuery, PipelineRun
-from stateline.spark.job.spark_folder import spark_folder
+from stateline.spark.query.run import PipelineQuery, PipelineRun
+from stateline.spark.query.spark_folder import spark_folder
 from stateline.spark.sinks.for_each_batch import BatchDelivery, BatchFunction
 from stateline.spark.stream_checks import check_hidden
 

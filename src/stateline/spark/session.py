@@ -38,7 +38,7 @@ from stateline.errors import ErrorKind, InvalidInputError, UnavailableError
 from stateline.options import check_kind
 from stateline.spark.java import JavaRuntime, find_java
 from stateline.spark.job.arrow_batches import ARROW_BATCH_SETTINGS
-from stateline.spark.job.end_listener import listener_of
+from stateline.spark.query.end_listener import listener_of
 from stateline.spark.sinks.files import FilesSink
 from stateline.spark.sources.state import StateSource
 

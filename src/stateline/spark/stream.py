@@ -33,8 +33,8 @@ from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunc
 from stateline.pipeline.output_columns import columns_of
 from stateline.pipeline.plan import PipelinePlan, PipelineSettings, SavepointStart
 from stateline.spark.arrow_types import arrow_schema, declared_schema
+from stateline.spark.initial_state import initial_rows
 from stateline.spark.pipeline import Pipeline
-from stateline.spark.processor.initial_state import initial_rows
 from stateline.spark.processor.operator import ProcessorProgram
 from stateline.spark.sinks.for_each_batch import BatchFunction
 from stateline.spark.stream_checks import (

@@ -11,7 +11,7 @@ from stateline.checkpoint import sweep_root, verify_root
 from stateline.checkpoint.layout import check_object_name
 from stateline.errors import InvalidInputError
 from stateline.pipeline.operators.aggregation import AggregateProgram
-from stateline.spark.job.spark_folder import make_spark_folder, spark_folder
+from stateline.spark.query.spark_folder import make_spark_folder, spark_folder
 from stateline.state.aggregate import count
 from tests.unit.pipeline.engine import Engine
 from tests.unit.pipeline.test_overtaken_drivers import ROWS, SCHEMA

@@ -490,14 +490,14 @@ def test_a_batch_without_rows_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("aggregations", "said"),
     [
-        ({}, "no aggregation"),
+        ({}, "must have an aggregation"),
         ({"k": agg.count()}, "key column"),
         ({"x": agg.sum("s")}, "not numeric"),
         ({"x": agg.mean("t")}, "not numeric"),
         ({"x": agg.sum("i46")}, "Did you mean 'i64'"),
         ({"x": agg.count("nothing like it")}, "Known: "),
         ({"x": agg.last("s", by="tss")}, "Did you mean 'ts'"),
-        ({"x": "count"}, "no aggregation"),
+        ({"x": "count"}, "is not an aggregation"),
         ({"__x": agg.count()}, "reserved"),
     ],
 )

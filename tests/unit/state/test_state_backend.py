@@ -430,7 +430,7 @@ def test_arguments_of_another_class_are_refused_by_name(root: str) -> None:
 
 @pytest.mark.parametrize("wrong", [None, 123, b"x"])
 def test_a_root_that_is_none_is_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidInputError, match="neither a URL nor a store"):
+    with pytest.raises(InvalidInputError, match="expected a URL or a store, got "):
         KeyedStateBackend.open(wrong)
 
 

@@ -30,8 +30,8 @@ from stateline.pipeline.event_time import WatermarkPlan
 from stateline.pipeline.late_rows import rows_in_time
 from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, OperatorProgram, Processed
 from stateline.spark.arrow_types import arrow_schema
+from stateline.spark.initial_state import INITIAL_COLUMN, INPUT_COLUMN
 from stateline.spark.processor.handle import ProcessorHandle
-from stateline.spark.processor.initial_state import INITIAL_COLUMN, INPUT_COLUMN
 from stateline.spark.processor.rows import ProcessorForm, RowForm
 from stateline.spark.processor.run import KeyedInput, ProcessorRun, keyed_input, rare_collections
 from stateline.spark.processor.values import StructCodec, row_class

@@ -74,7 +74,7 @@ class StateSourceOptions(DataSourceOptions):
         if not self.is_feed and (self.start_checkpoint is not None or self.end_checkpoint is not None):
             raise _wrong("mode", "cannot be a snapshot with a start or an end", "Give checkpoint, or mode 'changes'")
         if len(set(self.columns)) < len(self.columns):
-            raise _wrong("columns", f"names a column twice: {','.join(self.columns)}", "Name each column once")
+            raise _wrong("columns", f"must not name a column twice: {','.join(self.columns)}", "Name each column once")
 
     @property
     def is_feed(self) -> bool:

@@ -29,10 +29,10 @@ from stateline.pipeline.reporting import BatchReporter
 from stateline.pipeline.upkeep import Upkeep
 from stateline.spark.job.arrow_batches import set_arrow_batches
 from stateline.spark.job.batch_job import BatchJob
-from stateline.spark.job.end_listener import listener_of
 from stateline.spark.job.local_copies import host_copies
-from stateline.spark.job.spark_folder import make_spark_folder
 from stateline.spark.job.upstream_state import drain
+from stateline.spark.query.end_listener import listener_of
+from stateline.spark.query.spark_folder import make_spark_folder
 
 __all__ = ["PipelineQuery", "PipelineRun"]
 
