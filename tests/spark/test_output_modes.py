@@ -152,7 +152,7 @@ def test_a_string_of_another_collation_may_be_kept_where_it_is_not_compared(even
             lambda e: e.keyed(lower_case(e)).aggregate(n=st.max_by("at", "name")),
             "column 'name': expected the collation UTF8_BINARY, got UTF8_L",
         ),
-        (lambda e: e.keyed(lower_case(e), key="name"), "key 'name': expected the collation UTF8_BINARY, got UTF8_LCASE"),
+        (lambda e: e.keyed(lower_case(e), key="name"), "key 'name': expected .* got UTF8_LCASE"),
         (lambda e: e.keyed().aggregate("upsert", n=st.count()), "append, complete, update"),
         (lambda e: e.keyed().aggregate(output_mode="append", n=st.count()), "Give the mode first"),
         (lambda e: e.keyed().window("value", "1 minute"), "must be a timestamp"),
