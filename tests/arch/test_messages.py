@@ -32,7 +32,6 @@ BAD_FORMS = {
 UNMENDED = frozenset(
     [
         "changelog/handle.py",
-        "checkpoint/claims.py",
         "checkpoint/envelope.py",
         "checkpoint/metadata.py",
         "checkpoint/objects.py",
