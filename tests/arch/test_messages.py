@@ -35,7 +35,6 @@ UNMENDED = frozenset(
         "checkpoint/envelope.py",
         "checkpoint/metadata.py",
         "checkpoint/objects.py",
-        "checkpoint/pointer.py",
         "checkpoint/relocation.py",
         "checkpoint/savepoint.py",
         "checkpoint/slots.py",
