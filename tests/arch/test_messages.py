@@ -29,24 +29,6 @@ BAD_FORMS = {
 }
 """Forms that this package had, as patterns, each with a specimen and what to write instead."""
 
-UNMENDED = frozenset(
-    [
-        "changelog/handle.py",
-        "checkpoint/envelope.py",
-        "checkpoint/metadata.py",
-        "checkpoint/objects.py",
-        "checkpoint/savepoint.py",
-        "pipeline/subtask.py",
-        "spark/sinks/files.py",
-        "spark/sinks/for_each_batch.py",
-        "spark/stream_checks.py",
-        "state/schema.py",
-        "state/stored.py",
-    ]
-)
-"""Modules that still have bad forms. It only ever gets shorter."""
-
-
 def texts(node: ast.AST, function: ast.FunctionDef | None = None) -> Iterator[str]:
     """The texts that an argument may be: both branches of a choice, and what a local name was given."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -122,8 +104,7 @@ def findings(module: Module) -> list[str]:
 
 def test_errors_are_told_in_plain_english() -> None:
     found = {module.path.relative_to(PACKAGE).as_posix(): findings(module) for module in modules()}
-    assert [finding for name, bad in found.items() if name not in UNMENDED for finding in bad] == []
-    assert [name for name in sorted(UNMENDED) if not found.get(name)] == [], "mended: take them off the list"
+    assert [finding for bad in found.values() for finding in bad] == []
 
 
 @pytest.mark.parametrize("form", BAD_FORMS)

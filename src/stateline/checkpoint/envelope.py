@@ -54,23 +54,23 @@ def unseal(data: bytes, kinds: tuple[bytes, ...], subject: str) -> tuple[bytes, 
         UnsupportedVersionError: A newer version wrote it.
     """
     if len(data) > MAX_METADATA_BYTES:
-        raise corrupt(f"it has {len(data)} bytes, more than the {MAX_METADATA_BYTES} that a document may have", subject)
+        raise corrupt(f"must have at most {MAX_METADATA_BYTES} bytes, got {len(data)}", subject)
     header = _HEADER.match(data)
     if header is None:
-        raise corrupt("it does not begin as a document of Stateline (byte 0)", subject)
+        raise corrupt("does not begin as a document of Stateline (byte 0)", subject)
     end = len(data) - _TRAILER_BYTES
     if end < header.end() or data[end:] != _TRAILER % crc32c(data[:end]):
         raise corrupt(f"its CRC32C is wrong, or it does not end with one (byte {max(end, 0)})", subject)
     if int(header[2]) > _VERSION:
         raise UnsupportedVersionError(
-            f"it has format version {header[2].decode()}, this program reads up to {_VERSION}",
+            f"cannot read format version {header[2].decode()}: this program reads up to {_VERSION}",
             operation="decode",
             subject=subject,
             hint="Upgrade Stateline",
         )
     if header[1] not in kinds:
         expected = " or ".join(kind.decode() for kind in kinds)
-        raise corrupt(f"it is a {header[1].decode()} document, not a {expected}", subject)
+        raise corrupt(f"expected a {expected} document, got a {header[1].decode()}", subject)
     return header[1], data[header.end() : end]
 
 

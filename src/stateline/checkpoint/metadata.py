@@ -143,7 +143,7 @@ def _encode(kind: bytes, value: Checkpoint | Retired, subject: str) -> bytes:
         raise InvalidInputError(error.message, operation="encode", subject=subject, hint=_EXACT_TYPES) from error
     if decoded != value:
         raise InvalidInputError(
-            "it does not read back as what was written", operation="encode", subject=subject, hint=_EXACT_TYPES
+            "does not read back equal", operation="encode", subject=subject, hint=_EXACT_TYPES
         )
     return data
 

@@ -180,7 +180,7 @@ def read_piece(store: BlobStore, part: Part) -> bytes | None:
     data = store.read_staged(part)
     if data is not None and (len(data) != part.length or crc32c(data) != part.crc32c):
         extent = Extent(0, part.length, part.crc32c, is_whole=True)
-        raise _changed(store, part.name, extent, f"it has {len(data)} bytes with CRC32C {crc32c(data):08x}")
+        raise _changed(store, part.name, extent, f"the piece has {len(data)} bytes with CRC32C {crc32c(data):08x}")
     return data
 
 

@@ -369,7 +369,7 @@ def _is_retained(source: CheckpointStore, checkpoint_id: int) -> bool:
 
 def _gone(subject: str, error: NotFoundError) -> DataLossError:
     return DataLossError(
-        f"it needs {error.subject}, which is gone",
+        f"needs {error.subject}, which is gone",
         operation="savepoint",
         subject=subject,
         hint="Restore the object from a copy, or use another checkpoint or savepoint",

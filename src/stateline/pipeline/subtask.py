@@ -190,7 +190,7 @@ def _check_not_null(schema: pa.Schema, rows: pa.Table | None, operator: str) -> 
                     "a row of the output has null in it, the output schema says NOT NULL",
                     operation="process",
                     subject=f"operator {operator}, column {broken!r}",
-                    hint="Put a value out, or leave NOT NULL out of the schema",
+                    hint="Return a value, or leave NOT NULL out of the schema",
                     kind=ErrorKind.SCHEMA_MISMATCH,
                 )
 

@@ -113,7 +113,7 @@ def check_hidden(place: str, output: str, what: str) -> None:
         raise InvalidInputError(
             f"{place} must not lie among the files of the output, where readers find it",
             subject=what,
-            hint=f"Give a place outside of {output}, or in a folder of it whose name begins with a point",
+            hint=f"Give a place outside of {output}, or in a folder of it whose name begins with a dot",
         )
 
 

@@ -318,7 +318,7 @@ def schema_mismatch(
 ) -> InvalidInputError:
     """An error of kind ``SCHEMA_MISMATCH`` that shows both schemas."""
     return InvalidInputError(
-        f"{reason}; stored: {stored}; wanted: {wanted}",
+        f"{reason}; stored: {stored}; got: {wanted}",
         operation="open",
         subject=f"operator {operator!r}",
         hint=hint,

@@ -57,7 +57,7 @@ def find_operator(checkpoint: Checkpoint, name: str | None) -> OperatorState:
         )
     if name is None and len(names) > 1:
         raise InvalidInputError(
-            "it has several operators",
+            "has several operators",
             operation="read",
             subject=f"checkpoint {checkpoint.checkpoint_id}",
             hint=f"Name one of: {', '.join(names)}",

@@ -122,17 +122,17 @@ def test_every_truncation_and_any_trailing_byte_is_corrupt(name):
 
 def test_a_newer_version_is_refused_by_name():
     newer = resealed(body_of(golden_documents()["checkpoint.v1.json"]).replace(b'"version": 1', b'"version": 2', 1))
-    with pytest.raises(UnsupportedVersionError, match=r"format version 2, this program reads up to 1\. Upgrade"):
+    with pytest.raises(UnsupportedVersionError, match=r"format version 2: this program reads up to 1\. Upgrade"):
         decode_record(newer, "x")
 
 
 def test_one_kind_of_document_is_never_taken_for_another():
     documents = golden_documents()
-    with pytest.raises(CorruptDataError, match=r"stateline\.savepoint document, not a stateline\.checkpoint"):
+    with pytest.raises(CorruptDataError, match=r"expected a stateline\.checkpoint.* document, got a stateline\.savepoint"):
         decode_record(documents["savepoint.v1.json"], "x")
-    with pytest.raises(CorruptDataError, match=r"stateline\.checkpoint document, not a stateline\.savepoint"):
+    with pytest.raises(CorruptDataError, match=r"expected a stateline\.savepoint document, got a stateline\.checkpoint"):
         decode_savepoint(documents["checkpoint.v1.json"], "x")
-    with pytest.raises(CorruptDataError, match=r"stateline\.floor document"):
+    with pytest.raises(CorruptDataError, match=r"got a stateline\.floor"):
         decode_record(documents["floor.v1.json"], "x")
 
 

@@ -384,7 +384,7 @@ def test_a_damaged_savepoint_and_an_incomplete_one_are_told(root: Root) -> None:
     for arguments in (["savepoint", "ls", f"file://{folder.parent}"], ["checkpoint", "verify", url]):
         answer = run(*arguments)
         assert answer.exit_code == 1
-        assert re.search("(DAMAGED|CORRUPT) .*_claimed.* it does not begin as a document", answer.output)
+        assert re.search("(DAMAGED|CORRUPT) .*_claimed.* does not begin as a document", answer.output)
     (folder / "_claimed").unlink()
     metadata = folder / "_metadata"
     metadata.chmod(0o600)

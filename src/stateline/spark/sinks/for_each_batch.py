@@ -103,7 +103,7 @@ def _check_it_ran(result: object) -> None:
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         if inspect.iscoroutine(result):
             result.close()  # Python would complain, much later, that nobody has awaited it.
-        raise TypeError(f"it returned a {type(result).__name__}, so nothing of it has run; give a plain function")
+        raise TypeError(f"returned a {type(result).__name__}, so nothing of it has run; give a plain function")
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:
