@@ -29,6 +29,7 @@ BAD_FORMS = {
 }
 """Forms that this package had, as patterns, each with a specimen and what to write instead."""
 
+
 def texts(node: ast.AST, function: ast.FunctionDef | None = None) -> Iterator[str]:
     """The texts that an argument may be: both branches of a choice, and what a local name was given."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):

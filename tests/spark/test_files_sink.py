@@ -197,7 +197,7 @@ def test_a_rolled_back_spark_checkpoint_is_an_error_and_loses_nothing(spark, pla
     shutil.move(place / "old", place / "spark")
     (place / "source" / "001.parquet").rename(place / "source" / "later.parquet")
     add_rows(place, 2, 20, 10)
-    with pytest.raises(StreamingQueryException, match="other source offsets"):
+    with pytest.raises(StreamingQueryException, match="expected the source offsets"):
         run(spark, place, every_checkpoint="true")
     assert ids(place) == list(range(20))
 
@@ -344,7 +344,7 @@ def test_a_bad_option_of_a_store_is_refused_before_any_task_runs(spark, place, p
 
 
 def test_reading_says_what_reads_the_files(spark, place):
-    with pytest.raises(AnalysisException, match=r"it only writes.*spark\.read\.parquet"):
+    with pytest.raises(AnalysisException, match=r"cannot be read, only written.*spark\.read\.parquet"):
         spark.read.format("stateline_files").load(str(place / "out"))
 
 

@@ -72,7 +72,7 @@ def test_binary_of_every_kind_and_missing_values_are_taken():
     ("column", "named"), [(["x"], "'x'"), (["2024-01-01", "soon"], "'soon'"), (pd.Series(["1"], dtype="string"), "'1'")]
 )
 def test_a_text_that_tells_no_time_is_refused_by_name(column, named):
-    with pytest.raises(InvalidInputError, match=f"output frame: {named} tells no time") as raised:
+    with pytest.raises(InvalidInputError, match=f"output frame: expected a time, got {named}") as raised:
         put_out(column, "timestamp")
     assert raised.value.kind is ErrorKind.SCHEMA_MISMATCH
 

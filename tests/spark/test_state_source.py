@@ -373,7 +373,8 @@ def test_a_batch_that_comes_again_after_the_state_has_evolved_is_read_in_the_new
 
 def test_a_start_that_never_existed_is_answered_with_what_exists(session, root):
     newest = len(root.models) - 1
-    for path, there in ((root.url, f"The newest is {newest};"), (f"file://{root.folder}/nothing", "There is none yet")):
+    nothing = f"file://{root.folder}/nothing"
+    for path, there in ((root.url, f"The newest is {newest};"), (nothing, "The root has no checkpoint yet")):
         frame = session.readStream.format("stateline").schema("key string, n long, __change string")
         frame = frame.option("mode", "changes").option("start_checkpoint", 99).load(path)
         query = frame.writeStream.format("noop").option("checkpointLocation", f"{root.folder}/s{newest}").start()
@@ -383,7 +384,10 @@ def test_a_start_that_never_existed_is_answered_with_what_exists(session, root):
 
 
 def test_a_stream_says_what_it_is(session, root):
-    for options, message in (({}, "the feed of changes"), ({"mode": "changes", "end_checkpoint": 1}, "has no end")):
+    for options, message in (
+        ({}, "cannot stream a snapshot"),
+        ({"mode": "changes", "end_checkpoint": 1}, "changes with an end"),
+    ):
         frame = session.readStream.format("stateline").options(**options).load(root.url)
         query = frame.writeStream.format("noop").option("checkpointLocation", f"{root.folder}/s").start()
         with pytest.raises((StreamingQueryException, PySparkException), match=message):

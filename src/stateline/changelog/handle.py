@@ -182,7 +182,9 @@ def _check_number(name: str, value: int, maximum: int = _MAX_INT64) -> None:
 
 def _refuse(name: str, value: object) -> None:
     raise InvalidInputError(
-        f"must be a number that a handle can hold, got {value!r}", subject=name, hint="Use handles as ChangelogWriter.persist() made them"
+        f"must be a number that a handle can hold, got {value!r}",
+        subject=name,
+        hint="Use handles as ChangelogWriter.persist() made them",
     )
 
 

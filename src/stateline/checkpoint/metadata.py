@@ -142,9 +142,7 @@ def _encode(kind: bytes, value: Checkpoint | Retired, subject: str) -> bytes:
     except CorruptDataError as error:
         raise InvalidInputError(error.message, operation="encode", subject=subject, hint=_EXACT_TYPES) from error
     if decoded != value:
-        raise InvalidInputError(
-            "does not read back equal", operation="encode", subject=subject, hint=_EXACT_TYPES
-        )
+        raise InvalidInputError("does not read back equal", operation="encode", subject=subject, hint=_EXACT_TYPES)
     return data
 
 

@@ -125,7 +125,7 @@ _bug(
     "what retention took away while it was copied is left out",
     [(savepoint_module, "copy_object")],
     _skip_what_is_gone,
-    "single",
+    "sim",
     _SAVEPOINTS,
 )
 _bug(

@@ -128,9 +128,13 @@ def test_a_newer_version_is_refused_by_name():
 
 def test_one_kind_of_document_is_never_taken_for_another():
     documents = golden_documents()
-    with pytest.raises(CorruptDataError, match=r"expected a stateline\.checkpoint.* document, got a stateline\.savepoint"):
+    with pytest.raises(
+        CorruptDataError, match=r"expected a stateline\.checkpoint.* document, got a stateline\.savepoint"
+    ):
         decode_record(documents["savepoint.v1.json"], "x")
-    with pytest.raises(CorruptDataError, match=r"expected a stateline\.savepoint document, got a stateline\.checkpoint"):
+    with pytest.raises(
+        CorruptDataError, match=r"expected a stateline\.savepoint document, got a stateline\.checkpoint"
+    ):
         decode_savepoint(documents["checkpoint.v1.json"], "x")
     with pytest.raises(CorruptDataError, match=r"got a stateline\.floor"):
         decode_record(documents["floor.v1.json"], "x")

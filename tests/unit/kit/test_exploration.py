@@ -295,13 +295,13 @@ def test_unknown_names_are_refused():
 
     with pytest.raises(InvalidInputError, match="Known"):
         scenario("nope")
-    with pytest.raises(InvalidInputError, match="already"):
+    with pytest.raises(InvalidInputError, match="taken"):
         register(SCENARIOS["create_race"])
     with pytest.raises(InvalidInputError), planted("nope"):
         pass
     import tests.kit.planted.store  # noqa: F401
 
-    with pytest.raises(InvalidInputError, match="already"):
+    with pytest.raises(InvalidInputError, match="taken"):
         register_bug(BUGS["trust_existence"])
 
 

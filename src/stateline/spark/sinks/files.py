@@ -121,7 +121,7 @@ class FilesSink(DataSource):
             "cannot be read, only written",
             operation="read",
             subject="stateline_files",
-            hint="Its files are plain files: read them with spark.read.parquet(path), or with the reader of their format",
+            hint="Its files are plain files: read them with spark.read.parquet(path), or the reader of their format",
         )
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
