@@ -219,7 +219,7 @@ def test_aggregations_may_be_added_dropped_and_widened(spark, tmp_path):
         start(n=count(), total=sum("value"))
     with pytest.raises(InvalidInputError, match="'top' cannot change its meaning"):
         start(n=count(), top=sum("value"))
-    with pytest.raises(InvalidInputError, match=r"cannot change its type.*stored.*wanted"):
+    with pytest.raises(InvalidInputError, match=r"cannot change its type.*stored.*got"):
         keyed(narrow, tmp_path, "q").aggregate(n=count(), top=max("value")).state_only().start(str(tmp_path / "x"))
 
 
