@@ -7,9 +7,9 @@ record. An operator sees the rows of its own keys and the state as the last chec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import pyarrow as pa
 
@@ -19,10 +19,35 @@ from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
 
-__all__ = ["HASH_COLUMN", "BatchContext", "OperatorProgram", "Processed"]
+__all__ = ["HASH_COLUMN", "WEIGHT_COLUMN", "BatchContext", "Emits", "OperatorProgram", "Processed", "Reading"]
 
 HASH_COLUMN: Final = "__hash"
-"""The stable hash of the key, where the JVM has computed it already."""
+"""The stable hash of the key, where it has been computed already."""
+WEIGHT_COLUMN: Final = "__weight"
+"""Of rows of an operator that updates its output, int8: 1 for a row that holds from now on, -1 for one that no longer
+does. A row that is replaced comes as both, the old one first."""
+
+Emits = Literal["appends", "updates", "unknown"]
+"""What the output of an operator is to the operators behind it: rows that stay as they are; rows that replace earlier
+ones, which :attr:`Processed.retracted` names; or rows of which only user code knows what they replace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What an operator reads of one of the streams that feed it.
+
+    Attributes:
+        key_columns: In the order in which they are hashed. All readings of an operator hash equal keys equally.
+        columns: Columns that tasks receive, key columns first.
+        late_by: The column of event time by which a row is late; ``None`` where no row is. Late rows are taken out
+            before the operator sees any, and counted as ``rows_late``.
+        late_after_us: A row is late when its time plus this is at or below the watermark of the batch before.
+    """
+
+    key_columns: tuple[str, ...]
+    columns: tuple[str, ...]
+    late_by: str | None = None
+    late_after_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +61,7 @@ class BatchContext:
             it has passed is closed at the end of the batch.
         late_watermark_us: The one that held for the batch before: what lies at or below it is closed, and late.
         earlier_checkpoints: See :attr:`stateline.checkpoint.Checkpoint.earlier_checkpoints`.
+        retracts: Whether :attr:`Processed.retracted` is asked for: an operator reads the output.
     """
 
     checkpoint_id: int
@@ -43,6 +69,7 @@ class BatchContext:
     watermark_us: int | None = None
     late_watermark_us: int | None = None
     earlier_checkpoints: int = 0
+    retracts: bool = False
 
     @property
     def sequence(self) -> int:
@@ -62,6 +89,9 @@ class Processed:
     Attributes:
         changes: New rows of each state table, by table name; a table without changes may be left out.
         output: Output rows; ``None`` for none.
+        retracted: Rows of earlier output that hold no longer, in the same schema; asked for by
+            :attr:`BatchContext.retracts`, of operators whose output is updated. Rows that are equal to new ones may be
+            left out on both sides.
         expired: Tests by table name: which rows have outlived their time, to be dropped when runs are merged.
         metrics: Counts by name, summed over the subtasks.
         next_timer_ms: No timer by processing time comes before this, milliseconds since the epoch; ``None`` for no
@@ -70,6 +100,7 @@ class Processed:
 
     changes: Mapping[str, StateRows]
     output: pa.Table | None = None
+    retracted: pa.Table | None = None
     expired: Mapping[str, Expired] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     next_timer_ms: int | None = None
@@ -95,6 +126,26 @@ class OperatorProgram(Protocol):
     def wants_hash(self) -> bool:
         """Whether tasks also receive :data:`HASH_COLUMN`: cheaper to send than to compute in Python, for strings."""
         ...
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """What it reads of each stream that feeds it; one, unless it joins several."""
+        return (Reading(key_columns=self.key_columns, columns=self.input_columns),)
+
+    @property
+    def emits(self) -> Emits:
+        """What its output is to operators that read it."""
+        return "unknown"
+
+    @property
+    def event_time_columns(self) -> tuple[str, ...]:
+        """Columns of the output that are event times: no row comes whose time the output's watermark has passed."""
+        return ()
+
+    @property
+    def watermark_lag_us(self) -> int:
+        """How far the watermark of the output stays behind that of the operator."""
+        return 0
 
     @property
     def tables(self) -> Mapping[str, StateSchema]:
@@ -139,3 +190,10 @@ class OperatorProgram(Protocol):
         Must not keep anything between calls: the next batch may be processed elsewhere, and this one again.
         """
         ...
+
+    def process_sides(
+        self, sides: Sequence[Iterable[pa.RecordBatch]], tables: Mapping[str, StateTable], context: BatchContext
+    ) -> Processed:
+        """As :meth:`process`, of the rows of each reading. An operator with several readings has this one instead."""
+        (batches,) = sides
+        return self.process(batches, tables, context)
