@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from stateline.checkpoint import Checkpoint
+from stateline.checkpoint.envelope import decode_value
 from stateline.errors import ErrorKind, InvalidInputError, NotFoundError
 from stateline.pipeline.messages import Batch
 from stateline.pipeline.output_columns import check_columns, check_folders, columns_properties
@@ -31,6 +32,9 @@ __all__ = [
 ]
 
 _OTHER_PROGRAM: Final = "Start the program that made the checkpoint, or use a new root"
+_EDGES: Final = "graph"
+"""Name in ``Checkpoint.properties``: what each operator reads, as JSON, where that is more than one stream."""
+_ONE_INPUT: Final = ["input"]
 _MOVED: Final = (
     "If the folder was moved, record its new place: `stateline checkpoint relocate {root} --output {operator}={url}`. "
     "Else start the program that made the checkpoint, or use a new root"
@@ -156,6 +160,7 @@ def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str,
     planned = plan.state_schemas
     if stored.keys() != planned.keys():
         raise _mismatch("operators", sorted(stored), sorted(planned))
+    _check_edges(plan, newest)
     _check_watermarks(plan, newest)
     for operator in plan.graph.operators:
         for name in map(operator.state_name, operator.tables):
@@ -172,7 +177,22 @@ def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str,
 
 def next_properties(plan: PipelinePlan, newest: Checkpoint | None, output_urls: Mapping[str, str]) -> dict[str, str]:
     """What the next record remembers so that later programs can be compared with it: of its state and of its files."""
-    return carried_properties(newest, plan.state_schemas) | columns_properties(plan, newest, output_urls)
+    properties = carried_properties(newest, plan.state_schemas) | columns_properties(plan, newest, output_urls)
+    edges = plan.graph.edges
+    if any(sources != _ONE_INPUT for sources in edges.values()):
+        properties[_EDGES] = json.dumps(edges)
+    return properties
+
+
+def _check_edges(plan: PipelinePlan, newest: Checkpoint) -> None:
+    """Checks that the operators of a record read what they read before; those of one stream are not written down."""
+    text = newest.properties.get(_EDGES, "{}")
+    stored = decode_value(text, dict[str, list[str]], "the edges of the graph", f"property {_EDGES!r}")
+    known = {state.name.partition("/")[0] for state in newest.operators} | {each.operator for each in newest.outputs}
+    for name, sources in plan.graph.edges.items():
+        before = stored.get(name, _ONE_INPUT if name in known else sources)
+        if before != sources:
+            raise _mismatch(f"what operator {name!r} reads", before, sources)
 
 
 def _check_watermarks(plan: PipelinePlan, newest: Checkpoint) -> None:

@@ -51,7 +51,6 @@ from stateline.handles import CommitPoint
 from stateline.key_groups import check_parallelism, range_for_subtask
 from stateline.pipeline.compatibility import Step, check_continuation, decided_earlier, next_properties, next_step
 from stateline.pipeline.delivery import Delivery, deliveries_of
-from stateline.pipeline.graph import Graph
 from stateline.pipeline.messages import Batch, BatchReport, SubtaskInput, SubtaskResult, SubtaskRunner
 from stateline.pipeline.open_files import FinishFiles, due_files, files_by_subtask, files_due_at, with_files_finished
 from stateline.pipeline.operators.api import BatchContext
@@ -308,7 +307,7 @@ class MicroBatchCoordinator(Generic[D]):
                 operators=operators,
                 outputs=outputs,
                 deliveries=deliveries,
-                inputs=watermarks.after(_max_event_times(plan.graph, results)),
+                inputs=watermarks.after(_max_event_times(results)),
                 properties=next_properties(plan, newest, self._output_urls),
             )
             self._next_timer_ms = min((at for item in results if (at := item.next_timer_ms) is not None), default=None)
@@ -357,6 +356,7 @@ class MicroBatchCoordinator(Generic[D]):
                 watermark_us=watermark.current_us,
                 late_watermark_us=watermark.late_us,
                 earlier_checkpoints=0 if newest is None else newest.earlier_checkpoints,
+                retracts=operator.emits == "updates" and bool(self._plan.graph.readers_of("operator", operator.name)),
             )
             inputs += [
                 SubtaskInput(
@@ -458,11 +458,10 @@ def _summed_metrics(results: Sequence[SubtaskResult]) -> dict[str, float]:
     return totals
 
 
-def _max_event_times(graph: Graph, results: Sequence[SubtaskResult]) -> dict[str, int]:
-    """The greatest event time of a batch by input: each operator has seen the rows of the input that it reads."""
+def _max_event_times(results: Sequence[SubtaskResult]) -> dict[str, int]:
+    """The greatest event time of a batch by input: all subtasks of what reads an input have seen its rows."""
     times: dict[str, int] = {}
     for result in results:
-        for name in graph.operator(result.operator).inputs:
-            if result.max_event_time_us is not None:
-                times[name] = max(times.get(name, result.max_event_time_us), result.max_event_time_us)
+        for name, time_us in result.event_times_us.items():
+            times[name] = max(times.get(name, time_us), time_us)
     return times

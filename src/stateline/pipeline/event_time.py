@@ -89,12 +89,15 @@ class WindowPlan:
         size_us: Length of a window, microseconds.
         slide_us: From one start to the next, microseconds; equal to ``size_us`` for tumbling windows.
         start_us: Offset from the epoch, microseconds; 0 or more, and less than ``slide_us``.
+        shift_us: What is added to a time before its windows are found: -1 where the times are ends of windows, which
+            are exclusive, as for the time that Spark takes from a window.
     """
 
     column: str
     size_us: int
     slide_us: int
     start_us: int = 0
+    shift_us: int = 0
 
     @classmethod
     def of(cls, schema: pa.Schema, column: str, size: Duration, slide: Duration | None, start: Duration) -> Self:
@@ -128,7 +131,9 @@ class WindowPlan:
     @property
     def definition(self) -> dict[str, Any]:
         """What decides which window a row is in, for the text that a checkpoint keeps."""
-        return {"column": self.column, "size_us": self.size_us, "slide_us": self.slide_us, "start_us": self.start_us}
+        shift = {"shift_us": self.shift_us} if self.shift_us else {}
+        lengths = {"size_us": self.size_us, "slide_us": self.slide_us, "start_us": self.start_us}
+        return {"column": self.column, **lengths, **shift}
 
 
 class EventTimeWatch:

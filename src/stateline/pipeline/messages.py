@@ -62,9 +62,11 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
         finished: Files to publish with the checkpoint.
         open: Files that go on.
         metrics: Counts and seconds by name, summed over subtasks in the report.
-        max_event_time_us: The greatest event time of its rows, microseconds since the epoch; ``None`` for none.
+        event_times_us: The greatest event time of its rows by the name of the input, microseconds since the epoch.
         delivery: Its output rows, where they are handed to a function after the checkpoint; ``None`` for none.
         next_timer_ms: No timer by processing time comes before this, milliseconds since the epoch; ``None`` for none.
+        attempt: Which attempt of the subtask this is, where other operators read its output.
+        received: Whose output the subtask has read, and of which attempt, by the name of the sender.
     """
 
     operator: str
@@ -73,9 +75,11 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
     finished: tuple[FinishedFile, ...] = ()
     open: tuple[OpenFile, ...] = ()
     metrics: dict[str, float] = {}
-    max_event_time_us: int | None = None
+    event_times_us: dict[str, int] = {}
     delivery: RowsHandle | None = None
     next_timer_ms: int | None = None
+    attempt: str = ""
+    received: dict[str, str] = {}
 
 
 SubtaskRunner = Callable[[Batch[D], Sequence[SubtaskInput]], Sequence[SubtaskResult]]

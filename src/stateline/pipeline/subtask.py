@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -27,6 +27,7 @@ from stateline.files.pending import add_rows
 from stateline.handles import RowsHandle
 from stateline.pipeline.event_time import EventTimeWatch
 from stateline.pipeline.graph import OperatorPlan
+from stateline.pipeline.late_rows import LateRows
 from stateline.pipeline.messages import SubtaskInput, SubtaskResult
 from stateline.pipeline.operators.api import OperatorProgram, Processed
 from stateline.pipeline.plan import PipelinePlan
@@ -37,7 +38,7 @@ from stateline.state.schema import StateSchema
 from stateline.state.snapshot import snapshot
 from stateline.state.table import StateTable
 
-__all__ = ["TaskResources", "run_subtask"]
+__all__ = ["SubtaskOutput", "TaskResources", "run_operator", "run_subtask"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +69,41 @@ class TaskResources:
         return Segments(self.root, self.environment, self.cache)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubtaskOutput:
+    """What one subtask made.
+
+    Attributes:
+        result: What the driver is told.
+        rows: Output rows; ``None`` for none.
+        retracted: Rows of earlier output that hold no longer; ``None`` for none.
+        late: The late rows of each reading, where an operator reads them.
+    """
+
+    result: SubtaskResult
+    rows: pa.Table | None
+    retracted: pa.Table | None
+    late: tuple[list[pa.RecordBatch], ...]
+
+
 def run_subtask(
     resources: TaskResources,
     plan: PipelinePlan,
     program: OperatorProgram,
     given: SubtaskInput,
-    batches: Iterable[pa.RecordBatch],
+    *sides: Iterable[pa.RecordBatch],
 ) -> SubtaskResult:
+    """As :func:`run_operator`, where no other operator reads what comes out."""
+    return run_operator(resources, plan, program, given, *sides).result
+
+
+def run_operator(
+    resources: TaskResources,
+    plan: PipelinePlan,
+    program: OperatorProgram,
+    given: SubtaskInput,
+    *sides: Iterable[pa.RecordBatch],
+) -> SubtaskOutput:
     """Runs one subtask: opens its state, processes its rows, makes state and output durable.
 
     Args:
@@ -82,7 +111,7 @@ def run_subtask(
         plan: The pipeline.
         program: What the operator computes.
         given: What the driver tells this subtask.
-        batches: Its rows.
+        sides: Its rows, of each reading.
 
     Raises:
         DataLossError: A run or pending rows that the newest record names are gone.
@@ -97,11 +126,19 @@ def run_subtask(
         for name, schema in program.tables.items()
     }
     opened = clock.monotonic()
-    event_time = EventTimeWatch(plan.graph.watermark_read_by(given.operator), program.input_columns)
-    processed = program.process(event_time.watch(batches), tables, given.context)
+    watches = [
+        EventTimeWatch(plan.graph.watermark_read_by(given.operator, side), reading.columns)
+        for side, reading in enumerate(program.readings)
+    ]
+    late = [LateRows(reading, given.context.late_watermark_us, operator.late_columns) for reading in program.readings]
+    received = [rows.taken_out(watch.watch(side)) for side, watch, rows in zip(sides, watches, late, strict=True)]
+    processed = program.process_sides(received, tables, given.context)
     computed = clock.monotonic()
     segment = resources.segments.writer(resources.inline_bytes)
     metrics = dict(processed.metrics)
+    if any(reading.late_by is not None for reading in program.readings):
+        metrics["rows_late"] = sum(rows.count for rows in late)
+        metrics["rows"] = metrics.get("rows", 0) + metrics["rows_late"]
     states = {
         name: _snapshot(resources, operator, given, table, processed, name, segment, metrics)
         for name, table in tables.items()
@@ -119,17 +156,29 @@ def run_subtask(
     metrics["upload_seconds"] = clock.monotonic() - written
     metrics["segment_bytes_written"] = placement.bytes_written
     files = files.placed(placement)
-    return SubtaskResult(
+    result = SubtaskResult(
         operator=given.operator,
         subtask=given.subtask,
         states={name: _placed(state, placement) for name, state in states.items()},
         finished=files.finished,
         open=files.open,
         metrics=metrics,
-        max_event_time_us=event_time.max_us,
+        event_times_us=_event_times(operator, watches),
         next_timer_ms=processed.next_timer_ms,
         delivery=None if delivery is None else placement.of(delivery),
     )
+    return SubtaskOutput(
+        result=result, rows=processed.output, retracted=processed.retracted, late=tuple(rows.rows for rows in late)
+    )
+
+
+def _event_times(operator: OperatorPlan, watches: Sequence[EventTimeWatch]) -> dict[str, int]:
+    """The greatest event time by input: an operator may read one input on both sides."""
+    times: dict[str, int] = {}
+    for source, watch in zip(operator.sources, watches, strict=True):
+        if watch.max_us is not None:
+            times[source.name] = max(times.get(source.name, watch.max_us), watch.max_us)
+    return times
 
 
 def _snapshot(

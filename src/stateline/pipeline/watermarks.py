@@ -2,8 +2,9 @@
 
 - The watermark of an input after a batch is the greatest event time seen so far, in whole milliseconds, less the delay.
   It never goes back.
-- The watermark of an operator is the least of the inputs that reach it. Inputs without a watermark do not count; one
-  that has not seen an event yet holds the operator back.
+- The watermark of an operator is the least of what it reads: of inputs, and of the outputs of operators, which may
+  stay behind their own (``watermark_lag_us``). Inputs without a watermark, and late rows, do not count; an input that
+  has not seen an event yet holds the operator back.
 - Batch ``n`` closes what the watermarks after batch ``n - 1`` have passed, at its end. So what batch ``n`` may still
   change is everything that the batch before did not close: **late is what lies at or below the watermark that the batch
   before worked with**. Nobody is told that a window is final and then sees it change.
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 
 from stateline.checkpoint import Checkpoint, InputState
 from stateline.pipeline.event_time import WatermarkPlan
-from stateline.pipeline.graph import Graph, Input
+from stateline.pipeline.graph import Graph, Input, Source
 
 __all__ = ["OperatorWatermark", "Watermarks"]
 
@@ -64,11 +65,25 @@ class Watermarks:
 
     def of_operator(self, name: str) -> OperatorWatermark:
         """What an operator works with in the next batch."""
-        reaching = [each for each in self._graph.inputs_reaching(name) if each.watermark or each.name in self._states]
-        states = [self._states.get(each.name) for each in reaching]
+        read = [each for source in self._graph.operator(name).sources if (each := self._of_source(source)) is not None]
+        return OperatorWatermark(_least([each.current_us for each in read]), _least([each.late_us for each in read]))
+
+    def _of_source(self, source: Source) -> OperatorWatermark | None:
+        """The watermark of what is read; ``None`` where there is none and never will be."""
+        if source.kind == "late":
+            return None
+        if source.kind == "input":
+            state = self._states.get(source.name)
+            if state is not None:
+                return OperatorWatermark(state.watermark_us, state.late_watermark_us)
+            found = self._graph.find_input(source.name)
+            return None if found is None or found.watermark is None else OperatorWatermark(None, None)
+        if not any(each.watermark or each.name in self._states for each in self._graph.inputs_reaching(source.name)):
+            return None
+        lag_us = self._graph.operator(source.name).watermark_lag_us
+        current_us, late_us = self.of_operator(source.name)
         return OperatorWatermark(
-            _least([None if state is None else state.watermark_us for state in states]),
-            _least([None if state is None else state.late_watermark_us for state in states]),
+            None if current_us is None else current_us - lag_us, None if late_us is None else late_us - lag_us
         )
 
     def wait_to_close(self) -> bool:

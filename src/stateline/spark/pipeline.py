@@ -1,4 +1,4 @@
-"""A whole pipeline, ready to start: operators over one stream, and what is checked before their query starts."""
+"""A whole pipeline, ready to start: streams and operators, and what is checked before their query starts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
 from stateline.errors import InvalidInputError
 from stateline.options import check_kind, check_known, parse_duration
-from stateline.pipeline.graph import Graph
+from stateline.pipeline.graph import Graph, Merged, OperatorPlan
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.output_columns import check_shared_folders
 from stateline.pipeline.plan import PipelinePlan
@@ -32,37 +32,81 @@ _QUIET_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One or more keyed operators over one stream, with one checkpoint for all of them."""
+    """Keyed operators over one or more streams, with one checkpoint for all of them."""
 
-    _df: DataFrame
     _plan: PipelinePlan
-    _programs: Mapping[str, OperatorProgram]
+    _frames: Mapping[str, DataFrame]
+    """The streams, by the name of the input."""
+    _programs: Mapping[str, OperatorProgram] = field(default_factory=dict)
     _functions: Mapping[str, BatchFunction] = field(default_factory=dict)
     _initial: Mapping[str, DataFrame] = field(default_factory=dict)
 
     def alongside(self, other: Pipeline) -> Pipeline:
         """Both pipelines as one: the same batches, one atomic checkpoint for all state and all files.
 
+        A stage that both were made from is there once; streams are the same where their DataFrames are.
+
         Raises:
-            InvalidInputError: They read different DataFrames, have different roots or parallelism, share a name, or
-                write different columns into one folder.
+            InvalidInputError: They have different roots or parallelism, share a name, or write different columns into
+                one folder.
         """
-        if self._df is not other._df:
-            raise InvalidInputError(
-                "both must read the same DataFrame",
-                operation="alongside",
-                hint="Build both from the same variable: one checkpoint covers one stream",
-            )
+        return self.merged(other)[0]
+
+    def merged(self, other: Pipeline) -> tuple[Pipeline, Merged]:
+        """As :meth:`alongside`; also how the inputs of both are called now."""
         if replace(self._plan, graph=Graph()) != replace(other._plan, graph=Graph()):
             raise InvalidInputError(
                 "both must have the same root, options and parallelism",
                 operation="alongside",
                 hint="Use the same for both",
             )
-        plan = replace(self._plan, graph=self._plan.graph.alongside(other._plan.graph))
-        check_shared_folders(plan.graph.operators)
-        programs, functions = {**self._programs, **other._programs}, {**self._functions, **other._functions}
-        return Pipeline(self._df, plan, programs, functions, {**self._initial, **other._initial})
+        same = {
+            theirs: mine
+            for theirs, their_frame in other._frames.items()
+            for mine, frame in self._frames.items()
+            if frame is their_frame
+        }
+        shared = [name for name, program in self._programs.items() if other._programs.get(name) is program]
+        made = self._plan.graph.alongside(other._plan.graph, same, shared)
+        check_shared_folders(made.graph.operators)
+        frames = {made.theirs[name]: frame for name, frame in other._frames.items()}
+        frames |= {made.mine[name]: frame for name, frame in self._frames.items()}
+        pipeline = Pipeline(
+            replace(self._plan, graph=made.graph),
+            frames,
+            {**self._programs, **other._programs},
+            {**self._functions, **other._functions},
+            {**self._initial, **other._initial},
+        )
+        return pipeline, made
+
+    def with_operator(self, operator: OperatorPlan, program: OperatorProgram, initial: DataFrame | None) -> Pipeline:
+        """The pipeline with one more operator; ``initial`` are rows for its first batch."""
+        made = self._plan.graph.with_operator(operator)
+        return replace(
+            self,
+            _plan=replace(self._plan, graph=made.graph),
+            _frames={made.mine[name]: frame for name, frame in self._frames.items()},
+            _programs={**self._programs, operator.name: program},
+            _initial=self._initial if initial is None else {**self._initial, operator.name: initial},
+        )
+
+    def with_outputs_of(self, operator: OperatorPlan, function: BatchFunction | None = None) -> Pipeline:
+        """The pipeline with an operator that has other outputs; ``function`` is handed its rows."""
+        functions = self._functions if function is None else {**self._functions, operator.name: function}
+        return replace(
+            self, _plan=replace(self._plan, graph=self._plan.graph.with_outputs_of(operator)), _functions=functions
+        )
+
+    @property
+    def plan(self) -> PipelinePlan:
+        """What runs, as plain values."""
+        return self._plan
+
+    @property
+    def session(self) -> SparkSession:
+        """The session of its streams."""
+        return next(iter(self._frames.values())).sparkSession
 
     def start(
         self,
@@ -101,15 +145,15 @@ class Pipeline:
         check_kind(spark_checkpoint, str | None, "spark_checkpoint", "a folder, or None for one below the root")
         is_below = spark_checkpoint is None
         if spark_checkpoint is None:
-            spark_checkpoint = spark_folder(self._df.sparkSession, self._plan.root_url)
+            spark_checkpoint = spark_folder(self.session, self._plan.root_url)
         ends = any(chosen.get(name) for name in _TRIGGERS_THAT_END)
         plan = self._plan if ends else self._plan.endless()
         _check_hidden(self._plan, spark_checkpoint)
         job = BatchJob(plan, self._programs, self._initial)
-        rows = job.needed_columns(self._df)
+        rows = job.needed_columns(self._frames)
         writer = _writer(rows, spark_checkpoint, chosen, query_name)  # Before anything is done in the root.
         functions = {name: (fn, self._programs[name].output_schema) for name, fn in self._functions.items()}
-        run = PipelineRun(plan, job, rows, BatchDelivery(self._df.sparkSession, plan, functions))
+        run = PipelineRun(plan, job, rows, BatchDelivery(self.session, plan, functions))
         return run.start(
             writer,
             spark_checkpoint,

@@ -10,50 +10,32 @@ Every misspelled column, wrong type or unknown option is refused by the call tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from stateline.blob.urls import absolute_url
 from stateline.errors import InvalidInputError
-from stateline.files import FileOutput, RollingPolicy
-from stateline.files.nulls import check_countable
-from stateline.key_groups import check_key_type, check_parallelism
-from stateline.options import check_kind, plain_options, pop_prefixed, settings_from_options
-from stateline.pipeline.event_time import Duration, LateData, WatermarkPlan, WindowPlan
-from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.options import parse_choice
+from stateline.pipeline.event_time import WINDOW_END, WINDOW_START, Duration, LateData, WatermarkPlan, WindowPlan
+from stateline.pipeline.graph import OperatorPlan, Source
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
-from stateline.pipeline.output_columns import columns_of
-from stateline.pipeline.plan import PipelinePlan, PipelineSettings, SavepointStart
-from stateline.spark.arrow_types import arrow_schema, declared_schema
+from stateline.pipeline.operators.late_output import LateRowsProgram
+from stateline.spark.arrow_types import declared_schema
 from stateline.spark.initial_state import initial_rows
-from stateline.spark.pipeline import Pipeline
+from stateline.spark.keyed_rows import KeyedRows, pipeline_settings
 from stateline.spark.processor.operator import ProcessorProgram
-from stateline.spark.sinks.for_each_batch import BatchFunction
-from stateline.spark.stream_checks import (
-    check_collation,
-    check_columns,
-    check_hidden,
-    check_reserved,
-    check_shared,
-    key_names,
-    shipped,
-)
-from stateline.spark.stream_columns import StreamColumns
-from stateline.spark.stream_time import stream_watermark
+from stateline.spark.stage_outputs import StageOutputs
+from stateline.spark.stream_checks import check_columns, shipped
 from stateline.state.aggregate import Aggregation
 
 __all__ = ["KeyedStream", "PipelineStage", "WindowedStream"]
-
-_ROOT_PREFIX: Final = "root."
-_SAVEPOINT_PREFIX: Final = "savepoint."
 
 
 class KeyedStream:
@@ -109,31 +91,24 @@ class KeyedStream:
                 subject="df",
                 hint="Use a classic session: the micro-batch protocol runs beside Spark's driver",
             )
-        self._df = df
-        self._schema = arrow_schema(df.schema)
-        check_reserved(self._schema)
-        self._columns = StreamColumns.of(df)
-        self._keys = key_names(key)
-        self._key_columns = [self._columns.own(column) for column in self._keys]
-        check_columns(self._schema, self._key_columns, "key")
-        for column in self._key_columns:
-            check_key_type(self._schema.field(column).type, column)
-        check_collation(df, self._key_columns, "key")
-        self._checkpoint = absolute_url(checkpoint)  # Tasks run in other folders.
-        check_shared(self._checkpoint, "checkpoint")
-        cores = df.sparkSession.sparkContext.defaultParallelism
-        check_parallelism(1, max_parallelism)
-        self._parallelism = min(cores, max_parallelism) if parallelism is None else parallelism
-        check_parallelism(self._parallelism, max_parallelism)
-        self._max_parallelism = max_parallelism
-        given = plain_options(options)
-        if start_from is not None:
-            given["start_from"] = start_from
-        self._root_options = pop_prefixed(given, _ROOT_PREFIX)
-        self._savepoint_options = pop_prefixed(given, _SAVEPOINT_PREFIX)
-        self._settings = settings_from_options(PipelineSettings, given)
+        plan = pipeline_settings(df, checkpoint, parallelism, max_parallelism, options, start_from)
+        self._open(KeyedRows.of_frame(df, key, plan, watermark, late_data), name)
+
+    def _open(self, rows: KeyedRows, name: str | None) -> None:
+        self._rows = rows
+        self._keys = list(rows.keys)
+        self._schema = rows.schema
+        self._watermark = rows.watermark
+        self._updates = rows.updates
         self._name = name or "by_" + "_".join(self._keys)
-        self._watermark = stream_watermark(df, self._schema, self._columns, watermark, late_data)
+
+    @classmethod
+    def _of_stage(cls, stage: PipelineStage, key: str | Sequence[str], name: str | None) -> KeyedStream:
+        stream = cls.__new__(cls)
+        operator = stage._operator.name  # noqa: SLF001 - one module
+        rows = KeyedRows.of_operator(stage._pipeline, operator, stage._program, key)  # noqa: SLF001
+        stream._open(rows, name or f"{operator}_by_{'_'.join(rows.keys)}")  # noqa: SLF001 - its own
+        return stream
 
     def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> PipelineStage:
         """Keeps aggregations per key, vectorised.
@@ -150,7 +125,7 @@ class KeyedStream:
             InvalidInputError: No aggregation, a column that does not exist or does not fit, a name that is taken, an
                 unknown mode, or ``append`` without windows and a watermark on their column.
         """
-        return self._aggregated(output_mode, aggregations, None)
+        return self._aggregated(output_mode, aggregations, None, self._watermark)
 
     def apply_arrow(
         self,
@@ -193,10 +168,11 @@ class KeyedStream:
             InvalidInputError: A function of other parameters, an unknown mode or column, a schema that cannot be kept.
         """
         if columns is None:
-            as_keys = dict(zip(self._key_columns, self._keys, strict=True))
-            columns = [as_keys.get(self._columns.own(name), name) for name in self._schema.names]
+            as_keys = dict(zip(self._rows.key_columns, self._keys, strict=True))
+            columns = [as_keys.get(self._rows.columns.own(name), name) for name in self._schema.names]
+        self._check_final("apply_arrow")
         program = ArrowFunctionProgram.bind(
-            self._columns.spelled(self._schema, [*self._keys, *columns]),
+            self._rows.spelled(columns),
             self._keys,
             fn,
             declared_schema(state_schema, "state_schema"),
@@ -233,24 +209,33 @@ class KeyedStream:
             InvalidInputError: A mode, schema or state variable that cannot be.
             UserCodeError: ``init`` raised.
         """
+        frame = self._rows.frame
+        if frame is None:
+            raise InvalidInputError(
+                "cannot read the output of another operator",
+                operation="process",
+                subject=f"operator {self._name!r}",
+                hint="Use aggregate, apply_arrow, drop_duplicates, join or top behind an operator, or give the "
+                "processor a stream of its own",
+            )
         for name in self._schema.names:
-            self._columns.own(name)  # A processor gets them all.
+            self._rows.columns.own(name)  # A processor gets them all.
         initial = initial_rows(initial_state, self._keys)
         program = ProcessorProgram.bind(
             processor,
-            self._df.schema,
+            frame.schema,
             self._keys,
-            grouped_by=self._key_columns,
+            grouped_by=self._rows.key_columns,
             output_schema=output_schema,
             output_mode=output_mode,
             time_mode=time_mode,
-            time_zone=str(self._df.sparkSession.conf.get("spark.sql.session.timeZone")),
+            time_zone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
             form=form,
             initial=None if initial is None else initial.rows.schema,
             initial_keys=() if initial is None else initial.keys,
             watermark=self._watermark,
         )
-        return self._stage(program, None if initial is None else initial.rows)
+        return self._stage(program, initial=None if initial is None else initial.rows)
 
     def window(
         self, column: str, size: Duration, slide: Duration | None = None, *, start: Duration = "0 seconds"
@@ -270,153 +255,113 @@ class KeyedStream:
         Raises:
             InvalidInputError: No timestamp column, or lengths that make no windows.
         """
-        plan = WindowPlan.of(self._schema, self._columns.own(column), size, slide, start)
-        return WindowedStream(lambda mode, aggregations: self._aggregated(mode, aggregations, plan))
+        own = self._rows.columns.own(column)
+        watermark = self._rows.watermark_of(own, "window")
+        plan = WindowPlan.of(self._schema_without_windows(own), own, size, slide, start)
+        if self._rows.frame is None and own == WINDOW_END:
+            plan = replace(plan, shift_us=-1)  # It is exclusive: the last instant of a window is in the next one, too.
+        return WindowedStream(lambda mode, aggregations: self._aggregated(mode, aggregations, plan, watermark))
+
+    def _schema_without_windows(self, column: str) -> pa.Schema:
+        """The columns, without those of windows of an operator in front, which new windows replace."""
+        if self._rows.frame is not None:
+            return self._schema
+        return pa.schema([field for field in self._schema if field.name not in ({WINDOW_START, WINDOW_END} - {column})])
 
     def _aggregated(
-        self, output_mode: str, aggregations: Mapping[str, Aggregation], window: WindowPlan | None
+        self,
+        output_mode: str,
+        aggregations: Mapping[str, Aggregation],
+        window: WindowPlan | None,
+        watermark: WatermarkPlan | None,
     ) -> PipelineStage:
+        self._check_final("aggregate")
         named = [name for one in aggregations.values() for name in getattr(one, "columns", ()) or ()]
         program = AggregateProgram.bind(
-            self._columns.spelled(self._schema, [*self._keys, *named]),
+            self._rows.spelled(named),
             self._keys,
             aggregations,
             output_mode=output_mode,
             window=window,
-            watermark=self._watermark,
+            watermark=watermark,
         )
-        compared = [self._columns.own(column) for one in aggregations.values() for column in one.compared]
-        check_collation(self._df, compared, "aggregated column")
+        compared = [self._rows.columns.own(column) for one in aggregations.values() for column in one.compared]
+        self._rows.check_collations(compared, "aggregated column")
         return self._stage(program)
 
-    def _start(self) -> SavepointStart | None:
-        url, mode = self._settings.start_from, self._settings.start_mode
-        if not url:
-            return None
-        return SavepointStart(url=url, mode="claim" if mode == "claim" else "copy", options=self._savepoint_options)
+    def _check_final(self, operation: str) -> None:
+        """Checks that rows stay as they are, for an operator that cannot take them back.
 
-    def _stage(self, program: OperatorProgram, initial: DataFrame | None = None) -> PipelineStage:
+        Raises:
+            InvalidInputError: They are updated by the operator in front.
+        """
+        if self._updates:
+            raise InvalidInputError(
+                f"cannot read rows that operator {self._rows.source.name!r} replaces by newer ones",
+                operation=operation,
+                subject=f"operator {self._name!r}",
+                hint="Use mode append in front, where rows are final: windows with a watermark, sessions, joins",
+            )
+
+    def _stage(self, program: OperatorProgram, *others: KeyedStream, initial: DataFrame | None = None) -> PipelineStage:
         output = program.output_schema
         check_columns(output, output.names, "output_schema")
         shipped(program, "KeyedStream", f"operator {self._name}")  # Or every batch would fail, with Spark's words.
-        plan = PipelinePlan(
-            root_url=self._checkpoint,
-            parallelism=self._parallelism,
-            max_parallelism=self._max_parallelism,
-            graph=Graph(),
-            retained_checkpoints=self._settings.retained_checkpoints,
-            metrics_log=self._settings.metrics_log,
-            local_copies=self._settings.local_copies,
-            local_copies_bytes=self._settings.local_copies_bytes,
-            inline_bytes=self._settings.inline_bytes,
-            record_bytes=self._settings.record_bytes,
-            upload_timeout=self._settings.upload_timeout,
-            max_attempts=self._settings.max_attempts,
-            root_options=self._root_options,
-            start=self._start(),
-        )
-        return PipelineStage(self._df, plan, OperatorPlan.of(self._name, program), program, self._watermark, initial)
+        further = (other._rows for other in others)  # noqa: SLF001 - of this class
+        pipeline, operator = self._rows.feeding(self._name, program, *further, initial=initial)
+        given = tuple(stream._schema for stream in (self, *others))  # noqa: SLF001 - of this class
+        return PipelineStage(pipeline, operator, program, given)
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineStage:
+class PipelineStage(StageOutputs):
     """A keyed operator whose output has no place yet. Made by :class:`KeyedStream`."""
 
-    _df: DataFrame
-    _plan: PipelinePlan
-    _operator: OperatorPlan
-    _program: OperatorProgram
-    _watermark: WatermarkPlan | None
-    _initial: DataFrame | None = None
+    _given: tuple[pa.Schema, ...] = ()
+    """The columns that it is given, on each side."""
 
-    def write_files(
-        self,
-        path: str,
-        format: str = "parquet",  # noqa: A002 - Spark's word
-        partition_by: Sequence[str] | str = (),
-        *,
-        roll_bytes: int | str = "128MB",
-        roll_seconds: float | str | None = "auto",
-        idle_seconds: float | str | None = None,
-        every_checkpoint: bool = False,
-        partition_zone: str = "UTC",
-        compression: str | None = None,
-        options: Mapping[str, str] | None = None,
-    ) -> Pipeline:
-        """Writes the output as files that appear exactly once, in the same checkpoint as the state.
-
-        A file grows over micro-batches and becomes visible, whole, with the checkpoint that finishes it. Any reader
-        that lists the folder sees each row once; there is no side log.
+    def key_by(self, key: str | Sequence[str], *, name: str | None = None) -> KeyedStream:
+        """Groups the output by a key, for another operator in the same checkpoint.
 
         Args:
-            path: Root URL of the output.
-            format: ``parquet``, ``arrow``, ``csv``, ``jsonl`` or ``text``.
-            partition_by: Columns that become folders, as in Hive and Spark.
-            roll_bytes: Size at which a file is finished.
-            roll_seconds: Age at which a file is finished, also while no rows come; ``None`` for no limit. By default
-                five minutes, unless the stream ends by itself (``availableNow``, ``once``), which finishes its files.
-            idle_seconds: Time without rows after which a file is finished, also while none come at all.
-            every_checkpoint: Finish every file with its checkpoint: rows are visible at once, in more and smaller
-                files.
-            partition_zone: Time zone whose clock names the folders of timestamps.
-            compression: A codec of the format.
-            options: Options of the output's store.
+            key: One column of the output, or several.
+            name: Name of the next operator in the checkpoint. Default: made from this one's and the key.
 
         Raises:
-            InvalidInputError: An unknown format, codec or column, or the checkpoint lies where readers of the output
-                find it.
+            InvalidInputError: A column that does not exist or cannot be a key; or rows of the output replace others,
+                and nobody knows which.
         """
-        path = absolute_url(path)
-        check_shared(path, "path")
-        check_hidden(self._plan.root_url, path, "checkpoint")
-        check_kind(partition_by, Iterable, "partition_by")
-        columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
-        output = FileOutput(
-            url=path,
-            format=format,
-            partition_by=columns,
-            partition_zone=partition_zone,
-            compression=compression,
-            rolling=RollingPolicy(
-                roll_bytes=roll_bytes,  # type: ignore[arg-type]
-                roll_seconds=roll_seconds,  # type: ignore[arg-type]
-                idle_seconds=idle_seconds,  # type: ignore[arg-type]
-                every_checkpoint=every_checkpoint,
-            ),
-            store_options=plain_options(options),
-        )
-        rows = self._program.output_schema
-        output.file_schema(rows)
-        return self._pipeline(replace(self._operator, output=output, output_columns=columns_of(output.named(rows))))
+        return KeyedStream._of_stage(self, key, name)  # noqa: SLF001 - one module
 
-    def for_each_batch(self, fn: BatchFunction) -> Pipeline:
-        """Hands the output of each checkpoint to a function, for sinks that are not files.
-
-        ``fn(rows, key)`` gets a DataFrame, as in Spark's ``foreachBatch``, and a
-        :class:`~stateline.pipeline.delivery.BatchKey`. It is called at least once for each checkpoint that has rows,
-        after the checkpoint is durable, and always with the same rows under the same ``str(key)``, whatever crashed: a
-        sink that stores the key in the transaction that stores the rows has each row exactly once.
-        :mod:`stateline.spark.sinks.for_each_batch` has all guarantees.
+    def late_rows(self, side: Literal["left", "right"] = "left", *, name: str | None = None) -> PipelineStage:
+        """The rows that come too late for this operator, in place of being dropped: all columns that it is given.
 
         Args:
-            fn: Runs in the driver. When it raises, the query fails, and the next start delivers the rows again.
+            side: Of a join, whose rows.
+            name: Name of this output in the pipeline. Default: made from the operator's.
 
         Raises:
-            InvalidInputError: ``fn`` is no function, or elements of lists or maps in the output have no type.
+            InvalidInputError: No row is late for the operator: it has no watermark, or keeps late rows.
         """
-        if not callable(fn):
-            raise InvalidInputError(f"{fn!r} is not a function", operation="for_each_batch", hint="Give fn(rows, key)")
-        check_countable(self._program.output_schema, "for_each_batch")
-        return replace(self._pipeline(replace(self._operator, delivers=True)), _functions={self._operator.name: fn})
-
-    def state_only(self) -> Pipeline:
-        """Keeps the state and writes nothing else."""
-        return self._pipeline(self._operator)
-
-    def _pipeline(self, operator: OperatorPlan) -> Pipeline:
-        plan = replace(self._plan, graph=Graph.of_one_input([operator], self._watermark))
-        initial = {} if self._initial is None else {operator.name: self._initial}
-        return Pipeline(self._df, plan, {operator.name: self._program}, _initial=initial)
+        number = ("left", "right").index(parse_choice(side, ("left", "right"), "side"))
+        operator = self._operator
+        if number >= len(operator.readings) or operator.readings[number].late_by is None:
+            raise InvalidInputError(
+                "cannot have late rows",
+                operation="late_rows",
+                subject=f"operator {operator.name!r}, side {side}",
+                hint="Rows are late for windows, sessions, joins, deduplication and apply_arrow with a watermark, "
+                "unless late_data is keep",
+            )
+        given = self._given[number]
+        if operator.window is not None and WINDOW_START not in given.names:
+            given = given.append(given.field(operator.window.column).with_name(WINDOW_START))
+        program = LateRowsProgram(given, operator.readings[number].key_columns)
+        plan = replace(operator, late_columns=tuple(program.output_schema.names))
+        pipeline = self._pipeline.with_outputs_of(plan)
+        reader = OperatorPlan.of(name or f"{operator.name}_late", program, (Source("late", operator.name, number),))
+        pipeline = pipeline.with_operator(reader, program, None)
+        return PipelineStage(pipeline, pipeline.plan.graph.operator(reader.name), program, (given,))
 
 
 class WindowedStream:

@@ -16,6 +16,7 @@ from stateline.testing.clock import ManualClock
 from stateline.testing.crashable import CrashableStore
 from stateline.testing.faults import ActorKilled, Fault, FaultKind, RandomFaults, ScriptedFaults
 from stateline.testing.faulty_store import FaultyStore, ResolvingStore
+from stateline.testing.graph_harness import GraphHarness
 from stateline.testing.ids import SeededIds
 from stateline.testing.keyed_stream_harness import KeyedStreamHarness, WindowedStreamHarness
 from stateline.testing.operator_harness import OperatorHarness
@@ -26,6 +27,7 @@ __all__ = [
     "Fault",
     "FaultKind",
     "FaultyStore",
+    "GraphHarness",
     "KeyedStreamHarness",
     "ManualClock",
     "OperatorHarness",

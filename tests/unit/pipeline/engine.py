@@ -36,7 +36,11 @@ class Engine(OperatorHarness):
             output=files,
             **more,
         )
-        self.out, self.output = self.files, self.outputs
+        self.out = self.files
+
+    @property
+    def output(self):
+        return self.outputs
 
     def run(self, rows, batch_id=None):
         return self.report_batch(rows, batch_id=batch_id).checkpoint

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
 from stateline.errors import InvalidInputError
 from stateline.pipeline.event_time import WatermarkPlan
-from stateline.pipeline.graph import Graph, Input, OperatorPlan
+from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
 
 SCHEMA = pa.schema([("at", pa.timestamp("us"))])
 WATERMARK = WatermarkPlan.of(SCHEMA, "at", "10 seconds")
@@ -15,7 +17,13 @@ OTHER = WatermarkPlan.of(SCHEMA, "at", "1 second")
 
 
 def operator(name: str, *inputs: str, upstream: tuple[str, ...] = ()) -> OperatorPlan:
-    return OperatorPlan(name=name, inputs=inputs, upstream=upstream, tables={}, definition="")
+    sources = (*(Source("input", each) for each in inputs), *(Source("operator", each) for each in upstream))
+    return OperatorPlan(name=name, sources=sources, tables={}, definition="")
+
+
+def beside(one: Graph, other: Graph) -> Graph:
+    """Both over the same stream."""
+    return one.alongside(other, {other.inputs[0].name: one.inputs[0].name}).graph
 
 
 def names(inputs: tuple[Input, ...]) -> list[str]:
@@ -24,7 +32,7 @@ def names(inputs: tuple[Input, ...]) -> list[str]:
 
 def test_operators_side_by_side_read_one_input_whose_name_does_not_depend_on_their_order():
     first = Graph.of_one_input([operator("b"), operator("a")], WATERMARK)
-    second = Graph.of_one_input([operator("a")], WATERMARK).alongside(Graph.of_one_input([operator("b")], WATERMARK))
+    second = beside(Graph.of_one_input([operator("a")], WATERMARK), Graph.of_one_input([operator("b")], WATERMARK))
     assert first.inputs == second.inputs == (Input(name="a", watermark=WATERMARK),)
     assert names(first.inputs_reaching("b")) == ["a"]
     assert first.watermark_read_by("b") == WATERMARK
@@ -39,9 +47,7 @@ def test_operators_side_by_side_read_one_input_whose_name_does_not_depend_on_the
         (lambda: Graph((), (operator("a", upstream=("a",)),)), r"cannot read \['a'\]"),
         (lambda: Graph((), (operator("a", upstream=("b",)), operator("b"))), "no operator of that name before it"),
         (
-            lambda: Graph.of_one_input([operator("a")], WATERMARK).alongside(
-                Graph.of_one_input([operator("b")], OTHER)
-            ),
+            lambda: beside(Graph.of_one_input([operator("a")], WATERMARK), Graph.of_one_input([operator("b")], OTHER)),
             "alongside watermark.*expected one watermark",
         ),
     ],
@@ -75,3 +81,42 @@ def test_an_input_is_found_by_any_operator_that_reads_it():
         "z": Input(name="z"),
         "gone": None,
     }
+
+
+def test_graphs_of_different_streams_keep_both_whatever_they_are_called():
+    one, other = (Graph.of_one_input([operator(name)], WATERMARK) for name in ("b", "a"))
+    merged = one.alongside(other, {})
+    assert names(merged.graph.inputs) == ["b", "a"]
+    assert (merged.mine, merged.theirs) == ({"b": "b"}, {"a": "a"})
+
+
+def test_a_stage_that_both_graphs_were_made_from_is_there_once_with_the_outputs_of_both():
+    stage = Graph.of_one_input([operator("a")], WATERMARK)
+    written = stage.with_outputs_of(replace(stage.operator("a"), delivers=True))
+    behind = stage.with_operator(operator("b", upstream=("a",))).graph
+    merged = behind.alongside(written, {"a": "a"}, shared=["a"]).graph
+    assert [(each.name, each.delivers) for each in merged.operators] == [("a", True), ("b", False)]
+    with pytest.raises(InvalidInputError, match="two outputs of one kind"):
+        merged.alongside(written, {"a": "a"}, shared=["a"])
+    with pytest.raises(InvalidInputError, match="two operators are called 'a'"):
+        behind.alongside(written, {"a": "a"})
+
+
+def test_an_input_that_nothing_reads_yet_gets_its_name_from_the_first_that_does():
+    pending = Graph((Input(name="stream 1"), Input(name="stream 2")))
+    made = pending.with_operator(operator("joined", "stream 1", "stream 2"))
+    assert made.mine == {"stream 1": "joined", "stream 2": "joined.right"}
+    assert [reader.label for reader in made.graph.readers_of("input", "joined.right")] == ["joined.right"]
+    assert made.graph.find_input("joined.right") == Input(name="joined.right")
+
+
+def test_levels_go_straight_from_one_stream_and_after_a_level_of_sorting_from_several():
+    def levels(graph: Graph) -> list[list[str]]:
+        return [[each.name for each in level] for level in graph.levels]
+
+    chain = Graph((Input(name="a"),), (operator("a", "a"), operator("b", upstream=("a",)), operator("c", "a")))
+    assert (chain.is_direct, levels(chain)) == (True, [["a", "c"], ["b"]])
+    joined = Graph((Input(name="a"),), (operator("a", "a"), operator("b", "a", upstream=("a",))))
+    assert (joined.is_direct, levels(joined)) == (False, [[], ["a"], ["b"]])
+    two = Graph((Input(name="a"), Input(name="b")), (operator("a", "a"), operator("b", "b")))
+    assert (two.is_direct, levels(two)) == (False, [[], ["a", "b"]])

@@ -190,13 +190,13 @@ def test_a_round_closes_what_the_watermark_has_passed_once_and_a_replay_finds_th
     )
     engine = Engine(program, SCHEMA, watermark=WATERMARK)
     coordinator = engine.coordinator
-    assert coordinator.act_on_time(list) is None, "there is no batch to go on from"
+    assert coordinator.act_on_time(dict) is None, "there is no batch to go on from"
     engine.run(rows(("a", 1), ("b", 30)))
     assert coordinator.due_at() == 0
-    acted = coordinator.act_on_time(list)
+    acted = coordinator.act_on_time(dict)
     assert (acted.checkpoint.checkpoint_id, acted.checkpoint.batch_id) == (1, 0)
     assert [row["key"] for row in engine.output[1]] == ["a"]
-    assert (coordinator.due_at(), coordinator.act_on_time(list)) == (None, None)
+    assert (coordinator.due_at(), coordinator.act_on_time(dict)) == (None, None)
     restarted = Engine(program, SCHEMA, root=engine.root, watermark=WATERMARK)
     assert restarted.run(rows(("a", 1), ("b", 30)), batch_id=0) == acted.checkpoint
     assert restarted.coordinator.due_at() is None

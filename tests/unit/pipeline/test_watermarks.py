@@ -11,7 +11,7 @@ from stateline.checkpoint import Checkpoint, InputState
 from stateline.errors import InvalidInputError
 from stateline.pipeline.compatibility import check_plan
 from stateline.pipeline.event_time import WatermarkPlan
-from stateline.pipeline.graph import Graph, Input, OperatorPlan
+from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
 from stateline.pipeline.plan import PipelinePlan
 from stateline.pipeline.watermarks import Watermarks
 from tests.unit.pipeline.records import record
@@ -20,8 +20,11 @@ SCHEMA = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("local", pa.timestamp
 PLAN = WatermarkPlan.of(SCHEMA, "at", "10 seconds")
 
 
-def operator(name: str, *inputs: str, upstream: tuple[str, ...] = (), acts: bool = False) -> OperatorPlan:
-    return OperatorPlan(name=name, inputs=inputs, upstream=upstream, tables={}, definition="", acts_on_watermark=acts)
+def operator(name: str, *inputs: str, upstream: tuple[str, ...] = (), acts: bool = False, lag: int = 0) -> OperatorPlan:
+    sources = (*(Source("input", each) for each in inputs), *(Source("operator", each) for each in upstream))
+    return OperatorPlan(
+        name=name, sources=sources, tables={}, definition="", acts_on_watermark=acts, watermark_lag_us=lag
+    )
 
 
 def one_input(watermark: WatermarkPlan | None = PLAN, *names: str) -> Graph:
@@ -107,3 +110,28 @@ def test_an_input_keeps_its_watermark_when_an_operator_that_reads_it_changes_its
     newest = after(one_input(PLAN, "b"), None, b=30_000_000)
     again = after(one_input(PLAN, "a", "b"), newest)
     assert again.inputs == (stored("a", 20_000_000, 20_000_000),)
+
+
+def test_a_watermark_travels_along_edges_and_stays_behind_where_an_operator_says_so():
+    graph = Graph(
+        (Input(name="a", watermark=PLAN), Input(name="none")),
+        (
+            operator("a", "a", lag=3_000_000),
+            operator("b", upstream=("a",), lag=1),
+            operator("c", "none", upstream=("b",)),
+        ),
+    )
+    newest = record(inputs=(stored("a", 20_000_000, 10_000_000),))
+    watermarks = Watermarks.of(graph, newest)
+    assert [tuple(watermarks.of_operator(name)) for name in "abc"] == [
+        (20_000_000, 10_000_000),
+        (17_000_000, 7_000_000),
+        (16_999_999, 6_999_999),
+    ]
+
+
+def test_late_rows_have_no_watermark():
+    late = OperatorPlan(name="late", sources=(Source("late", "a"),), tables={}, definition="")
+    graph = Graph((Input(name="a", watermark=PLAN),), (operator("a", "a"), late))
+    newest = record(inputs=(stored("a", 20_000_000, 10_000_000),))
+    assert Watermarks.of(graph, newest).of_operator("late") == (None, None)

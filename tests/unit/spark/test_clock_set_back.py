@@ -96,10 +96,10 @@ def test_a_timer_that_the_checkpoint_has_come_to_is_due_whatever_the_clock_says(
     engine.run([{"key": "a"}])
     clock.advance(1)
     assert engine.coordinator.due_at() == 1_001.0
-    assert engine.coordinator.act_on_time(list).checkpoint.created_at == 1_001.0
+    assert engine.coordinator.act_on_time(dict).checkpoint.created_at == 1_001.0
     clock.jump(-1_001)
     assert engine.coordinator.due_at() == 0
-    acted = engine.coordinator.act_on_time(list).checkpoint
+    acted = engine.coordinator.act_on_time(dict).checkpoint
     assert engine.output[acted.checkpoint_id] == [{"key": "a", "n": 1}]
     assert acted.created_at == 1_001.0
 

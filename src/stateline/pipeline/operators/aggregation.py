@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -23,8 +23,7 @@ import pyarrow as pa
 from stateline.errors import InvalidInputError
 from stateline.options import parse_choice
 from stateline.pipeline.event_time import WINDOW_END, WINDOW_START, WatermarkPlan, WindowPlan
-from stateline.pipeline.late_rows import rows_in_time
-from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, OperatorProgram, Processed
+from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, OperatorProgram, Processed, Reading
 from stateline.state.aggregate import Aggregation, KeyedAggregation
 from stateline.state.columns import contiguous, fixed_words, from_words
 from stateline.state.expiry import expire_keys
@@ -95,6 +94,14 @@ class AggregateProgram(OperatorProgram):
         return self._aggregation.input_columns
 
     @property
+    def readings(self) -> tuple[Reading, ...]:
+        """One: a row is late when a batch before has closed its window."""
+        reading = Reading(key_columns=self.key_columns, columns=self.input_columns)
+        if self._window is None or self._watermark is None or not self._watermark.drops_late_rows:
+            return (reading,)
+        return (replace(reading, late_by=WINDOW_START, late_after_us=self._window.size_us),)
+
+    @property
     def wants_hash(self) -> bool:
         kinds = [field.type for field in self._aggregation.state_schema.keys]
         return len(kinds) > 1 or not pa.types.is_primitive(kinds[0])
@@ -135,10 +142,7 @@ class AggregateProgram(OperatorProgram):
         table = tables[_TABLE]
         received = list(batches)
         metrics = {"rows": sum(batch.num_rows for batch in received)}
-        rows = None
-        if received:
-            rows = self._in_time(pa.Table.from_batches(received), context)
-            metrics["rows_late"] = metrics["rows"] - rows.num_rows
+        rows = pa.Table.from_batches(received) if received else None
         if rows is not None and rows.num_rows:
             hashes = rows.column(HASH_COLUMN).to_numpy() if self.wants_hash else None
             update = self._aggregation.update(table, rows, hashes)
@@ -157,14 +161,6 @@ class AggregateProgram(OperatorProgram):
         return Processed(
             changes={_TABLE: changes} if len(changes) else {}, output=self._output(output, context), metrics=metrics
         )
-
-    def _in_time(self, rows: pa.Table, context: BatchContext) -> pa.Table:
-        """The rows whose window has not been closed by a batch before."""
-        window, watermark, late_us = self._window, self._watermark, context.late_watermark_us
-        if window is None or watermark is None or late_us is None or not watermark.drops_late_rows:
-            return rows
-        kept = rows_in_time(rows, WINDOW_START, late_us - window.size_us)
-        return rows if kept is None else rows.filter(pa.array(kept))
 
     def _close(self, table: StateTable, changes: StateRows, context: BatchContext) -> Any:
         size_us = 0 if self._window is None else self._window.size_us

@@ -35,8 +35,7 @@ import pyarrow as pa
 from stateline.errors import ErrorKind, InvalidInputError, StatelineError, UserCodeError
 from stateline.options import check_known, parse_choice
 from stateline.pipeline.event_time import WatermarkPlan
-from stateline.pipeline.late_rows import rows_in_time
-from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, OperatorProgram, Processed
+from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, Emits, OperatorProgram, Processed, Reading
 from stateline.state.columns import Rows, contiguous
 from stateline.state.keys import Groups, KeyRows, group_rows, key_rows
 from stateline.state.rows import StateRows
@@ -67,6 +66,7 @@ class ArrowFunctionProgram(OperatorProgram):
     _output: pa.Schema
     _columns: tuple[str, ...]
     _watermark: WatermarkPlan | None
+    _mode: str
 
     @classmethod
     def bind(
@@ -110,6 +110,7 @@ class ArrowFunctionProgram(OperatorProgram):
             output_schema.remove_metadata(),
             tuple(dict.fromkeys([*keys, *read])),
             watermark if watermark is not None and watermark.drops_late_rows else None,
+            output_mode,
         )
 
     @property
@@ -123,8 +124,18 @@ class ArrowFunctionProgram(OperatorProgram):
         return tuple(dict.fromkeys([*self._columns, *late_by]))
 
     @property
+    def readings(self) -> tuple[Reading, ...]:
+        """One: a row is late when its time is not after the watermark of the batch before."""
+        late_by = None if self._watermark is None else self._watermark.column
+        return (Reading(key_columns=self.key_columns, columns=self.input_columns, late_by=late_by),)
+
+    @property
     def wants_hash(self) -> bool:
         return True
+
+    @property
+    def emits(self) -> Emits:
+        return "appends" if self._mode == "append" else "unknown"
 
     @property
     def tables(self) -> Mapping[str, StateSchema]:
@@ -144,13 +155,10 @@ class ArrowFunctionProgram(OperatorProgram):
     ) -> Processed:
         """Calls the function with the events and the state of their keys, and checks what comes back."""
         received = list(batches)
-        rows = pa.Table.from_batches(received) if received else None
-        if rows is None or rows.num_rows == 0:
+        events = pa.Table.from_batches(received) if received else None
+        if events is None or events.num_rows == 0:
             return Processed(changes={})
-        events = self._in_time(rows, context)
-        metrics = {"rows": rows.num_rows, "rows_late": rows.num_rows - events.num_rows, "keys": 0}
-        if events.num_rows == 0:
-            return Processed(changes={}, metrics=metrics)
+        metrics = {"rows": events.num_rows}
         table = tables[_TABLE]
         keys = [events.column(name) for name in self.key_columns]
         groups = group_rows(key_rows(self._state, keys, events.column(HASH_COLUMN).to_numpy()))
@@ -162,13 +170,6 @@ class ArrowFunctionProgram(OperatorProgram):
         return Processed(
             changes={} if changes is None else {_TABLE: changes}, output=self._checked_output(output), metrics=metrics
         )
-
-    def _in_time(self, rows: pa.Table, context: BatchContext) -> pa.Table:
-        """The rows that are not late."""
-        if self._watermark is None:
-            return rows
-        kept = rows_in_time(rows, self._watermark.column, context.late_watermark_us)
-        return rows if kept is None else rows.filter(pa.array(kept))
 
     def _indexed(self, events: pa.Table, groups: Groups) -> pa.Table:
         index = np.empty(events.num_rows, dtype=np.int64)

@@ -5,6 +5,7 @@ Facts:
   :func:`stateline.key_groups.stable_hash`, and the row is sent to exactly that partition: partition ``i`` is subtask
   ``i``, on the host where it was before (``anchor``).
 - A partition without rows still runs its task, so that files can roll by age and state can be merged.
+- Operators behind operators, and joins, are further levels of the same job (``dataflow``): parcels in place of rows.
 - Spark may run a task more than once, at once or later. Each attempt makes its own objects; one result per subtask
   comes back, of an attempt that ended.
 - With several operators the job is a union of one shuffle each, and partition ``i`` is subtask ``i mod parallelism``.
@@ -13,7 +14,7 @@ Facts:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache, lru_cache, reduce
 from typing import Final
@@ -22,16 +23,18 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, functions
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from stateline.blob import BlobStore, open_store
 from stateline.changelog.racing import raced
 from stateline.changelog.upload_table import RetryPolicy
 from stateline.environment import Environment, system_environment
-from stateline.errors import InternalError
+from stateline.errors import InternalError, InvalidInputError
+from stateline.pipeline.dataflow import Dataflow, decode_result, inputs_of_level, is_consistent, run_in_process
 from stateline.pipeline.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN, WINDOW_START, EventTimeWatch, WindowPlan
 from stateline.pipeline.messages import Batch, SubtaskInput, SubtaskResult
 from stateline.pipeline.operators.api import HASH_COLUMN, OperatorProgram
+from stateline.pipeline.parcels import decode_parcels, encode_parcels
 from stateline.pipeline.plan import PipelinePlan
 from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.spark.arrow_types import in_utc
@@ -48,6 +51,15 @@ __all__ = ["BatchJob", "in_windows", "subtask_expression", "task_resources"]
 _RESULT: Final = pa.schema([pa.field("result", pa.binary(), nullable=False)])
 _RESULT_TYPE: Final = StructType([StructField("result", BinaryType())])
 """The same for Spark. Not as text: the JVM would be asked what it means, for each batch."""
+_PARCELS_TYPE: Final = StructType(
+    [
+        StructField("partition", IntegerType()),
+        *(StructField(name, StringType()) for name in ("reader", "sender", "attempt")),
+        StructField("content", BinaryType()),
+    ]
+)
+_CONSISTENT_ATTEMPTS: Final = 3
+"""How often a batch is computed whose subtasks have read different attempts of each other."""
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _STORES_MAX: Final = 32
 """Stores that a process keeps open for its next tasks. One that is dropped is given back when no task uses it."""
@@ -60,6 +72,9 @@ class BatchJob:
         plan: The pipeline.
         programs: What each operator computes, by name.
         initial: Rows that an operator takes with the first batch of a new root, by name.
+
+    Raises:
+        InvalidInputError: There are such rows, and several operators or streams are joined.
     """
 
     def __init__(
@@ -70,57 +85,120 @@ class BatchJob:
     ) -> None:
         self._plan = plan
         self._graph = plan.graph
+        self._flow = Dataflow(plan, dict(programs))
         self._initial = dict(initial or {})
         self._programs = dict(programs)
-        self._anchors = {name: Anchor(f"{plan.root_url} {name}", plan.parallelism) for name in programs}
+        self._is_direct = plan.graph.is_direct
+        if self._initial and not self._is_direct:
+            raise InvalidInputError(
+                "cannot go with several streams in one pipeline",
+                operation="start",
+                subject=f"initial_state of {sorted(self._initial)}",
+                hint="Give the processor a pipeline of its own",
+            )
+        levels = self._flow.levels
+        first = [operator.name for operator in levels[0]] if levels and self._is_direct else []
+        self._anchors = {name: Anchor(f"{plan.root_url} {name}", plan.parallelism) for name in first}
+        self._level_anchors = {
+            level: Anchor(f"{plan.root_url} level {level}", self._flow.tasks_of_level(level))
+            for level in range(1, len(levels))
+        }
 
     def __call__(self, batch: Batch[DataFrame], inputs: Sequence[SubtaskInput]) -> list[SubtaskResult]:
-        """Runs all subtasks over rows that are :meth:`needed_columns`, and returns one result for each."""
-        tasks = {
-            name: _TaskFunction(self._plan, program, [given for given in inputs if given.operator == name])
-            for name, program in self._programs.items()
-        }
-        first = any(given.context.checkpoint_id == 0 for given in inputs)
-        frames = [
-            function.over(self._shuffled(batch.data, name, self._initial.get(name) if first else None))
-            for name, function in tasks.items()
-        ]
+        """Runs all subtasks over rows that are :meth:`needed_columns`, and returns one result for each.
+
+        Raises:
+            InternalError: Tasks were run again so often that their readers never agreed on their attempts.
+        """
+        for _ in range(_CONSISTENT_ATTEMPTS):
+            results = self._run(batch, inputs)
+            if is_consistent(results):
+                return results
+        raise InternalError(
+            "tasks whose output was lost were run again while others had read it",
+            operation="run_batch",
+            subject=f"batch {batch.batch_id}",
+            hint="Executors are lost again and again: see why in Spark's log. The next start computes the batch anew",
+        )
+
+    def _run(self, batch: Batch[DataFrame], inputs: Sequence[SubtaskInput]) -> list[SubtaskResult]:
+        levels = self._flow.levels
+        is_last = len(levels) == 1
+        tasks: dict[str, _TaskFunction] = {}
+        frames = [batch.data]
+        if self._is_direct:
+            first = any(given.context.checkpoint_id == 0 for given in inputs)
+            for operator in levels[0]:
+                name = operator.name
+                given = [each for each in inputs if each.operator == name]
+                tasks[name] = _TaskFunction(self._flow, self._programs[name], given, is_last=is_last)
+            frames = [
+                function.over(self._shuffled(batch.data, name, self._initial.get(name) if first else None))
+                for name, function in tasks.items()
+            ]
+        rows = reduce(lambda left, right: left.union(right), frames)
+        for level in range(1, len(levels)):
+            task = _LevelTask(self._flow, level, inputs_of_level(self._flow, level, inputs))
+            rows = task.over(self._level_anchors[level])(rows)
         with rebuilt(), nullcontext() if len(frames) == 1 else computed(batch.data):
-            rows = reduce(lambda left, right: left.union(right), frames).collect()
-        results = [msgspec.msgpack.decode(bytes(row[0]), type=SubtaskResult) for row in rows]
-        return _one_each(inputs, results, tasks)
+            collected = rows.collect()
+        results = [decode_result(bytes(row[-1])) for row in collected]
+        return self._complete(inputs, results)
+
+    def _complete(self, inputs: Sequence[SubtaskInput], results: list[SubtaskResult]) -> list[SubtaskResult]:
+        """One result for each subtask. Those that Spark's optimiser dropped for having no input run here."""
+        answered = {(result.operator, result.subtask) for result in results}
+        if len(answered) != len(results):
+            raise InternalError("a subtask answered twice", operation="run_batch")
+        missing = [given for given in inputs if (given.operator, given.subtask) not in answered]
+        if not missing:
+            return results
+        if len(self._flow.levels) > 1:
+            return run_in_process(self._flow, (), inputs, lambda name, _: task_resources(self._plan, name))
+        return results + [
+            run_subtask(
+                task_resources(self._plan, given.operator), self._plan, self._programs[given.operator], given, ()
+            )
+            for given in missing
+        ]
 
     def close(self) -> None:
         """Lets go of what Spark keeps for the query. Idempotent."""
-        for anchor in self._anchors.values():
+        for anchor in (*self._anchors.values(), *self._level_anchors.values()):
             anchor.close()
 
-    def needed_columns(self, rows: DataFrame) -> DataFrame:
-        """The rows of a stream with what its operators need of them, and nothing else.
+    def needed_columns(self, frames: Mapping[str, DataFrame]) -> DataFrame:
+        """One stream of what the operators need of their streams, and nothing else.
 
         It belongs to the stream and not to each batch: its source reads no other columns, and a batch has one
         projection less to be planned and computed.
+
+        Args:
+            frames: The streams by the names of the inputs.
         """
-        if len(self._programs) == 1:
-            return self._sent(rows, *self._programs)
-        needed = {column for program in self._programs.values() for column in program.input_columns}
-        needed |= {operator.window.column for operator in self._graph.operators if operator.window is not None}
-        needed |= {each.watermark.column for each in self._graph.inputs if each.watermark is not None}
+        if not self._is_direct:
+            sorted_rows = (_Sorting(self._flow, name).over(frame) for name, frame in frames.items())
+            return reduce(lambda left, right: left.union(right), sorted_rows)
+        ((name, rows),) = frames.items()
+        operators = self._flow.levels[0]
+        if len(operators) == 1:
+            return self._sent(rows, operators[0].name)
         columns = rows.columns
-        own = {column_of(columns, column) for column in needed}
+        own = {column_of(columns, column) for column in self._flow.columns_read(name)}
         return rows.selectExpr(*(_quoted(column) for column in columns if column in own))
 
     def _sent(self, rows: DataFrame, name: str) -> DataFrame:
         """What the tasks of an operator receive."""
-        program, window = self._programs[name], self._graph.operator(name).window
+        operator, program = self._graph.operator(name), self._programs[name]
         watermark = self._graph.watermark_read_by(name)
-        if window is not None:
-            rows = in_windows(rows, window)
+        if operator.window is not None:
+            rows = in_windows(rows, operator.window)
         known = rows.columns
-        columns = [_quoted(own) for own in dict.fromkeys(column_of(known, name) for name in program.input_columns)]
+        read = operator.columns_of_side(0)
+        columns = [_quoted(own) for own in dict.fromkeys(column_of(known, name) for name in read)]
         if program.wants_hash:
             columns.append(f"{_hash(program)} AS {HASH_COLUMN}")
-        if watermark is not None and EventTimeWatch(watermark, program.input_columns).needs_column:
+        if watermark is not None and EventTimeWatch(watermark, program.readings[0].columns).needs_column:
             columns.append(f"{_quoted(watermark.column)} AS {EVENT_TIME_COLUMN}")
         return rows.selectExpr(*columns)
 
@@ -135,7 +213,7 @@ class BatchJob:
                 functions.expr(_hash(program)).alias(HASH_COLUMN),
                 event_time=None if watermark is None else watermark.column,
             )
-        elif len(self._programs) > 1:
+        elif len(self._anchors) > 1:
             rows = self._sent(rows, name)
         subtask = subtask_expression(hashed, plan.parallelism, plan.max_parallelism)
         return self._anchors[name].partitioned(rows, subtask)
@@ -173,45 +251,24 @@ def subtask_expression(hashed: str, parallelism: int, max_parallelism: int) -> s
     return f"CAST({key_group} * {parallelism}L DIV {max_parallelism}L AS INT)"
 
 
-class _TaskFunction:
-    """What runs in a Python worker: picks the subtask of its partition and runs it."""
+class _CrossingColumns:
+    """Columns on their way into Python, and the names that an operator knows them by.
 
-    def __init__(self, plan: PipelinePlan, program: OperatorProgram, inputs: Sequence[SubtaskInput]) -> None:
-        self._plan = plan
-        self._program = program
-        self._inputs = [_ENCODER.encode(given) for given in inputs]
-        self._columns: list[str] | None = None
-        self._spellings: dict[str, int] = {}
+    PySpark takes a dot in a column's name for a field of a struct there, so such columns cross by number. What is read
+    under another name than the column's own gets that name when it has crossed.
+    """
 
-    def over(self, rows: DataFrame) -> DataFrame:
-        """One row for each partition: the encoded result of its subtask.
-
-        PySpark takes a dot in a column's name for a field of a struct here, so such columns cross by number. What the
-        operator reads under another name than the column's own gets that name when it has crossed.
-        """
-        columns = rows.columns
-        found = {name: column_of(columns, name) for name in self._program.input_columns}
+    def __init__(self, columns: Sequence[str], read: Iterable[str]) -> None:
+        found = {name: column_of(columns, name) for name in read}
         self._spellings = {name: columns.index(own) for name, own in found.items() if name != own}
-        if any("." in column or "`" in column for column in columns):
-            self._columns = columns
-            rows = rows.toDF(*map(str, range(len(columns))))
-        return rows.mapInArrow(self, _RESULT_TYPE)
+        self._columns = list(columns) if any("." in column or "`" in column for column in columns) else None
 
-    def run(self, given: SubtaskInput, batches: Iterable[pa.RecordBatch]) -> SubtaskResult:
-        """Runs a subtask with the stores of this process."""
-        return run_subtask(task_resources(self._plan, given.operator), self._plan, self._program, given, batches)
+    def crossing(self, rows: DataFrame) -> DataFrame:
+        """The rows as they cross."""
+        return rows if self._columns is None else rows.toDF(*map(str, range(len(self._columns))))
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        if context is None:
-            raise InternalError("not inside a Spark task", operation="run_subtask")
-        encoded = self._inputs[context.partitionId() % len(self._inputs)]
-        with noted():
-            result = self.run(msgspec.msgpack.decode(encoded, type=SubtaskInput), in_utc(self._named(batches)))
-        freeze_imports()
-        yield pa.RecordBatch.from_arrays([pa.array([_ENCODER.encode(result)], pa.binary())], schema=_RESULT)
-
-    def _named(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def named(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows that have crossed."""
         for batch in batches:
             named = batch if self._columns is None else batch.rename_columns(self._columns)
             for name, index in self._spellings.items():
@@ -219,16 +276,96 @@ class _TaskFunction:
             yield named
 
 
-def _one_each(
-    inputs: Sequence[SubtaskInput], results: Sequence[SubtaskResult], functions: Mapping[str, _TaskFunction]
-) -> list[SubtaskResult]:
-    """One result for each subtask. One that Spark's optimiser dropped for having no input runs here."""
-    by_subtask = {(result.operator, result.subtask): result for result in results}
-    if len(by_subtask) != len(results):
-        raise InternalError("a subtask answered twice", operation="run_batch")
-    return [
-        by_subtask.get((given.operator, given.subtask)) or functions[given.operator].run(given, ()) for given in inputs
-    ]
+class _TaskFunction:
+    """What runs in a Python worker on rows of an input: picks the subtask of its partition and runs it."""
+
+    def __init__(
+        self, flow: Dataflow, program: OperatorProgram, inputs: Sequence[SubtaskInput], *, is_last: bool
+    ) -> None:
+        self._flow = flow
+        self._program = program
+        self._inputs = [_ENCODER.encode(given) for given in inputs]
+        self._is_last = is_last
+        self._columns: _CrossingColumns
+
+    def over(self, rows: DataFrame) -> DataFrame:
+        """The encoded result of each subtask, one row for each; parcels where there are more levels."""
+        read = self._flow.plan.graph.operator(self._operator).columns_of_side(0)
+        self._columns = _CrossingColumns(rows.columns, read)
+        return self._columns.crossing(rows).mapInArrow(self, _RESULT_TYPE if self._is_last else _PARCELS_TYPE)
+
+    @property
+    def _operator(self) -> str:
+        return msgspec.msgpack.decode(self._inputs[0], type=SubtaskInput).operator
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        given = msgspec.msgpack.decode(self._inputs[_partition() % len(self._inputs)], type=SubtaskInput)
+        resources = task_resources(self._flow.plan, given.operator)
+        rows = in_utc(self._columns.named(batches))
+        with noted():
+            if self._is_last:
+                result = run_subtask(resources, self._flow.plan, self._program, given, rows)
+                made = [pa.RecordBatch.from_arrays([pa.array([_ENCODER.encode(result)], pa.binary())], schema=_RESULT)]
+            else:
+                made = list(encode_parcels(self._flow.run_subtask(given, [rows], resources, {})))
+        freeze_imports()
+        yield from made
+
+
+class _LevelTask:
+    """What runs in a Python worker on parcels: the subtask of its partition, in one of the further levels."""
+
+    def __init__(self, flow: Dataflow, level: int, inputs: Sequence[SubtaskInput]) -> None:
+        self._flow = flow
+        self._level = level
+        self._inputs = [_ENCODER.encode(given) for given in inputs]
+
+    def over(self, anchor: Anchor) -> Callable[[DataFrame], DataFrame]:
+        """Parcels of one level to parcels of the next."""
+        task = f"CAST(pmod(partition, {len(self._inputs)}) AS INT)"
+        return lambda parcels: anchor.partitioned(parcels, task).mapInArrow(self, _PARCELS_TYPE)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        inputs = [msgspec.msgpack.decode(encoded, type=SubtaskInput) for encoded in self._inputs]
+        with noted():
+            made = self._flow.run(
+                self._level,
+                _partition() % len(inputs),
+                decode_parcels(batches),
+                inputs,
+                lambda name: task_resources(self._flow.plan, name),
+            )
+            yield from encode_parcels(made)
+        freeze_imports()
+
+
+class _Sorting:
+    """What runs in a Python worker on the rows of one of several streams: makes parcels for those who read them."""
+
+    def __init__(self, flow: Dataflow, name: str) -> None:
+        self._flow = flow
+        self._name = name
+        self._columns: _CrossingColumns
+
+    def over(self, rows: DataFrame) -> DataFrame:
+        """Parcels."""
+        read = self._flow.columns_read(self._name)
+        columns = rows.columns
+        own = [*dict.fromkeys(column_of(columns, name) for name in read)]
+        self._columns = _CrossingColumns(own, read)
+        return self._columns.crossing(rows.selectExpr(*map(_quoted, own))).mapInArrow(self, _PARCELS_TYPE)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = in_utc(self._columns.named(batches))
+        yield from encode_parcels(self._flow.sorted_by_reader(self._name, rows))
+        freeze_imports()
+
+
+def _partition() -> int:
+    context = TaskContext.get()
+    if context is None:
+        raise InternalError("not inside a Spark task", operation="run_subtask")
+    return int(context.partitionId())
 
 
 def task_resources(plan: PipelinePlan, operator: str) -> TaskResources:

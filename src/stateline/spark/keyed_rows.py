@@ -1,0 +1,231 @@
+"""What a keyed stream groups: the rows of a DataFrame, or those that another operator puts out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from stateline.blob.urls import absolute_url
+from stateline.errors import InvalidInputError
+from stateline.key_groups import check_key_type, check_parallelism
+from stateline.options import plain_options, pop_prefixed, settings_from_options
+from stateline.pipeline.event_time import Duration, WatermarkPlan
+from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
+from stateline.pipeline.operators.api import OperatorProgram
+from stateline.pipeline.plan import PipelinePlan, PipelineSettings, SavepointStart
+from stateline.spark.arrow_types import arrow_schema
+from stateline.spark.pipeline import Pipeline
+from stateline.spark.stream_checks import check_collation, check_columns, check_reserved, check_shared, key_names
+from stateline.spark.stream_columns import StreamColumns
+from stateline.spark.stream_time import stream_watermark
+
+__all__ = ["KeyedRows", "pipeline_settings"]
+
+_ROOT_PREFIX: Final = "root."
+_SAVEPOINT_PREFIX: Final = "savepoint."
+_STREAMS: Final = itertools.count()
+"""Numbers for streams that no operator reads yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedRows:
+    """Rows and the columns that they are grouped by.
+
+    Attributes:
+        pipeline: Everything in front of the rows.
+        source: Where in it they come from.
+        schema: Their columns.
+        columns: The same by name.
+        keys: The key columns as the user spells them.
+        watermark: Their event time; ``None`` without one.
+        event_times: Columns that the watermark governs; of a stream the one of the watermark.
+        updates: Whether rows come with weights, as an operator in front replaces rows of its output.
+        frame: The stream, where they come straight from one.
+    """
+
+    pipeline: Pipeline
+    source: Source
+    schema: pa.Schema
+    columns: StreamColumns
+    keys: tuple[str, ...]
+    watermark: WatermarkPlan | None
+    event_times: tuple[str, ...] = ()
+    updates: bool = False
+    frame: DataFrame | None = None
+
+    @classmethod
+    def of_frame(
+        cls,
+        df: DataFrame,
+        key: str | Sequence[str],
+        plan: PipelinePlan,
+        watermark: tuple[str, Duration] | None,
+        late_data: str,
+    ) -> Self:
+        """The rows of a streaming DataFrame.
+
+        Raises:
+            InvalidInputError: See :class:`~stateline.spark.stream.KeyedStream`.
+        """
+        schema = arrow_schema(df.schema)
+        check_reserved(schema)
+        columns = StreamColumns.of(df)
+        event_time = stream_watermark(df, schema, columns, watermark, late_data)
+        name = f"stream {next(_STREAMS)}"
+        graph = Graph((Input(name=name, watermark=event_time),))
+        rows = cls(
+            pipeline=Pipeline(replace(plan, graph=graph), {name: df}),
+            source=Source("input", name),
+            schema=schema,
+            columns=columns,
+            keys=tuple(key_names(key)),
+            watermark=event_time,
+            event_times=() if event_time is None else (event_time.column,),
+            frame=df,
+        )
+        rows._check_keys()
+        return rows
+
+    @classmethod
+    def of_operator(cls, pipeline: Pipeline, name: str, program: OperatorProgram, key: str | Sequence[str]) -> Self:
+        """The rows that an operator of a pipeline puts out.
+
+        Raises:
+            InvalidInputError: Rows of it may be replaced by others, and nobody knows which; or the key is none.
+        """
+        if program.emits == "unknown":
+            raise InvalidInputError(
+                "cannot feed another operator: its output replaces rows, and only your code knows which",
+                operation="key_by",
+                subject=f"operator {name!r}",
+                hint="Use output mode append where its rows are final, or mode update of an aggregation",
+            )
+        graph = pipeline.plan.graph
+        has_watermark = any(each.watermark is not None for each in graph.inputs_reaching(name))
+        event_times = program.event_time_columns if has_watermark else ()
+        case_sensitive = str(pipeline.session.conf.get("spark.sql.caseSensitive")).lower() == "true"
+        rows = cls(
+            pipeline=pipeline,
+            source=Source("operator", name),
+            schema=program.output_schema,
+            columns=StreamColumns(tuple(program.output_schema.names), case_sensitive),
+            keys=tuple(key_names(key)),
+            watermark=WatermarkPlan(column=event_times[0], delay_us=0) if event_times else None,
+            event_times=event_times,
+            updates=program.emits == "updates",
+        )
+        rows._check_keys()
+        return rows
+
+    @property
+    def key_columns(self) -> list[str]:
+        """The key columns by their own names."""
+        return [self.columns.own(column) for column in self.keys]
+
+    def spelled(self, names: Iterable[object]) -> pa.Schema:
+        """The schema, with a field more for each key or name in another spelling than the column's own."""
+        return self.columns.spelled(self.schema, [*self.keys, *names])
+
+    def watermark_of(self, column: str, what: str) -> WatermarkPlan | None:
+        """The watermark, as one of ``column`` where it governs several.
+
+        Raises:
+            InvalidInputError: The rows come from an operator whose watermark does not reach the column.
+        """
+        if self.watermark is None or self.frame is not None:
+            return self.watermark
+        if column not in self.event_times:
+            raise InvalidInputError(
+                f"must be a column that the watermark reaches through the operator in front: {list(self.event_times)}",
+                operation=what,
+                subject=f"column {column!r}",
+                hint="A watermark passes through window_end, and through time columns that an operator hands on as "
+                "they are",
+            )
+        return replace(self.watermark, column=column)
+
+    def check_collations(self, columns: Iterable[str], what: str) -> None:
+        """Refuses strings that Spark compares by other rules than their bytes.
+
+        Raises:
+            InvalidInputError: There are such.
+        """
+        if self.frame is not None:
+            check_collation(self.frame, columns, what)
+
+    def feeding(
+        self, name: str, program: OperatorProgram, *others: KeyedRows, initial: DataFrame | None = None
+    ) -> tuple[Pipeline, OperatorPlan]:
+        """The pipeline with an operator that reads these rows, and those of others on its further sides."""
+        pipeline, sources = self.pipeline, [self.source]
+        for other in others:
+            pipeline, made = pipeline.merged(other.pipeline)
+            sources = [_renamed(source, made.mine) for source in sources]
+            sources.append(_renamed(other.source, made.theirs))
+        pipeline = pipeline.with_operator(OperatorPlan.of(name, program, tuple(sources)), program, initial)
+        return pipeline, pipeline.plan.graph.operator(name)
+
+    def _check_keys(self) -> None:
+        check_columns(self.schema, self.key_columns, "key")
+        for column in self.key_columns:
+            check_key_type(self.schema.field(column).type, column)
+        self.check_collations(self.key_columns, "key")
+
+
+def _renamed(source: Source, names: Mapping[str, str]) -> Source:
+    return replace(source, name=names[source.name]) if source.kind == "input" else source
+
+
+def pipeline_settings(
+    df: DataFrame,
+    checkpoint: str,
+    parallelism: int | None,
+    max_parallelism: int,
+    options: Mapping[str, str] | None,
+    start_from: str | None,
+) -> PipelinePlan:
+    """The plan of a pipeline without operators, from what a user says of it.
+
+    Raises:
+        InvalidInputError: A setting that cannot be, or an unknown one.
+    """
+    root = absolute_url(checkpoint)  # Tasks run in other folders.
+    check_shared(root, "checkpoint")
+    check_parallelism(1, max_parallelism)
+    if parallelism is None:
+        parallelism = min(df.sparkSession.sparkContext.defaultParallelism, max_parallelism)
+    check_parallelism(parallelism, max_parallelism)
+    given = plain_options(options)
+    if start_from is not None:
+        given["start_from"] = start_from
+    root_options = pop_prefixed(given, _ROOT_PREFIX)
+    savepoint_options = pop_prefixed(given, _SAVEPOINT_PREFIX)
+    settings = settings_from_options(PipelineSettings, given)
+    return PipelinePlan(
+        root_url=root,
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
+        graph=Graph(),
+        retained_checkpoints=settings.retained_checkpoints,
+        metrics_log=settings.metrics_log,
+        local_copies=settings.local_copies,
+        local_copies_bytes=settings.local_copies_bytes,
+        inline_bytes=settings.inline_bytes,
+        record_bytes=settings.record_bytes,
+        upload_timeout=settings.upload_timeout,
+        max_attempts=settings.max_attempts,
+        root_options=root_options,
+        start=_start(settings, savepoint_options),
+    )
+
+
+def _start(settings: PipelineSettings, options: Mapping[str, str]) -> SavepointStart | None:
+    if not settings.start_from:
+        return None
+    mode = "claim" if settings.start_mode == "claim" else "copy"
+    return SavepointStart(url=settings.start_from, mode=mode, options=options)  # type: ignore[arg-type]

@@ -1,0 +1,115 @@
+"""Where the output of an operator goes: exactly-once files, a function of the user's, or nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from stateline.blob.urls import absolute_url
+from stateline.errors import InvalidInputError
+from stateline.files import FileOutput, RollingPolicy
+from stateline.files.nulls import check_countable
+from stateline.options import check_kind, plain_options
+from stateline.pipeline.graph import OperatorPlan
+from stateline.pipeline.operators.api import OperatorProgram
+from stateline.pipeline.output_columns import columns_of
+from stateline.spark.pipeline import Pipeline
+from stateline.spark.sinks.for_each_batch import BatchFunction
+from stateline.spark.stream_checks import check_hidden, check_shared
+
+__all__ = ["StageOutputs"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutputs:
+    """An operator whose output has no place yet, and the pipeline that ends with it."""
+
+    _pipeline: Pipeline
+    _operator: OperatorPlan
+    _program: OperatorProgram
+
+    def write_files(
+        self,
+        path: str,
+        format: str = "parquet",  # noqa: A002 - Spark's word
+        partition_by: Sequence[str] | str = (),
+        *,
+        roll_bytes: int | str = "128MB",
+        roll_seconds: float | str | None = "auto",
+        idle_seconds: float | str | None = None,
+        every_checkpoint: bool = False,
+        partition_zone: str = "UTC",
+        compression: str | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> Pipeline:
+        """Writes the output as files that appear exactly once, in the same checkpoint as the state.
+
+        A file grows over micro-batches and becomes visible, whole, with the checkpoint that finishes it. Any reader
+        that lists the folder sees each row once; there is no side log.
+
+        Args:
+            path: Root URL of the output.
+            format: ``parquet``, ``arrow``, ``csv``, ``jsonl`` or ``text``.
+            partition_by: Columns that become folders, as in Hive and Spark.
+            roll_bytes: Size at which a file is finished.
+            roll_seconds: Age at which a file is finished, also while no rows come; ``None`` for no limit. By default
+                five minutes, unless the stream ends by itself (``availableNow``, ``once``), which finishes its files.
+            idle_seconds: Time without rows after which a file is finished, also while none come at all.
+            every_checkpoint: Finish every file with its checkpoint: rows are visible at once, in more and smaller
+                files.
+            partition_zone: Time zone whose clock names the folders of timestamps.
+            compression: A codec of the format.
+            options: Options of the output's store.
+
+        Raises:
+            InvalidInputError: An unknown format, codec or column, or the checkpoint lies where readers of the output
+                find it.
+        """
+        path = absolute_url(path)
+        check_shared(path, "path")
+        check_hidden(self._pipeline.plan.root_url, path, "checkpoint")
+        check_kind(partition_by, Iterable, "partition_by")
+        columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        output = FileOutput(
+            url=path,
+            format=format,
+            partition_by=columns,
+            partition_zone=partition_zone,
+            compression=compression,
+            rolling=RollingPolicy(
+                roll_bytes=roll_bytes,  # type: ignore[arg-type]
+                roll_seconds=roll_seconds,  # type: ignore[arg-type]
+                idle_seconds=idle_seconds,  # type: ignore[arg-type]
+                every_checkpoint=every_checkpoint,
+            ),
+            store_options=plain_options(options),
+        )
+        rows = self._program.output_schema
+        output.file_schema(rows)
+        return self._pipeline.with_outputs_of(
+            replace(self._operator, output=output, output_columns=columns_of(output.named(rows)))
+        )
+
+    def for_each_batch(self, fn: BatchFunction) -> Pipeline:
+        """Hands the output of each checkpoint to a function, for sinks that are not files.
+
+        ``fn(rows, key)`` gets a DataFrame, as in Spark's ``foreachBatch``, and a
+        :class:`~stateline.pipeline.delivery.BatchKey`. It is called at least once for each checkpoint that has rows,
+        after the checkpoint is durable, and always with the same rows under the same ``str(key)``, whatever crashed: a
+        sink that stores the key in the transaction that stores the rows has each row exactly once.
+        :mod:`stateline.spark.sinks.for_each_batch` has all guarantees.
+
+        Args:
+            fn: Runs in the driver. When it raises, the query fails, and the next start delivers the rows again.
+
+        Raises:
+            InvalidInputError: ``fn`` is no function, or elements of lists or maps in the output have no type.
+        """
+        if not callable(fn):
+            raise InvalidInputError(f"{fn!r} is not a function", operation="for_each_batch", hint="Give fn(rows, key)")
+        check_countable(self._program.output_schema, "for_each_batch")
+        return self._pipeline.with_outputs_of(replace(self._operator, delivers=True), fn)
+
+    def state_only(self) -> Pipeline:
+        """Keeps the state and writes nothing else."""
+        return self._pipeline
