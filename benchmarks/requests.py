@@ -23,7 +23,7 @@ from stateline.key_groups import hash_columns, key_group_of, subtask_for_key_gro
 from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.messages import Batch
-from stateline.pipeline.operators.api import Processed
+from stateline.pipeline.operators.api import OperatorProgram, Processed
 from stateline.pipeline.plan import PipelinePlan, PipelineSettings
 from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.state import StateSchema
@@ -61,7 +61,7 @@ CASES = (
 )
 
 
-class Values:
+class Values(OperatorProgram):
     """A program that sets the values of its keys in each of its tables."""
 
     key_columns = ("k",)
@@ -72,9 +72,13 @@ class Values:
 
     def __init__(self, case: Case) -> None:
         self.value_bytes = case.value_bytes
-        self.tables = {f"t{number}": SCHEMA for number in range(case.tables)}
+        self.names = [f"t{number}" for number in range(case.tables)]
 
-    def process(self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, Any], _: Any) -> Processed:
+    @property
+    def tables(self) -> Mapping[str, StateSchema]:
+        return dict.fromkeys(self.names, SCHEMA)
+
+    def process(self, batches: Iterable[pa.RecordBatch], tables: Mapping[str, Any], context: Any) -> Processed:  # noqa: ARG002
         """Sets them."""
         keys = pa.Table.from_batches(batches, pa.schema([("k", pa.int64())]))["k"]
         if not len(keys):
