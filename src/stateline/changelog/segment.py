@@ -15,8 +15,7 @@ offset:
 - ``rows``: rows of files that are still open, or that wait to be delivered. An Arrow IPC stream.
 
 Who has a handle (object, offset, length, CRC32C) reads the section and nothing else. Without any handle there is the
-**directory**, an Arrow IPC stream with one record batch, of one row per section, in the
-order of the object::
+**directory**, an Arrow IPC stream with one record batch, of one row per section, in the order of the object::
 
     kind         string   "changes", "run" or "rows"
     owner        string   the writer's log id (32 hexadecimal digits), the state's name, or the target of the rows

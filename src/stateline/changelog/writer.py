@@ -189,7 +189,8 @@ class ChangelogWriter:
 
         Raises:
             InvalidInputError: Different lengths, nulls, other types, or a key group outside the range. Nothing was
-            added. UnavailableError: As :meth:`append`.
+                added.
+            UnavailableError: As :meth:`append`.
             ClosedError: The writer is closed.
         """
         self._enter(self.key_group_range.start)
@@ -464,11 +465,12 @@ class ChangelogWriter:
 
     def _check_checkpoint(self, checkpoint_id: object, operation: str) -> None:
         if not isinstance(checkpoint_id, int | np.integer) or isinstance(checkpoint_id, bool):
-            message, hint = (
+            raise InvalidInputError(
                 f"checkpoint_id must be an integer, got {checkpoint_id!r}",
-                "Give its number",
+                operation=operation,
+                subject=self.operator_id,
+                hint="Give its number",
             )
-            raise InvalidInputError(message, operation=operation, subject=self.operator_id, hint=hint)
 
     def _checked(self, name: str, number: SequenceNumber, operation: str) -> int:
         if not isinstance(number, SequenceNumber):

@@ -1,7 +1,7 @@
 """A stand-in for the ``os`` module of a backend on local disk: each call is a switch point, can fail, is recorded.
 
-:func:`intercepted` puts it in place: it replaces the name ``os`` in the modules under test;
-the real calls are made on the real file system, so what runs is the backend itself.
+:func:`intercepted` puts it in place: it replaces the name ``os`` in the modules under test. The real calls are made on
+the real file system, so what runs is the backend itself.
 
 Facts:
 - ``close`` always goes through: a process that dies closes its descriptors.
