@@ -9,6 +9,7 @@ import argparse
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.messages import Batch
 from stateline.pipeline.operators.api import OperatorProgram, Processed
-from stateline.pipeline.plan import PipelinePlan, PipelineSettings
+from stateline.pipeline.plan import PLAIN, PipelinePlan, PipelineSettings
 from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.state import StateSchema
 from stateline.state.keys import group_rows, key_rows
@@ -99,7 +100,7 @@ def measure(case: Case, folder: Path, batches: int) -> list[dict[str, int]]:
         parallelism=case.subtasks,
         max_parallelism=KEY_GROUPS,
         graph=Graph.of_one_input([OperatorPlan.of("values", program)]),
-        inline_bytes=PipelineSettings().inline_bytes,
+        settings=replace(PLAIN, inline_bytes=PipelineSettings().inline_bytes),
     )
 
     def run_subtasks(batch: Batch[Any], tasks: Any) -> Any:

@@ -214,7 +214,7 @@ def format_page() -> str:
     """The format, from the docstrings of the modules that keep it, and the constants of the module of blocks."""
     messages = []
     for compression in Compression:
-        message = block.message_layout(compression)
+        message = block.MESSAGES[compression]
         places = f"rows at {message.rows_at}, buffers at {message.buffers_at}, rows and nulls at {message.nodes_at}"
         title = f"Compression {compression.name.lower()}, {len(message.constant)} bytes: {places}."
         messages.append(f"{title}\n\n```\n{_hex(message.constant)}\n```")

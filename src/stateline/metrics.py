@@ -39,20 +39,14 @@ class Counter:
 
 
 class Gauge:
-    """The latest of a changing value, or a function that reads it."""
+    """The latest of a changing value; 0 at first."""
 
-    def __init__(self, read: Callable[[], float] | None = None, initial: float = 0.0) -> None:
-        self._read = read
-        self._value = initial
+    def __init__(self) -> None:
+        self.value = 0.0
 
     def set(self, value: float) -> None:
         """Replaces the value."""
-        self._value = value
-
-    @property
-    def value(self) -> float:
-        """The present value."""
-        return self._read() if self._read is not None else self._value
+        self.value = value
 
 
 class Histogram:
@@ -100,9 +94,9 @@ class Metrics:
         """The counter called ``name``."""
         return self._get(name, Counter)
 
-    def gauge(self, name: str, read: Callable[[], float] | None = None) -> Gauge:
-        """The gauge called ``name``; ``read``, if given on first use, is asked at each snapshot."""
-        return self._get(name, lambda: Gauge(read))
+    def gauge(self, name: str) -> Gauge:
+        """The gauge called ``name``."""
+        return self._get(name, Gauge)
 
     def histogram(self, name: str) -> Histogram:
         """The histogram called ``name``."""

@@ -17,9 +17,9 @@ from stateline.blob.api import BlobStore
 from stateline.blob.s3_parts import plan_parts
 from stateline.environment import Environment
 from stateline.errors import InternalError
-from stateline.testing.system_calls import Gate, RequestGate
+from stateline.testing.system_calls import Gate
 from tests.kit import cloud_azure, cloud_gcs, cloud_s3
-from tests.kit.cloud_network import Network
+from tests.kit.cloud_network import Network, RequestGate
 
 __all__ = ["AzureBackend", "CloudBackend", "GcsBackend", "S3Backend"]
 

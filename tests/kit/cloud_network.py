@@ -16,17 +16,30 @@ import contextlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import count
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from stateline.blob.answers import try_unanswered
 from stateline.testing.faults import Fault, FaultKind
-from stateline.testing.system_calls import RequestGate
+from stateline.testing.system_calls import Gate
 
-__all__ = ["CutBody", "Network", "NoAnswer", "Refused", "ServiceClock"]
+__all__ = ["CutBody", "Network", "NoAnswer", "Refused", "RequestGate", "ServiceClock"]
 
 T = TypeVar("T")
 
 _EPOCH: Final = 1_700_000_000.0
+
+
+@runtime_checkable
+class RequestGate(Gate, Protocol):
+    """What stands before each request of a cloud store's client."""
+
+    def strike(self, operation: str, subject: str) -> Fault | None:
+        """As :meth:`Gate.enter`, with the whole fault."""
+        ...
+
+    def postpone(self, fault: Fault, request: Callable[[], None]) -> None:
+        """Keeps a request that reaches the service later."""
+        ...
 
 
 class Refused(Exception):  # noqa: N818 - an answer of the service

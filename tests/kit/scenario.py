@@ -182,7 +182,8 @@ def restart(scenario: Scenario, world: World, incarnation: int) -> bool:
         require_typed_end(world)
         if process.succeeded or world.faults.under_way + len(world.scheduler.actors) >= rivals:
             break
-    if world.faults.destroyed and isinstance(process.error, DataLossError | CorruptDataError):
+    destroyed = any(fault.kind.lasts for fault in world.faults.struck)
+    if destroyed and isinstance(process.error, DataLossError | CorruptDataError):
         return False
     why = f"it raised {process.error!r}" if process.error else f"it waits for ever\n{world.scheduler.report()}"
     require(process.succeeded, "H1", f"{process.name} did not succeed without faults: {why}")

@@ -17,11 +17,11 @@ def test_counters_lose_no_increment_between_threads():
     assert counter.value == 4000
 
 
-def test_a_gauge_is_set_or_read():
-    gauge = Gauge(initial=2.0)
+def test_a_gauge_has_the_latest_value():
+    gauge = Gauge()
+    assert gauge.value == 0
     gauge.set(3.5)
     assert gauge.value == 3.5
-    assert Gauge(lambda: 7).value == 7
 
 
 def test_an_empty_histogram_has_a_count_and_a_sum():
@@ -49,7 +49,7 @@ def test_a_name_keeps_its_metric():
     metrics = Metrics()
     assert metrics.counter("a") is metrics.counter("a")
     assert metrics.histogram("b") is metrics.histogram("b")
-    assert metrics.gauge("c", lambda: 1.0) is metrics.gauge("c")
+    assert metrics.gauge("c") is metrics.gauge("c")
 
 
 def test_a_snapshot_is_sorted_and_holds_values():

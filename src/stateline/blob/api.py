@@ -172,9 +172,9 @@ class BlobStore(Closable):
     def stage(self, target: str, data: Buffer) -> Part:
         """Makes one durable piece of a future ``target``, under a fresh name that no other call can produce.
 
-        It may fit no other target: on Azure a long piece is a block of that very blob.
-        Readers that list the root's visible folders do not see it. A call that fails leaves at most garbage, which the
-        sweep finds; the name is never used again.
+        It may fit no other target: on Azure a long piece is a block of that very blob. Readers that list the root's
+        visible folders do not see it. A call that fails leaves at most garbage, which the sweep finds; the name is
+        never used again.
         """
 
     def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:  # noqa: ARG002

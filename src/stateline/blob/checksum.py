@@ -9,6 +9,7 @@ Facts:
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
 from functools import cache
 from typing import Final
@@ -18,7 +19,7 @@ import crc32c as hardware
 from stateline.blob.api import Buffer
 from stateline.handles import Part
 
-__all__ = ["combine_crc32c", "crc32c", "crc32c_of_parts"]
+__all__ = ["combine_crc32c", "crc32c", "crc32c_of_parts", "encoded_checksum"]
 
 _POLYNOMIAL: Final = 0x82F63B78
 """Castagnoli's polynomial, bit-reversed."""
@@ -46,6 +47,11 @@ def crc32c_of_parts(parts: Iterable[Part]) -> int:
     for part in parts:
         total = combine_crc32c(total, part.crc32c, part.length)
     return total
+
+
+def encoded_checksum(checksum: int) -> str:
+    """A CRC32C as S3 and Cloud Storage write it."""
+    return base64.b64encode(checksum.to_bytes(4, "big")).decode("ascii")
 
 
 @cache

@@ -40,11 +40,12 @@ from msgspec import structs
 from stateline.blob.answers import Answer, Refusal, answer_of_status, try_unanswered
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.arguments import checked_names, checked_parts, own_bytes
+from stateline.blob.checksum import encoded_checksum
 from stateline.blob.cloud_copies import CopyingStore
 from stateline.blob.cloud_settings import CloudSettings, parse_endpoint
 from stateline.blob.gcs_compose import Step, compose_steps
 from stateline.blob.gcs_names import check_staged, is_entropy_folder, staging_key
-from stateline.blob.gcs_replies import NONCE, encoded_checksum, object_info, part_of, text_of, url_of
+from stateline.blob.gcs_replies import NONCE, object_info, part_of, text_of, url_of
 from stateline.blob.names import STAGING_PREFIX
 from stateline.blob.outcome import Fingerprint, PieceError, parts_missing
 from stateline.errors import CorruptDataError, InternalError, InvalidInputError, StatelineError

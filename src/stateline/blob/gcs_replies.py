@@ -8,7 +8,7 @@ from typing import Any, Final
 from stateline.blob.api import ObjectInfo
 from stateline.handles import Part
 
-__all__ = ["NONCE", "encoded_checksum", "object_info", "part_of", "text_of", "url_of"]
+__all__ = ["NONCE", "object_info", "part_of", "text_of", "url_of"]
 
 NONCE: Final = "stateline-nonce"
 """Under which an object keeps the nonce of its writer."""
@@ -52,8 +52,3 @@ def part_of(made: ObjectInfo) -> Part:
     return Part(
         name=made.name, length=made.size, crc32c=made.crc32c or 0, version=made.version, container=made.container
     )
-
-
-def encoded_checksum(checksum: int) -> str:
-    """A CRC32C as the service writes it."""
-    return base64.b64encode(checksum.to_bytes(4, "big")).decode("ascii")

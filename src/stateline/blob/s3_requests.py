@@ -9,13 +9,14 @@ from functools import partial
 from typing import Any, Final
 
 from stateline.blob.api import ObjectInfo
+from stateline.blob.checksum import encoded_checksum
 from stateline.blob.cloud_copies import CopyingStore
 from stateline.blob.cloud_settings import CloudSettings, parse_endpoint, parse_secret
 from stateline.blob.outcome import Fingerprint
 from stateline.errors import AccessDeniedError, OutcomeUnknownError
 from stateline.options import Secret, parse_bool, setting
 
-__all__ = ["S3Requests", "S3StoreSettings", "encoded_checksum", "metadata_of", "object_info"]
+__all__ = ["S3Requests", "S3StoreSettings", "metadata_of", "object_info"]
 
 _NONCE: Final = "stateline-nonce"
 _CHECKSUM: Final = "stateline-crc32c"
@@ -113,8 +114,3 @@ def object_info(name: str, found: Mapping[str, Any]) -> ObjectInfo:
 def metadata_of(ours: Fingerprint) -> dict[str, str]:
     """What an object keeps beside its bytes."""
     return {_CHECKSUM: f"{ours.crc32c:08x}", **({_NONCE: ours.nonce} if ours.nonce else {})}
-
-
-def encoded_checksum(checksum: int) -> str:
-    """A CRC32C as the service writes it."""
-    return base64.b64encode(checksum.to_bytes(4, "big")).decode("ascii")

@@ -34,11 +34,11 @@ from typing import Any, Final, NamedTuple
 from stateline.blob.answers import Answer, Refusal
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.arguments import checked_parts, own_bytes
-from stateline.blob.checksum import crc32c
+from stateline.blob.checksum import crc32c, encoded_checksum
 from stateline.blob.names import STAGING_PREFIX, check_name, not_staged
 from stateline.blob.outcome import Fingerprint, PieceError, damaged_part
 from stateline.blob.s3_parts import PARTS_MAX, Segment, plan_parts
-from stateline.blob.s3_requests import S3Requests, encoded_checksum, metadata_of
+from stateline.blob.s3_requests import S3Requests, metadata_of
 from stateline.errors import AccessDeniedError, InvalidInputError, OutcomeUnknownError
 from stateline.handles import Part
 

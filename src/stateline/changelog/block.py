@@ -23,7 +23,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +31,12 @@ import pyarrow as pa
 
 from stateline.blob.api import Buffer
 from stateline.blob.checksum import crc32c
-from stateline.errors import CorruptDataError
+from stateline.changelog.segment import damaged
 
 __all__ = [
     "END_OF_STREAM",
     "MAX_COMPRESSED_BLOCK_BYTES",
+    "MESSAGES",
     "SCHEMA",
     "SCHEMA_MESSAGE",
     "Compression",
@@ -44,7 +45,6 @@ __all__ = [
     "block_compression",
     "decode_block",
     "encode_block",
-    "message_layout",
     "raw_bytes",
 ]
 
@@ -110,7 +110,7 @@ def _message(rows_at: int, buffers_at: int, head: str) -> MessageLayout:
     return MessageLayout(bytes(constant), rows_at, buffers_at)
 
 
-_MESSAGES: Final = {
+MESSAGES: Final = {
     Compression.NONE: _message(
         72,
         88,
@@ -132,6 +132,7 @@ _MESSAGES: Final = {
         "08000700060000000000000105000000",
     ),
 }
+"""The record-batch message of each compression, with zeros for its numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +150,6 @@ class EncodedBlock:
     length: int
     crc32c: int
     raw_crc32c: int
-
-
-def message_layout(compression: Compression) -> MessageLayout:
-    """The record-batch message of a compression, with zeros for its numbers."""
-    return _MESSAGES[compression]
 
 
 def raw_bytes(rows: int, change_bytes: int) -> int:
@@ -234,20 +230,20 @@ def decode_block(
     for length in lengths:
         starts.append(starts[-1] + length + len(_padding(length)))
     if len(stored) != starts[3]:
-        _refuse(f"the block has {len(stored)} bytes, its columns need {starts[3]}", subject)
+        raise damaged(f"the block has {len(stored)} bytes, its columns need {starts[3]}", subject)
     if stored[: len(front)] != front:
-        _refuse("the block is not the Arrow message that its table announces", subject)
+        raise damaged("the block is not the Arrow message that its table announces", subject)
     pieces = [pa.py_buffer(stored[start : start + length]) for start, length in zip(starts, lengths, strict=False)]
     if compression is not Compression.NONE:
         pieces = _inflate(pieces, raw_lengths, raw_crc32c, compression, subject)
     elif raw_crc32c != 0:
-        _refuse("a block that is not compressed has a checksum of its columns", subject)
+        raise damaged("a block that is not compressed has a checksum of its columns", subject)
     return _columns(pieces, rows, change_bytes, subject)
 
 
 def _front(compression: Compression, rows: int, lengths: Sequence[int]) -> bytes:
     """The record-batch message, up to the body."""
-    template = _MESSAGES[compression]
+    template = MESSAGES[compression]
     message = bytearray(template.constant)
     second = lengths[0] + len(_padding(lengths[0]))
     third = second + lengths[1] + len(_padding(lengths[1]))
@@ -263,13 +259,13 @@ def _front(compression: Compression, rows: int, lengths: Sequence[int]) -> bytes
 
 def _stored_lengths(stored: memoryview, compression: Compression, subject: str) -> tuple[int, int, int]:
     """The lengths of the compressed buffers, as the block says; the caller compares the whole message afterwards."""
-    at = _MESSAGES[compression].buffers_at
+    at = MESSAGES[compression].buffers_at
     if len(stored) < at + _BUFFERS.size:
-        _refuse("the block ends within its message", subject)
+        raise damaged("the block ends within its message", subject)
     numbers = _BUFFERS.unpack_from(stored, at)
     first, second, third = numbers[3], numbers[7], numbers[9]
     if min(first, second, third) < 0 or max(first, second, third) > len(stored):
-        _refuse("a column of the block is longer than the block", subject)
+        raise damaged("a column of the block is longer than the block", subject)
     return first, second, third
 
 
@@ -302,15 +298,15 @@ def _inflate(
             try:
                 column = codec.decompress(packed, decompressed_size=raw_length)
             except (OSError, pa.ArrowException) as error:
-                raise _damage(f"the block cannot be decompressed: {error}", subject) from error
+                raise damaged(f"the block cannot be decompressed: {error}", subject) from error
         elif announced == -1 and packed.size == raw_length:
             column = packed
         else:
-            _refuse(f"a column announces {announced} bytes where the table has {raw_length}", subject)
+            raise damaged(f"a column announces {announced} bytes where the table has {raw_length}", subject)
         checksum = crc32c(memoryview(column), checksum)
         columns.append(column)
     if checksum != raw_crc:
-        _refuse("the decompressed block does not match its checksum", subject)
+        raise damaged("the decompressed block does not match its checksum", subject)
     return columns
 
 
@@ -321,21 +317,11 @@ def _columns(
     key_groups = np.frombuffer(pieces[0], "<i2", rows)
     offsets = np.frombuffer(pieces[1], "<i4", rows + 1)
     if offsets[0] != 0 or offsets[-1] != change_bytes or (rows and bool((offsets[1:] < offsets[:-1]).any())):
-        _refuse("the offsets of the changes are not ascending", subject)
+        raise damaged("the offsets of the changes are not ascending", subject)
     if rows and bool((key_groups[1:] < key_groups[:-1]).any()):
-        _refuse("the changes are not sorted by key group", subject)
+        raise damaged("the changes are not sorted by key group", subject)
     return key_groups, pa.Array.from_buffers(pa.binary(), rows, [None, pieces[1], pieces[2]])
 
 
 def _padding(length: int) -> bytes:
     return _ZEROS[: -length % 8]
-
-
-def _damage(message: str, subject: str) -> CorruptDataError:
-    return CorruptDataError(
-        message, operation="decode", subject=subject, hint="The object is damaged or was not written by Stateline"
-    )
-
-
-def _refuse(message: str, subject: str) -> NoReturn:
-    raise _damage(message, subject)

@@ -56,7 +56,7 @@ import bisect
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final
 from uuid import UUID
 
 import numpy as np
@@ -72,8 +72,8 @@ from stateline.changelog.block import (
     raw_bytes,
 )
 from stateline.changelog.columns import ChangeColumns, sorted_columns
-from stateline.changelog.segment import Section, SectionKind
-from stateline.errors import CorruptDataError, UnsupportedVersionError
+from stateline.changelog.segment import Section, SectionKind, damaged
+from stateline.errors import UnsupportedVersionError
 from stateline.key_groups import KeyGroupRange
 
 __all__ = ["FORMAT_VERSION", "BlockEntry", "ChangesTable", "EncodedChanges", "decode_table", "encode_changes"]
@@ -273,12 +273,14 @@ def decode_table(data: bytes, subject: str) -> ChangesTable:
         UnsupportedVersionError: A newer version wrote it.
     """
     if len(data) < _HEADER.size:
-        _refuse(f"{len(data)} bytes are too few for a table of changes: expected at least {_HEADER.size}", subject)
+        raise damaged(
+            f"{len(data)} bytes are too few for a table of changes: expected at least {_HEADER.size}", subject
+        )
     magic, version, compression, zero, log_id, number, payload, size, changes, count, low, high, zero_too, checksum = (
         _HEADER.unpack_from(data)
     )
     if magic != _MAGIC:
-        _refuse("expected the magic number of a table of changes", subject)
+        raise damaged("expected the magic number of a table of changes", subject)
     if version > FORMAT_VERSION:
         raise UnsupportedVersionError(
             f"version {version} is newer than {FORMAT_VERSION}",
@@ -287,11 +289,11 @@ def decode_table(data: bytes, subject: str) -> ChangesTable:
             hint="Upgrade Stateline",
         )
     if version != FORMAT_VERSION or count > _MAX_BLOCKS or len(data) != _HEADER.size + count * _ENTRY.size:
-        _refuse(f"{len(data)} bytes do not fit a table of {count} blocks of version {version}", subject)
+        raise damaged(f"{len(data)} bytes do not fit a table of {count} blocks of version {version}", subject)
     if crc32c(data[_HEADER.size :], crc32c(data[: _HEADER.size - _CRC.size])) != checksum:
-        _refuse("the checksum of the table does not match", subject)
+        raise damaged("the checksum of the table does not match", subject)
     if zero or zero_too or number < 0 or compression not in tuple(Compression):
-        _refuse("a field of the header is out of bounds", subject)
+        raise damaged("a field of the header is out of bounds", subject)
     compression = Compression(compression)
     blocks = tuple(_entries(data, compression, subject))
     found = (
@@ -301,7 +303,7 @@ def decode_table(data: bytes, subject: str) -> ChangesTable:
         (blocks[0].key_groups[0], blocks[-1].key_groups[1]) if blocks else (0, -1),
     )
     if found != (payload, size, changes, (low, high)):
-        _refuse("the header and the entries contradict each other", subject)
+        raise damaged("the header and the entries contradict each other", subject)
     length = len(SCHEMA_MESSAGE) + payload + len(END_OF_STREAM) + len(data)
     return ChangesTable(UUID(bytes=log_id), number, compression, size, changes, len(data), length, checksum, blocks)
 
@@ -312,15 +314,9 @@ def _entries(table: bytes, compression: Compression, subject: str) -> Iterator[B
     for low, high, rows, length, change_bytes, checksum, raw_crc in _ENTRY.iter_unpack(table[_HEADER.size :]):
         raw = raw_bytes(rows, change_bytes)
         if low < previous or high < low or (low < 0 <= high) or rows == 0 or length % 8 or length == 0:
-            _refuse("an entry of the table is out of bounds", subject)
+            raise damaged("an entry of the table is out of bounds", subject)
         if block_compression(compression, rows, change_bytes) is Compression.NONE and raw > length:
-            _refuse("a block is smaller than its changes", subject)
+            raise damaged("a block is smaller than its changes", subject)
         yield BlockEntry((low, high), rows, position, length, change_bytes, checksum, raw_crc)
         position += length
         previous = high
-
-
-def _refuse(message: str, subject: str) -> NoReturn:
-    raise CorruptDataError(
-        message, operation="decode", subject=subject, hint="The object is damaged or was not written by Stateline"
-    )

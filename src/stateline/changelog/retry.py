@@ -67,7 +67,6 @@ class RetryingExecutor:
         self.monitor = environment.executors.monitor()
         self._owns_executor = self.executor is not executor
         self._track = Track(self.executor, self.clock, self.metrics, closed_uploads)
-        self._closed = False
 
     def execute(self, policy: RetryPolicy, action: RetriableAction) -> Future[Any]:
         """Starts the first attempt and returns at once.
@@ -78,7 +77,7 @@ class RetryingExecutor:
         check_kind(policy, RetryPolicy, "policy")
         race = self.race(policy, action)
         self.queue(race)
-        self.due(race)
+        race.due()
         return race.future
 
     def race(self, policy: RetryPolicy, action: RetriableAction) -> Race:
@@ -86,30 +85,16 @@ class RetryingExecutor:
         return Race(self._track, Attempts(policy), action, self.monitor)
 
     def queue(self, race: Race, delay: float | None = None) -> None:
-        """Takes an upload that is due when :meth:`due` says so, and at the latest after ``delay``."""
+        """Takes an upload that is due when :meth:`Race.due` says so, and at the latest after ``delay``."""
         with self.monitor:
             self._track.live[race] = None
             if delay is not None:
-                race.timer = self.executor.call_later(delay, functools.partial(self.due, race))
-
-    def due(self, race: Race) -> None:
-        """Starts an upload that is queued, and none that is not."""
-        if self._closed:
-            race.close()
-        else:
-            race.due()
-
-    def run(self, race: Race) -> None:
-        """As :meth:`due`, for a thread of the executor, which goes on with the attempt."""
-        if self._closed:
-            race.close()
-        else:
-            race.run()
+                race.timer = self.executor.call_later(delay, race.due)
 
     def close(self) -> None:
         """Fails every action that has no winner yet. Attempts that run go on, and are discarded if they succeed."""
         with self.monitor:
-            self._closed = True
+            self._track.is_closed = True
             live = list(self._track.live)
         if self._owns_executor:
             self.executor.close(wait=False)
@@ -117,7 +102,7 @@ class RetryingExecutor:
             race.close()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Track:
     """What the races of one owner share.
 
@@ -127,6 +112,7 @@ class Track:
         metrics: Where to count.
         closed: Why nothing starts once the executor is closed.
         live: The races that were queued and have not ended.
+        is_closed: Whether a race that becomes due now fails.
     """
 
     executor: Executor
@@ -134,6 +120,7 @@ class Track:
     metrics: ChangelogMetrics
     closed: Callable[[], ClosedError]
     live: dict[Race, None] = field(default_factory=dict)
+    is_closed: bool = False
 
 
 class Race:
@@ -189,6 +176,8 @@ class Race:
             attempt: Its number.
             start: How the next attempt is started; by default on a thread of the executor.
         """
+        if event == "due" and self._track.is_closed:
+            event, value = "closed", self._track.closed()
         with self._monitor:
             instruction = self.attempts.on(event, attempt, None if event == "succeeded" else value)
             number, delay, error = self.attempts.started, self.attempts.delay, self.attempts.error

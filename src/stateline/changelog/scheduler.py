@@ -21,7 +21,7 @@ from stateline.changelog.api import AvailabilityProvider
 from stateline.changelog.metrics import ChangelogMetrics
 from stateline.changelog.retry import Pledge, RetryingExecutor, closed_uploads
 from stateline.changelog.settings import ChangelogSettings
-from stateline.changelog.upload_table import Batch, QueuedTask, RetryPolicy, UploadRoom
+from stateline.changelog.upload_table import Batch, RetryPolicy, UploadRoom
 from stateline.changelog.upload_task import (
     StateChangeUploader,
     StateChangeUploadScheduler,
@@ -163,18 +163,22 @@ class _BatchingScheduler:
     # -- taking tasks ---------------------------------------------------------------------------------------------
 
     def upload(self, task: UploadTask) -> None:
+        arrived = self.clock.monotonic()
         try:
-            place = None if self._process != os.getpid() else self._place(task)
+            ready = None if self._process != os.getpid() else self._queued(task)
         except BaseException as error:  # The caller was interrupted, as a rule while it waited for room.
             if not task.taken:
                 task.fail(error)
             raise
-        if place is None:
+        if ready is None:
             task.fail(_refused(self._process))
+            return
+        for batch in ready:
+            self._start_soon(batch)
+        self.metrics.histogram("capacity_wait_seconds").record(self.clock.monotonic() - arrived)
 
-    def _place(self, task: UploadTask) -> QueuedTask | None:
-        """Queues the task as soon as there is room; ``None``: there never will be."""
-        arrived = self.clock.monotonic()
+    def _queued(self, task: UploadTask) -> list[_Batch] | None:
+        """Queues the task as soon as there is room: the batches that are to go now. ``None``: there never will be."""
         with self._monitor:
             blocked, last = not self._uploads.has_room_for(task), self._newest
         if blocked and last is not None:
@@ -183,15 +187,12 @@ class _BatchingScheduler:
             if not self._wait_for_room(task):
                 return None
             last, batch = self._newest, self._batch_for(task)
-            self._uploads.enter(batch, place := batch.with_task(task, self.clock.monotonic()))
+            self._uploads.enter(batch, batch.with_task(task, self.clock.monotonic()))
             ready = [batch] if batch.race.timer is None or self._uploads.is_full(batch) else []
             if last not in (None, batch) and last.race.attempts.is_open and not self._uploads.is_full(last):
                 ready = [last, batch]  # Together they are enough to go at once.
             self._show_gauges()
-        for one in ready:
-            self._start_soon(one)
-        self.metrics.histogram("capacity_wait_seconds").record(self.clock.monotonic() - arrived)
-        return place
+        return ready
 
     def _wait_for_room(self, task: UploadTask) -> bool:
         """Waits, in the order of arrival; ``False`` if the scheduler is closed."""
@@ -222,10 +223,10 @@ class _BatchingScheduler:
 
     def _start_soon(self, batch: _Batch) -> None:
         try:
-            self.retrying.executor.submit(self.retrying.run, batch.race)
+            self.retrying.executor.submit(batch.race.run)
         except Exception as error:  # noqa: BLE001 - from an executor of whatever kind
             _LOG.debug("batches are started by whoever fills them: %s", error)
-            self.retrying.due(batch.race)
+            batch.race.due()
 
     def began(self, batch: Batch) -> None:
         """For the batch only: its first attempt begins."""

@@ -15,8 +15,7 @@ offset:
 - ``rows``: rows of files that are still open, or that wait to be delivered. An Arrow IPC stream.
 
 Who has a handle (object, offset, length, CRC32C) reads the section and nothing else. Without any handle there is the
-**directory**, an Arrow IPC stream with one record batch, of one row per section, in the
-order of the object::
+**directory**, an Arrow IPC stream with one record batch, of one row per section, in the order of the object::
 
     kind         string   "changes", "run" or "rows"
     owner        string   the writer's log id (32 hexadecimal digits), the state's name, or the target of the rows
@@ -65,6 +64,7 @@ __all__ = [
     "EncodedSegment",
     "Section",
     "SectionKind",
+    "damaged",
     "encode_segment",
     "read_directory",
 ]
@@ -308,14 +308,15 @@ def _decode_directory(directory: memoryview, subject: str) -> tuple[DirectoryEnt
         rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
         return tuple(DirectoryEntry(SectionKind(kind), *rest) for kind, *rest in rows)
     except (pa.ArrowException, OSError, ValueError, MemoryError, StopIteration) as error:
-        raise _damage(f"the directory cannot be read: {error}", subject) from error
+        raise damaged(f"the directory cannot be read: {error}", subject) from error
 
 
 def _refuse(message: str, name: str, offset: int) -> NoReturn:
-    raise _damage(message, f"{name} at byte {offset}")
+    raise damaged(message, f"{name} at byte {offset}")
 
 
-def _damage(message: str, subject: str) -> CorruptDataError:
+def damaged(message: str, subject: str) -> CorruptDataError:
+    """The error of stored bytes that are not what was written."""
     return CorruptDataError(
         message, operation="decode", subject=subject, hint="The object is damaged or was not written by Stateline"
     )

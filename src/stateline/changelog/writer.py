@@ -189,7 +189,8 @@ class ChangelogWriter:
 
         Raises:
             InvalidInputError: Different lengths, nulls, other types, or a key group outside the range. Nothing was
-            added. UnavailableError: As :meth:`append`.
+                added.
+            UnavailableError: As :meth:`append`.
             ClosedError: The writer is closed.
         """
         self._enter(self.key_group_range.start)
@@ -200,7 +201,8 @@ class ChangelogWriter:
                 self._active = self._active.with_columns(piece)
                 self._room = self._active.room
                 if self._room <= 0:
-                    self._flush()
+                    self._rollover()
+                    self._submit()
 
     def _enter(self, key_group: int) -> None:
         """Runs callbacks, then checks that the writer takes changes and this key group: the slow path of an append."""
@@ -240,7 +242,8 @@ class ChangelogWriter:
         self._active.ends.append(size)
         self._ended = size
         if full:
-            self._flush()
+            self._rollover()
+            self._submit()
 
     def _refuse_change(self, key_group: object, value: object, error: Exception) -> NoReturn:
         """Says what is wrong. What was added of the change is left behind by the next one."""
@@ -269,7 +272,7 @@ class ChangelogWriter:
         self._rollover()
         waiting = self._sets.waiting
         if waiting.weight >= self._settings.persist_size_threshold or len(waiting) >= _MAX_TASK_SETS:
-            self._submit(sorted(waiting))  # Nobody may ever persist what a materialization has cut off.
+            self._submit()  # Nobody may ever persist what a materialization has cut off.
         return SequenceNumber(self._active.number)
 
     def _rollover(self) -> None:
@@ -308,22 +311,18 @@ class ChangelogWriter:
             if snapshot.is_complete:
                 self._complete(snapshot)
             else:
-                self._submit(sorted(number for number in self._sets.waiting if number >= start))
+                self._submit(start)
         except BaseException as error:
             self._fail(snapshot, error)  # Its future reaches nobody.
             raise
         self._mailbox.run()
         return snapshot.future
 
-    def _flush(self) -> None:
-        """Sends everything that waits, without a checkpoint."""
-        self._rollover()
-        self._submit(sorted(self._sets.waiting))
-
-    def _submit(self, numbers: list[int]) -> None:
-        """Sends waiting sets, in as few tasks as the bound of a batch allows. May wait for room."""
-        self._note_given()
+    def _submit(self, start: int = 0) -> None:
+        """Sends the sets from ``start`` on that wait, in as few tasks as a batch's bound allows. May wait for room."""
         waiting = self._sets.waiting
+        numbers = sorted(number for number in waiting if number >= start)
+        self._note_given()
         left = filter(waiting.__contains__, numbers)
         for sets in waiting.groups(left, self._settings.persist_size_threshold, _MAX_TASK_SETS):
             self._given = UploadTask(sets, self._posted(self._on_success), self._posted(self._on_failure))
@@ -466,11 +465,12 @@ class ChangelogWriter:
 
     def _check_checkpoint(self, checkpoint_id: object, operation: str) -> None:
         if not isinstance(checkpoint_id, int | np.integer) or isinstance(checkpoint_id, bool):
-            message, hint = (
+            raise InvalidInputError(
                 f"checkpoint_id must be an integer, got {checkpoint_id!r}",
-                "Give its number",
+                operation=operation,
+                subject=self.operator_id,
+                hint="Give its number",
             )
-            raise InvalidInputError(message, operation=operation, subject=self.operator_id, hint=hint)
 
     def _checked(self, name: str, number: SequenceNumber, operation: str) -> int:
         if not isinstance(number, SequenceNumber):

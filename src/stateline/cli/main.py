@@ -1,6 +1,6 @@
 """The entry point of the command ``stateline``.
 
-Owns the exit codes: 0 done, 1 the answer is bad news, 2 the call was wrong or a package is missing, 130 interrupted,
+Exit codes: 0 done, 1 the answer is bad news, 2 the call was wrong or a package is missing, 130 interrupted,
 141 the answer was not read to its end.
 """
 

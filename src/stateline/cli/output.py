@@ -140,23 +140,20 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], indent
         click.echo(f"{indent}{'  '.join(padded)}".rstrip())
 
 
-def print_facts(
-    facts: Sequence[Mapping[str, object]], columns: Mapping[str, str], *, as_json: bool, indent: str = ""
-) -> None:
+def print_facts(facts: Sequence[Mapping[str, object]], columns: Mapping[str, str], *, as_json: bool) -> None:
     """A table of facts, or one JSON object for each.
 
     Args:
         facts: One mapping for each row. What is absent or ``None`` is blank in the table.
         columns: The headings of the table, and which fact stands under each.
         as_json: Print all facts as JSON instead.
-        indent: What each line of the table begins with.
     """
     if as_json:
         for fact in facts:
             print_json(fact)
         return
     rows = [["" if fact.get(key) is None else fact[key] for key in columns.values()] for fact in facts]
-    print_table(list(columns), rows, indent)
+    print_table(list(columns), rows)
 
 
 def print_json(facts: Mapping[str, object]) -> None:

@@ -311,7 +311,7 @@ class MicroBatchCoordinator(Generic[D]):
                 properties=next_properties(plan, newest, self._output_urls),
             )
             self._next_timer_ms = min((at for item in results if (at := item.next_timer_ms) is not None), default=None)
-            record = packed(record, self._segments, plan.record_bytes)
+            record = packed(record, self._segments, plan.settings.record_bytes)
             metrics = _summed_metrics(results)
             metrics |= {"subtasks_seconds": computed - began, "pack_seconds": clock.monotonic() - computed}
             return BatchReport(checkpoint=record, replayed=False, metrics=metrics | self._commit(record))
@@ -331,7 +331,7 @@ class MicroBatchCoordinator(Generic[D]):
         self._newest, self._is_published = record, False
         self._publish(record)
         published = clock.monotonic()
-        retain = partial(self._checkpoints.retain, self._plan.retained_checkpoints)
+        retain = partial(self._checkpoints.retain, self._plan.settings.retained_checkpoints)
         if self._upkeep is None:
             retain()
         else:

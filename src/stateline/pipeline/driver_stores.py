@@ -37,7 +37,7 @@ class DriverStores(Closable):
         """
 
         def opened(url: str, options: Mapping[str, str]) -> BlobStore:
-            return raced(open_store(url, options, environment), plan.retry_policy, environment)
+            return raced(open_store(url, options, environment), plan.settings.retry_policy, environment)
 
         stores = cls(
             root=opened(plan.root_url, plan.root_options),
@@ -47,8 +47,9 @@ class DriverStores(Closable):
                 if operator.output is not None
             },
         )
-        if plan.local_copies not in (AUTO_COPIES, NO_COPIES):
-            copies = HostCache(plan.local_copies, plan.local_copies_bytes, environment=environment)
+        folder = plan.settings.local_copies
+        if folder not in (AUTO_COPIES, NO_COPIES):
+            copies = HostCache(folder, plan.settings.local_copies_bytes, environment=environment)
             copies.check_apart([stores.root, *stores.outputs.values()], "local_copies")
         return stores
 

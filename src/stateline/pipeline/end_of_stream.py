@@ -25,7 +25,7 @@ from stateline.pipeline.driver_stores import DriverStores
 from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.messages import Batch, SubtaskInput, SubtaskResult
 from stateline.pipeline.open_files import FinishFiles
-from stateline.pipeline.plan import PipelinePlan
+from stateline.pipeline.plan import PLAIN, PipelinePlan
 
 __all__ = ["file_finisher", "finish_open_files", "finish_root", "plan_finisher"]
 
@@ -141,7 +141,7 @@ def _plan_of(
         parallelism=record.parallelism,
         max_parallelism=record.max_parallelism,
         graph=Graph.of_one_input(operators),
-        retained_checkpoints=retained_checkpoints,
+        settings=replace(PLAIN, retained_checkpoints=retained_checkpoints),
         root_options=root_options,
     )
 

@@ -8,8 +8,8 @@ of what is in the store, so it may come twice, from any process, also from one t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.messages import Batch, BatchReport, SubtaskInput, SubtaskResult
 from stateline.pipeline.open_files import files_due_at, is_round_of
 from stateline.pipeline.output_columns import columns_of
-from stateline.pipeline.plan import PipelinePlan
+from stateline.pipeline.plan import PipelinePlan, StorageSettings
 
 __all__ = ["FilesDecision", "files_plan"]
 
@@ -73,7 +73,7 @@ class FilesDecision:
         writer = FileWriter(self._context(self._environment.clock.now()))
         for batch in batches:
             writer.write(pa.Table.from_batches([batch]))
-        segment = self._segments.writer(self._plan.inline_bytes)
+        segment = self._segments.writer(self._plan.settings.inline_bytes)
         return writer.finish(segment).placed(segment.finish())
 
     def commit(
@@ -191,7 +191,7 @@ class FilesDecision:
             # Whatever the clock of a task's host said: the ages of files are told by one clock.
             times = {"opened_at": task.context.now, "written_at": task.context.now}
             staged = [replace(file, **times) for made in batch.data for file in made.open]
-            segment = self._segments.writer(self._plan.inline_bytes)
+            segment = self._segments.writer(self._plan.settings.inline_bytes)
             joiner = FileJoiner(self._context(task.context.now), task.open_files, staged)
             result = joiner.finish(segment).placed(segment.finish())
             finished = (*(file for made in batch.data for file in made.finished), *result.finished)
@@ -220,16 +220,20 @@ class FilesDecision:
 
 
 def files_plan(
-    root_url: str, output: FileOutput, retained_checkpoints: int, schema: pa.Schema | None = None, **settings: Any
+    root_url: str,
+    output: FileOutput,
+    settings: StorageSettings,
+    schema: pa.Schema | None = None,
+    root_options: Mapping[str, str] | None = None,
 ) -> PipelinePlan:
     """The plan of a sink: one operator that has files and no state.
 
     Args:
         root_url: Root of the records.
         output: The files.
-        retained_checkpoints: How many of the newest records stay.
+        settings: Of the sink.
         schema: Schema of the rows; ``None`` where none are written.
-        settings: Other attributes of the plan.
+        root_options: Options of the root's store.
     """
     columns = {} if schema is None else columns_of(output.named(schema))
     operator = OperatorPlan(name=_OPERATOR, tables={}, definition="", output=output, output_columns=columns)
@@ -238,6 +242,6 @@ def files_plan(
         parallelism=1,
         max_parallelism=1,
         graph=Graph.of_one_input([operator]),
-        retained_checkpoints=retained_checkpoints,
-        **settings,
+        settings=settings,
+        root_options=root_options or {},
     )

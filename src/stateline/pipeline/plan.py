@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from stateline.changelog.upload_table import RetryPolicy
 from stateline.checkpoint import MAX_FILE_STATE_THRESHOLD
@@ -15,18 +15,14 @@ from stateline.pipeline.graph import Graph
 __all__ = [
     "AUTO_COPIES",
     "NO_COPIES",
+    "PLAIN",
     "PipelinePlan",
     "PipelineSettings",
     "SavepointStart",
-    "attempts_setting",
-    "copies_bytes_setting",
-    "copies_setting",
-    "parse_record_size",
-    "timeout_setting",
+    "StorageSettings",
 ]
 
 _DRIVER_INLINE_BYTES: Final = 256 * 1024 * 1024
-
 
 AUTO_COPIES: Final = "auto"
 NO_COPIES: Final = "none"
@@ -41,8 +37,7 @@ def _text(value: object, _: str) -> str:
     return str(value)
 
 
-def parse_record_size(value: int | str, name: str) -> int:
-    """Bytes that a record may hold of something."""
+def _record_size(value: int | str, name: str) -> int:
     size = parse_size(value, name)
     if size > MAX_FILE_STATE_THRESHOLD:
         raise InvalidInputError(
@@ -53,30 +48,8 @@ def parse_record_size(value: int | str, name: str) -> int:
     return size
 
 
-def timeout_setting() -> Any:
-    """The option ``upload_timeout`` of a pipeline and of a sink."""
-    return setting("500ms", parse_duration, help="then a request to a store elsewhere is sent again; 0: never")
-
-
-def attempts_setting() -> Any:
-    """The option ``max_attempts`` of a pipeline and of a sink."""
-    return setting(
-        3,
-        lambda value, name: parse_int(value, name, minimum=1, maximum=10),
-        help="attempts of a late request",
-    )
-
-
-def copies_setting() -> Any:
-    """The option ``local_copies`` of a pipeline and of a sink."""
-    return setting(
-        AUTO_COPIES, _folder, help="folder for copies on each executor's host, auto (Spark's own folder) or none"
-    )
-
-
-def copies_bytes_setting() -> Any:
-    """The option ``local_copies_bytes`` of a pipeline and of a sink."""
-    return setting("10GB", parse_size, help="room for them, on each host")
+def _attempts(value: int | str, name: str) -> int:
+    return parse_int(value, name, minimum=1, maximum=10)
 
 
 def _folder(value: object, name: str) -> str:
@@ -90,41 +63,65 @@ def _start_mode(value: str, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSettings:
-    """Options of a keyed stream.
+class StorageSettings:
+    """What a keyed stream and ``stateline_files`` both may be told of their records, their tasks and their stores.
 
     Attributes:
         retained_checkpoints: How many of the newest checkpoints are kept, with all they reach; at least 2.
-        metrics_log: A file on the driver's host to which each batch appends a line of JSON; empty for none.
-        local_copies: A folder on each executor's host for copies of what tasks write and read, so that a task finds on
-            its own disk what a root elsewhere (an object store) keeps. ``auto`` is a folder of Spark's own, which goes
-            with the executor; ``none`` keeps runs in memory, and they are fetched again by every new worker process.
-        local_copies_bytes: Room for them, on each host.
         inline_bytes: What a subtask writes comes to the driver with its result, up to so many bytes, in place of an
             object of its own. With many subtasks it is less: the driver takes 256 MiB at most.
         record_bytes: What came so goes into the checkpoint's record, up to so many bytes in all; else into one object.
         upload_timeout: A request to a store that is not on this host is late after so long, and is then sent once more
             beside itself; the first answer counts. For each 8 MiB that it moves; 0 for never.
         max_attempts: How often at most, the first included. A slow request is never given up for being late.
+        local_copies: A folder on each executor's host for copies of what tasks write and read, so that a task finds on
+            its own disk what a root elsewhere (an object store) keeps. ``auto`` is a folder of Spark's own, which goes
+            with the executor; ``none`` keeps runs in memory, and they are fetched again by every new worker process.
+        local_copies_bytes: Room for them, on each host.
+    """
+
+    retained_checkpoints: int = setting(3, _at_least_two, help="newest checkpoints that are kept")
+    inline_bytes: int = setting("64KiB", parse_size, help="of a subtask that come with its result, without an object")
+    record_bytes: int = setting("20KiB", _record_size, help="of these that the record of a checkpoint may hold")
+    upload_timeout: float = setting(
+        "500ms", parse_duration, help="then a request to a store elsewhere is sent again; 0: never"
+    )
+    max_attempts: int = setting(3, _attempts, help="attempts of a late request")
+    local_copies: str = setting(
+        AUTO_COPIES, _folder, help="folder for copies on each executor's host, auto (Spark's own folder) or none"
+    )
+    local_copies_bytes: int = setting("10GB", parse_size, help="room for them, on each host")
+
+    def __post_init__(self) -> None:
+        normalise_settings(self)
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """When a request to a store is late, and how often it is sent."""
+        return RetryPolicy.fixed(self.max_attempts, self.upload_timeout, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSettings(StorageSettings):
+    """Options of a keyed stream.
+
+    Attributes:
+        metrics_log: A file on the driver's host to which each batch appends a line of JSON; empty for none.
         start_from: URL of a savepoint, from which a root without checkpoints starts; empty for none. A root with
             checkpoints goes on from its newest one, so the option may stay in the program.
         start_mode: ``copy`` leaves the savepoint as it is. ``claim`` uses its objects where they are, below the root,
             and makes them the query's own.
     """
 
-    retained_checkpoints: int = setting(3, _at_least_two, help="newest checkpoints that are kept")
     metrics_log: str = setting("", _text, help="file for one line of JSON per batch")
-    local_copies: str = copies_setting()
-    local_copies_bytes: int = copies_bytes_setting()
-    inline_bytes: int = setting("64KiB", parse_size, help="of a subtask that come with its result, without an object")
-    record_bytes: int = setting("20KiB", parse_record_size, help="of these that the record of a checkpoint may hold")
-    upload_timeout: float = timeout_setting()
-    max_attempts: int = attempts_setting()
     start_from: str = setting("", _text, help="savepoint from which a new root starts")
-    start_mode: str = setting("copy", _start_mode, help="copy or claim")
+    start_mode: Literal["copy", "claim"] = setting("copy", _start_mode, help="copy or claim")
 
-    def __post_init__(self) -> None:
-        normalise_settings(self)
+
+PLAIN: Final = StorageSettings(
+    inline_bytes=0, record_bytes=0, upload_timeout=0.0, max_attempts=1, local_copies=NO_COPIES, local_copies_bytes=0
+)
+"""Every section an object, every request sent once, and no copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +130,7 @@ class SavepointStart:
 
     Attributes:
         url: Folder of the savepoint.
-        mode: See :class:`PipelineSettings`.
+        mode: As :attr:`PipelineSettings.start_mode`.
         options: Options of the savepoint's store.
     """
 
@@ -151,14 +148,8 @@ class PipelinePlan:
         parallelism: Subtasks per operator.
         max_parallelism: Key groups.
         graph: Inputs and operators.
-        retained_checkpoints: See :class:`PipelineSettings`, also for the next ones, up to ``max_attempts``.
-        metrics_log: Empty for none.
-        local_copies: A folder, ``auto`` or ``none``.
-        local_copies_bytes: Room for them.
-        inline_bytes: Of each subtask.
-        record_bytes: Of all of them.
-        upload_timeout: 0 for never.
-        max_attempts: Of one request.
+        settings: What the user said of storage.
+        metrics_log: See :class:`PipelineSettings`.
         root_options: Options of the root's store.
         start: Where a root without checkpoints starts; ``None`` for an empty state.
     """
@@ -167,14 +158,8 @@ class PipelinePlan:
     parallelism: int
     max_parallelism: int
     graph: Graph
-    retained_checkpoints: int = 3
+    settings: StorageSettings = PLAIN
     metrics_log: str = ""
-    local_copies: str = NO_COPIES
-    local_copies_bytes: int = 0
-    inline_bytes: int = 0
-    record_bytes: int = 0
-    upload_timeout: float = 0.0
-    max_attempts: int = 1
     root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     start: SavepointStart | None = None
 
@@ -186,12 +171,7 @@ class PipelinePlan:
     @property
     def subtask_inline_bytes(self) -> int:
         """What each subtask may hand back with its result, so that all of them together fit the driver."""
-        return min(self.inline_bytes, _DRIVER_INLINE_BYTES // (self.parallelism * len(self.graph.operators)))
-
-    @property
-    def retry_policy(self) -> RetryPolicy:
-        """When a request to a store is late, and how often it is sent."""
-        return RetryPolicy.fixed(self.max_attempts, self.upload_timeout, 0)
+        return min(self.settings.inline_bytes, _DRIVER_INLINE_BYTES // (self.parallelism * len(self.graph.operators)))
 
     @property
     def state_schemas(self) -> dict[str, str]:

@@ -211,14 +211,8 @@ def pipeline_settings(
         parallelism=parallelism,
         max_parallelism=max_parallelism,
         graph=Graph(),
-        retained_checkpoints=settings.retained_checkpoints,
+        settings=settings,
         metrics_log=settings.metrics_log,
-        local_copies=settings.local_copies,
-        local_copies_bytes=settings.local_copies_bytes,
-        inline_bytes=settings.inline_bytes,
-        record_bytes=settings.record_bytes,
-        upload_timeout=settings.upload_timeout,
-        max_attempts=settings.max_attempts,
         root_options=root_options,
         start=_start(settings, savepoint_options),
     )
@@ -227,5 +221,4 @@ def pipeline_settings(
 def _start(settings: PipelineSettings, options: Mapping[str, str]) -> SavepointStart | None:
     if not settings.start_from:
         return None
-    mode = "claim" if settings.start_mode == "claim" else "copy"
-    return SavepointStart(url=settings.start_from, mode=mode, options=options)  # type: ignore[arg-type]
+    return SavepointStart(url=settings.start_from, mode=settings.start_mode, options=options)

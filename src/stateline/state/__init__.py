@@ -14,9 +14,8 @@
     schema                                      names and types, and how they evolve
 
 A micro-batch goes from top to bottom and back: its keys are grouped, looked up in the table, merged with what is
-stored,
-and the changed rows become one new run, whose handle goes into the checkpoint record. Reading is a search through the
-runs, materialization is merging them, rescaling is slicing them. Nothing here imports Spark.
+stored, and the changed rows become one new run, whose handle goes into the checkpoint record. Reading is a search
+through the runs, materialization is merging them, rescaling is slicing them. Nothing here imports Spark.
 """
 
 from stateline.changelog.host_cache import HostCache

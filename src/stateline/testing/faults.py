@@ -93,27 +93,10 @@ class FaultKind(StrEnum):
         return self.name.startswith("CRASH")
 
     @property
-    def breaks_promises(self) -> bool:
-        """Whether a store that does this breaks a promise of ``blob.api``: the caller need not go on, only not lie."""
-        return self in _BREAKS_PROMISES
-
-    @property
     def lasts(self) -> bool:
         """Whether the harm outlives the fault: what it destroyed stays destroyed."""
         return self in (FaultKind.PARTS_EXPIRED, FaultKind.DAMAGED_PART)
 
-
-_BREAKS_PROMISES: Final = frozenset(
-    {
-        FaultKind.PARTS_EXPIRED,
-        FaultKind.DAMAGED_PART,
-        FaultKind.TRUNCATED,
-        FaultKind.FLIPPED_BIT,
-        FaultKind.SWAPPED,
-        FaultKind.MISSING,
-        FaultKind.STALE_LIST,
-    }
-)
 
 _CREATES: Final = frozenset({"put", "put_if_absent", "stage", "publish"})
 _DELETES: Final = frozenset({"delete", "discard"})
@@ -272,16 +255,6 @@ class FaultPlan(ABC):
     def under_way(self) -> int:
         """How many requests have not reached the store yet."""
         return len(self._pending)
-
-    @property
-    def has_struck(self) -> bool:
-        """Whether any fault struck."""
-        return bool(self.struck)
-
-    @property
-    def destroyed(self) -> bool:
-        """Whether a fault struck whose harm lasts."""
-        return any(fault.kind.lasts for fault in self.struck)
 
     def land_all(self) -> None:
         """Lets every request that is still under way reach the store."""

@@ -76,7 +76,6 @@ class PipelineHarness:
         environment: Environment | None = None,
         copies: Callable[[int], HostCache | None] | None = None,
     ) -> None:
-        settings = settings or PipelineSettings()
         self.environment = environment or Environment(clock=ManualClock())
         self.root = root or open_store(f"memory://{self.environment.ids.new_id()}")
         self.checkpoints = CheckpointStore(self.root, environment=self.environment)
@@ -86,9 +85,7 @@ class PipelineHarness:
             parallelism=parallelism,
             max_parallelism=max_parallelism,
             graph=Graph(graph.inputs, operators),
-            retained_checkpoints=settings.retained_checkpoints,
-            inline_bytes=settings.inline_bytes,
-            record_bytes=settings.record_bytes,
+            settings=settings or PipelineSettings(),
         )
         self._stores = {
             each.name: open_store(each.output.url, each.output.store_options)

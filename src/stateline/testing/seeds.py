@@ -1,7 +1,7 @@
 """Draws that depend on a seed and on nothing else.
 
-Every choice of the test kit comes from a :class:`Dice` that is named by what it is for, so that
-adding a draw in one place changes no draw in another, and ``PYTHONHASHSEED``, wall clocks and addresses change nothing.
+Every choice comes from a :class:`Dice` that is named by what it is for. So a draw that is added in one place changes
+none in another, and ``PYTHONHASHSEED``, wall clocks and addresses change nothing.
 
 Facts:
 - Python keeps the sequence of ``Random(n).random()`` for an integer seed over its versions, and promises so; it does

@@ -1,7 +1,7 @@
 """A stand-in for the ``os`` module of a backend on local disk: each call is a switch point, can fail, is recorded.
 
-:func:`intercepted` puts it in place: it replaces the name ``os`` in the modules under test;
-the real calls are made on the real file system, so what runs is the backend itself.
+:func:`intercepted` puts it in place: it replaces the name ``os`` in the modules under test. The real calls are made on
+the real file system, so what runs is the backend itself.
 
 Facts:
 - ``close`` always goes through: a process that dies closes its descriptors.
@@ -13,14 +13,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol
 
-from stateline.testing.faults import Fault, FaultKind
+from stateline.testing.faults import FaultKind
 from stateline.testing.journal import Journal
 
-__all__ = ["Gate", "OpenGate", "RequestGate", "SystemCalls", "intercepted"]
+__all__ = ["Gate", "OpenGate", "SystemCalls", "intercepted"]
 
 _ERRORS: Final = {
     FaultKind.IO_ERROR: errno.EIO,
@@ -39,19 +39,6 @@ class Gate(Protocol):
 
     def crash(self) -> None:
         """Kills the caller, after its call; raises."""
-        ...
-
-
-@runtime_checkable
-class RequestGate(Gate, Protocol):
-    """What stands before each request of a cloud store's client."""
-
-    def strike(self, operation: str, subject: str) -> Fault | None:
-        """As :meth:`Gate.enter`, with the whole fault."""
-        ...
-
-    def postpone(self, fault: Fault, request: Callable[[], None]) -> None:
-        """Keeps a request that reaches the service later."""
         ...
 
 

@@ -28,7 +28,7 @@ from stateline.errors import StatelineError
 from stateline.files import FileOutput, FilesResult, RollingPolicy
 from stateline.pipeline.end_of_stream import file_finisher
 from stateline.pipeline.files_decision import FilesDecision, files_plan
-from stateline.pipeline.plan import PipelinePlan
+from stateline.pipeline.plan import PLAIN, PipelinePlan
 from tests.kit.scenarios.micro_batch import MicroBatch, MicroBatchSystem, Row
 from tests.kit.scenarios.pipeline import FIRST_QUERY, ROWS, PipelineAdapter, batches_of, is_tombstone
 from tests.kit.scheduler import Actor, Status
@@ -36,7 +36,7 @@ from tests.kit.world import Process, World
 
 __all__ = ["FilesSink", "SinkAdapter", "SinkSystem"]
 
-_RETAINED = 2
+_SETTINGS = replace(PLAIN, retained_checkpoints=2)
 _DUE_AT_ONCE = RollingPolicy(roll_seconds=0)
 
 
@@ -53,7 +53,7 @@ class SinkSystem(MicroBatchSystem):
     def __init__(self, process: Process, rolling: RollingPolicy, *, twice: bool, rounds: bool) -> None:
         self._process = process
         self._output = FileOutput(url="memory://out", format="arrow", compression="none", rolling=rolling)
-        self._plan = files_plan("memory://root", self._output, _RETAINED)
+        self._plan = files_plan("memory://root", self._output, _SETTINGS)
         self._twice = twice
         self._rounds = rounds
         self._rolling: Actor | None = None
@@ -99,7 +99,7 @@ class SinkSystem(MicroBatchSystem):
 
         def made() -> None:
             rolling = replace(self._output, rolling=_DUE_AT_ONCE)
-            decision = self._decision(self._process, files_plan("memory://root", rolling, _RETAINED))
+            decision = self._decision(self._process, files_plan("memory://root", rolling, _SETTINGS))
             with contextlib.suppress(StatelineError):
                 decision.roll(query_id=FIRST_QUERY.query, run_id=self._process.name, quiet_seconds=0.0)
 

@@ -31,7 +31,7 @@ from stateline.pipeline.end_of_stream import file_finisher
 from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.messages import Batch, SubtaskInput, SubtaskResult
 from stateline.pipeline.operators.api import BatchContext, OperatorProgram, Processed
-from stateline.pipeline.plan import PipelinePlan, SavepointStart
+from stateline.pipeline.plan import PLAIN, PipelinePlan, SavepointStart
 from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.pipeline.upkeep import Upkeep
 from stateline.state.keys import group_rows, key_rows
@@ -165,8 +165,7 @@ class PipelineSystem(MicroBatchSystem):
             parallelism=parallelism,
             max_parallelism=_MAX_PARALLELISM,
             graph=Graph.of_one_input([operator]),
-            retained_checkpoints=retained,
-            record_bytes=record_bytes,
+            settings=replace(PLAIN, retained_checkpoints=retained, record_bytes=record_bytes),
             start=start,
         )
         self.upkeep = Upkeep(process.environment)

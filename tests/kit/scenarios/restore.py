@@ -37,7 +37,7 @@ class RestoreBesideRetention(BesideQuery):
             found = holdings(store, chosen)
         except (NotFoundError, DataLossError) as error:
             require(
-                world.faults.has_struck or not _is_retained(world, chosen),
+                bool(world.faults.struck) or not _is_retained(world, chosen),
                 "F2",
                 f"checkpoint {chosen.checkpoint_id} is retained, and reading it found {error!r}",
             )

@@ -413,7 +413,7 @@ def test_batches_are_bounded() -> None:
     uploader = Uploader()
     scheduler = batching(world, uploader, persist_delay=10)
     for size in (60, 30, 500, 99):
-        scheduler._place(task_of(size))
+        scheduler.upload(task_of(size))
     world.advance(10)
     world.run()
     assert uploader.calls == [[60, 30], [500], [99]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from stateline.files.encoding import PartialFile, first_full_group, row_groups
 from stateline.files.pending import add_rows
 from stateline.handles import OpenFile, RowsHandle
 from stateline.pipeline.files_decision import FilesDecision, files_plan
+from stateline.pipeline.plan import PLAIN
 
 SCHEMA = pa.schema([("x", pa.int64())])
 ROWS = 40_000
@@ -69,7 +71,7 @@ class Stream:
         self.batch = 0
 
     def decision(self, ahead: EncodingAhead | None) -> FilesDecision:
-        plan = files_plan(self.root.url, self.output, 2, schema=SCHEMA)
+        plan = files_plan(self.root.url, self.output, replace(PLAIN, retained_checkpoints=2), schema=SCHEMA)
         environment = system_environment()
         records = CheckpointStore(self.root, environment=environment)
         return FilesDecision(plan, self.root, self.out, SCHEMA, environment, records, ahead)

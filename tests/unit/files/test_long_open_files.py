@@ -1,5 +1,7 @@
 """Files that stay open for long: what waits for them stays a few pieces, and every row stays once, in order."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,6 +15,7 @@ from stateline.files import FileOutput, RollingPolicy
 from stateline.files.folding import objects_to_fold
 from stateline.handles import RowsHandle
 from stateline.pipeline.files_decision import FilesDecision, files_plan
+from stateline.pipeline.plan import PLAIN
 from stateline.recoverable import RecoverableWriter
 
 PX = pa.schema([("p", pa.int64()), ("x", pa.int64())])
@@ -81,7 +84,9 @@ def test_a_lost_object_is_named_when_it_is_folded(tmp_path, stores):
 def test_the_sink_keeps_record_and_objects_small_however_many_batches_it_has_seen(tmp_path):
     environment, options = system_environment(), {"fsync": "false"}
     root, out = (open_store(str(tmp_path / name), options, environment) for name in ("root", "out"))
-    plan = files_plan(str(tmp_path / "root"), FileOutput(url=out.url, partition_by=("p",)), 3, PX, root_options=options)
+    plan = files_plan(
+        str(tmp_path / "root"), FileOutput(url=out.url, partition_by=("p",)), PLAIN, PX, root_options=options
+    )
     records = CheckpointStore(root, environment=environment)
     for batch in range(200):
         decision = FilesDecision(plan, root, out, PX, environment, records)
@@ -100,7 +105,7 @@ def test_a_file_that_is_finished_leaves_no_rows_that_its_batch_staged(tmp_path):
     environment, options = system_environment(), {"fsync": "false"}
     root, out = (open_store(str(tmp_path / name), options, environment) for name in ("root", "out"))
     output = FileOutput(url=out.url, partition_by=("p",), rolling=RollingPolicy(roll_bytes=60))
-    plan = files_plan(root.url, output, 2, PX, root_options=options)
+    plan = files_plan(root.url, output, replace(PLAIN, retained_checkpoints=2), PX, root_options=options)
     decision = FilesDecision(plan, root, out, PX, environment)
     finished = 0
     for batch in range(40):

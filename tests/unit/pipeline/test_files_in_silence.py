@@ -21,6 +21,7 @@ from stateline.pipeline import files_decision
 from stateline.pipeline.end_of_stream import file_finisher
 from stateline.pipeline.files_decision import FilesDecision, files_plan
 from stateline.pipeline.files_rounds import FilesRounds
+from stateline.pipeline.plan import PLAIN
 from stateline.testing import ManualClock
 from tests.unit.pipeline.test_quiet_rounds import HeldTimers
 
@@ -41,7 +42,7 @@ class Stream:
 
     @property
     def decision(self):
-        plan = files_plan(self.root.url, self.output, 3, schema=ROWS)
+        plan = files_plan(self.root.url, self.output, PLAIN, schema=ROWS)
         return FilesDecision(plan, self.root, self.out, ROWS, self.environment)
 
     def batch(self, *ids, part="", run_id="run", decision=None):
@@ -308,7 +309,7 @@ def test_rows_of_open_files_are_read_from_the_copies_of_the_host(tmp_path):
     environment = Environment(clock=ManualClock(1_000.0))
     root, out = InstrumentedStore(open_store("memory://rows-from-copies")), open_store(f"file://{tmp_path}/out")
     output = FileOutput(url=out.url)
-    plan = files_plan("memory://rows-from-copies", output, 3, schema=ROWS)
+    plan = files_plan("memory://rows-from-copies", output, PLAIN, schema=ROWS)
     copies = HostCache(str(tmp_path / "copies"), 1_000_000)
     decision = FilesDecision(plan, root, out, ROWS, environment, copies=copies)
     made = [decision.stage([pa.record_batch({"id": [1], "part": [""]}, schema=ROWS)])]

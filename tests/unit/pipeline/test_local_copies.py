@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -16,7 +17,7 @@ from stateline.files import FileOutput
 from stateline.pipeline.driver_stores import DriverStores
 from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.operators.aggregation import AggregateProgram
-from stateline.pipeline.plan import PipelinePlan
+from stateline.pipeline.plan import PLAIN, PipelinePlan
 from stateline.state import aggregate
 from stateline.state.stored import StoredState
 from tests.unit.pipeline.engine import Engine
@@ -196,8 +197,7 @@ def test_a_folder_of_copies_in_the_root_or_in_an_output_is_refused_before_anythi
         parallelism=1,
         max_parallelism=1,
         graph=Graph.of_one_input([operator]),
-        local_copies=str(tmp_path / overlapped / "copies"),
-        local_copies_bytes=ROOMY,
+        settings=replace(PLAIN, local_copies=str(tmp_path / overlapped / "copies"), local_copies_bytes=ROOMY),
     )
     with pytest.raises(InvalidInputError, match=r"local_copies.* must be apart"):
         DriverStores.open(plan, system_environment())

@@ -18,6 +18,7 @@ from stateline.files.pending import load_rows
 from stateline.handles import FinishedFile
 from stateline.pipeline.files_decision import FilesDecision, files_plan
 from stateline.pipeline.operators.aggregation import AggregateProgram
+from stateline.pipeline.plan import PLAIN
 from stateline.state.aggregate import count
 from tests.unit.pipeline.engine import Engine
 
@@ -72,7 +73,7 @@ class Sink:
     def __init__(self, out, schema=PX):
         root = open_store(f"{out}/.stateline/stream")
         output = FileOutput(url=f"{out}", partition_by=("p",), rolling=RollingPolicy(roll_seconds=3600))
-        plan = files_plan(root.url, output, 3, schema=schema)
+        plan = files_plan(root.url, output, PLAIN, schema=schema)
         self.decision = FilesDecision(plan, root, open_store(f"{out}"), schema, system_environment())
         self.schema = schema
 
@@ -203,7 +204,7 @@ def test_a_place_whose_other_columns_are_remembered_is_refused(tmp_path):
     output = FileOutput(url=there, partition_by=("x",), rolling=RollingPolicy(every_checkpoint=True))
     finished = sink.decision.coordinator().finish(lambda operator, files: ())
     assert finished.checkpoint_id == 1
-    plan = files_plan(open_store(root).url, output, 3, schema=PX)
+    plan = files_plan(open_store(root).url, output, PLAIN, schema=PX)
     FilesDecision(plan, open_store(root), open_store(there), PX, system_environment()).commit(
         [], batch_id=1, offsets_digest="1", query_id="q"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -15,7 +16,7 @@ from stateline.errors import UnavailableError
 from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.messages import Batch
-from stateline.pipeline.plan import PipelinePlan
+from stateline.pipeline.plan import PLAIN, PipelinePlan
 from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.pipeline.upkeep import Upkeep
 from stateline.state.open_runs import OpenRuns
@@ -49,7 +50,7 @@ class Driver:
             parallelism=1,
             max_parallelism=1,
             graph=Graph.of_one_input([OperatorPlan.of("counts", self.program)]),
-            retained_checkpoints=2,
+            settings=replace(PLAIN, retained_checkpoints=2),
         )
         self.upkeep = Upkeep(system_environment())
         self.checkpoints = CheckpointStore(store)

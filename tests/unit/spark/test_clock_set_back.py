@@ -15,6 +15,7 @@ from stateline.checkpoint import CheckpointStore, create_savepoint, start_from_s
 from stateline.environment import Environment
 from stateline.files import FileOutput, RollingPolicy
 from stateline.pipeline.files_decision import FilesDecision, files_plan
+from stateline.pipeline.plan import PLAIN
 from stateline.spark.processor.operator import ProcessorProgram
 from stateline.state import KeyedStateBackend
 from stateline.testing import ManualClock
@@ -107,7 +108,7 @@ def test_a_timer_that_the_checkpoint_has_come_to_is_due_whatever_the_clock_says(
 def test_the_end_of_a_stream_and_a_savepoint_are_never_older_than_what_they_follow(clock, tmp_path):
     out, root = open_store(f"{tmp_path}/out"), open_store(f"{tmp_path}/root")
     environment = Environment(clock=clock)
-    decision = FilesDecision(files_plan(root.url, FileOutput(url=out.url), 3), root, out, PX, environment)
+    decision = FilesDecision(files_plan(root.url, FileOutput(url=out.url), PLAIN), root, out, PX, environment)
     made = [decision.stage(pa.table({"p": [1]}).to_batches())]
     decision.commit(made, batch_id=0, offsets_digest="", query_id="q")
     clock.jump(-500)
@@ -130,7 +131,7 @@ def test_the_end_of_a_stream_and_a_savepoint_are_never_older_than_what_they_foll
 def test_the_age_of_a_file_is_told_by_the_checkpoints_and_not_by_the_clock_of_a_task(clock, tmp_path, off_by):
     out, root = open_store(f"{tmp_path}/out"), open_store(f"{tmp_path}/root")
     output = FileOutput(url=out.url, rolling=RollingPolicy(roll_seconds=60))
-    plan = files_plan(root.url, output, 3)
+    plan = files_plan(root.url, output, PLAIN)
     task = FilesDecision(plan, root, out, PX, Environment(clock=ManualClock(1_000.0 + off_by)))
     driver = FilesDecision(plan, root, out, PX, Environment(clock=clock))
     found = []

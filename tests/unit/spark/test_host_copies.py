@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from stateline.changelog.host_cache import OWN_FOLDER
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput
 from stateline.pipeline.graph import Graph, OperatorPlan
-from stateline.pipeline.plan import PipelinePlan, PipelineSettings
+from stateline.pipeline.plan import PLAIN, PipelinePlan, PipelineSettings
 from stateline.spark.job import local_copies
 from stateline.spark.job.local_copies import host_copies
 from stateline.spark.sinks.files_options import FilesSinkOptions
@@ -26,8 +27,7 @@ def plan_of(local_copies, output=None):
         parallelism=1,
         max_parallelism=1,
         graph=Graph.of_one_input([OperatorPlan(name="sums", tables={}, definition="", output=files)]),
-        local_copies=local_copies,
-        local_copies_bytes=1 << 20,
+        settings=replace(PLAIN, local_copies=local_copies, local_copies_bytes=1 << 20),
     )
 
 

@@ -18,7 +18,7 @@ from stateline.key_groups import key_group_of, stable_hash, subtask_for_key_grou
 from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.messages import Batch
-from stateline.pipeline.plan import PipelinePlan
+from stateline.pipeline.plan import PLAIN, PipelinePlan
 from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.spark.sinks import files as files_sink
 from stateline.spark.sinks import files_stores
@@ -45,7 +45,7 @@ class Engine:
             parallelism=PARALLELISM,
             max_parallelism=KEY_GROUPS,
             graph=Graph.of_one_input([operator]),
-            retained_checkpoints=50,
+            settings=replace(PLAIN, retained_checkpoints=50),
         )
         self.coordinator = MicroBatchCoordinator(
             plan,

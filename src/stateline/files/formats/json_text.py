@@ -1,6 +1,6 @@
 """JSON of whole columns at once, without a loop over rows: each type's values become an array of text.
 
-Owns the text. Does not own which values have none (``jsonl`` refuses them before).
+Values that have no text in JSON are refused before, by ``jsonl``.
 
 Facts:
 - What is inside of a list stands next to each other in memory. So the text of all lists of a column is that of their

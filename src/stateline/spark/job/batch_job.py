@@ -386,7 +386,7 @@ def _process_environment() -> Environment:
 
 
 def _process_store(plan: PipelinePlan, url: str, options: Mapping[str, str]) -> BlobStore:
-    return _opened(url, tuple(sorted(options.items())), plan.upload_timeout, plan.max_attempts)
+    return _opened(url, tuple(sorted(options.items())), plan.settings.upload_timeout, plan.settings.max_attempts)
 
 
 @lru_cache(maxsize=_STORES_MAX)

@@ -33,13 +33,13 @@ def host_copies(plan: PipelinePlan, root: BlobStore) -> HostCache | None:
     Raises:
         InvalidInputError: The folder that a user named overlaps an output.
     """
-    given = plan.local_copies
+    given = plan.settings.local_copies
     if given == NO_COPIES or root.local_path("x") is not None:
         return None
     folder = _spark_folder() if given == AUTO_COPIES else given
     if folder is None:
         return None
-    copies = _of_process(folder, plan.local_copies_bytes)
+    copies = _of_process(folder, plan.settings.local_copies_bytes)
     outputs = [operator.output.url for operator in plan.graph.operators if operator.output is not None]
     local = [LocalStore(split_local_url(url)) for url in outputs if urlsplit(url).scheme in ("", "file")]
     try:

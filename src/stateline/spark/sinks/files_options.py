@@ -7,18 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from stateline.blob.urls import absolute_url
-from stateline.changelog.upload_table import RetryPolicy
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.files.formats import FORMATS
-from stateline.options import normalise_settings, parse_bool, parse_choice, parse_int, parse_size, setting
-from stateline.pipeline.plan import (
-    attempts_setting,
-    copies_bytes_setting,
-    copies_setting,
-    parse_record_size,
-    timeout_setting,
-)
+from stateline.options import normalise_settings, parse_bool, parse_choice, setting
+from stateline.pipeline.plan import StorageSettings
 from stateline.spark.data_source_options import DataSourceOptions
 from stateline.spark.data_source_options import parse_names as _names
 from stateline.spark.data_source_options import parse_text as _text
@@ -31,12 +24,8 @@ def _finish(value: str, name: str) -> str:
     return parse_choice(value, ("available_now", "stop", "never"), name)
 
 
-def _retained(value: int | str, name: str) -> int:
-    return parse_int(value, name, minimum=2)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilesSinkOptions(DataSourceOptions):
+class FilesSinkOptions(StorageSettings, DataSourceOptions):
     """What a user can say about the sink; ``docs/files.md`` lists all options with what they mean.
 
     Attributes:
@@ -68,13 +57,6 @@ class FilesSinkOptions(DataSourceOptions):
         "available_now", _finish, help="when open files are finished: available_now, stop or never"
     )
     checkpoint: str = setting("", _text, help="root URL of the sink's records; `.stateline` below the output if empty")
-    retained_checkpoints: int = setting(3, _retained, help="newest records that are kept")
-    inline_bytes: int = setting("64KiB", parse_size, help="of a task that come with its result, without an object")
-    record_bytes: int = setting("20KiB", parse_record_size, help="of these that the sink's record may hold")
-    upload_timeout: float = timeout_setting()
-    max_attempts: int = attempts_setting()
-    local_copies: str = copies_setting()
-    local_copies_bytes: int = copies_bytes_setting()
     checkpoint_location: str = setting("", _text, help="Spark's checkpointLocation")
     query_name: str = setting("", _text, help="Spark's queryName")
     root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -104,11 +86,6 @@ class FilesSinkOptions(DataSourceOptions):
     def root_url(self) -> str:
         """Root of the records of streams into this output."""
         return f"{self.records_url}/stream"
-
-    @property
-    def retry_policy(self) -> RetryPolicy:
-        """When a request to a store is late, and how often it is sent."""
-        return RetryPolicy.fixed(self.max_attempts, self.upload_timeout, 0)
 
     @property
     def options_of_records(self) -> dict[str, str]:

@@ -71,17 +71,7 @@ def check_stores(options: FilesSinkOptions) -> None:
 def _plan(
     options: FilesSinkOptions, root_url: str, output: FileOutput, schema: pa.Schema | None = None
 ) -> PipelinePlan:
-    return files_plan(
-        root_url,
-        output,
-        options.retained_checkpoints,
-        schema,
-        root_options=options.options_of_records,
-        inline_bytes=options.inline_bytes,
-        record_bytes=options.record_bytes,
-        local_copies=options.local_copies,
-        local_copies_bytes=options.local_copies_bytes,
-    )
+    return files_plan(root_url, output, options, schema, options.options_of_records)
 
 
 def _opened(options: FilesSinkOptions, url: str, store_options: Mapping[str, str]) -> BlobStore:
