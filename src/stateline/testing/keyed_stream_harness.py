@@ -16,34 +16,41 @@ Processors need it for their base class, and Spark parses a schema given as text
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from stateline.blob import BlobStore, open_store
 from stateline.environment import Environment
-from stateline.errors import NotInstalledError
+from stateline.errors import InvalidInputError, NotInstalledError
 from stateline.key_groups import check_key_type
 from stateline.options import check_kind, check_known, settings_from_options
 from stateline.pipeline.event_time import Duration, WatermarkPlan, WindowPlan
+from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
 from stateline.pipeline.plan import PipelineSettings
 from stateline.state.aggregate import Aggregation
 from stateline.testing.clock import ManualClock
-from stateline.testing.operator_harness import OperatorHarness
+from stateline.testing.operator_harness import StageHarness
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StatefulProcessor
     from pyspark.sql.types import StructType
 
-__all__ = ["KeyedStreamHarness", "WindowedStreamHarness"]
+__all__ = ["KeyedStageHarness", "KeyedStreamHarness", "WindowedStreamHarness"]
+
+_OPERATOR: Final = "op"
+_STREAMS: Final = itertools.count()
+"""Numbers for streams that no operator reads yet."""
 
 
 class KeyedStreamHarness:
-    """Has the methods of a keyed stream; each gives an :class:`OperatorHarness` that is ready for its first batch.
+    """Has the methods of a keyed stream; each gives a :class:`KeyedStageHarness` that is ready for its first batch.
 
     Harnesses of one stream share its root and its clock. So a second program goes on from the state of the first, as
     it would after a release: it is refused where that is not possible.
@@ -80,20 +87,57 @@ class KeyedStreamHarness:
         clock: ManualClock | None = None,
         root: BlobStore | None = None,
     ) -> None:
-        self._schema = _arrow_schema(schema, "schema")
-        self._keys = [key] if isinstance(key, str) else list(key)
-        check_known(self._keys, self._schema.names, "key column")
-        for column in self._keys:
-            check_key_type(self._schema.field(column).type, column)
-        self._watermark = None if watermark is None else WatermarkPlan.of(self._schema, *watermark, late_data)
-        self._parallelism = parallelism
-        self._max_parallelism = max_parallelism
-        self._settings = settings_from_options(PipelineSettings, options or {})
+        given = _arrow_schema(schema, "schema")
+        plan = None if watermark is None else WatermarkPlan.of(given, *watermark, late_data)
+        name = f"stream {next(_STREAMS)}"
         self.clock = clock or ManualClock()
-        self._environment = Environment(clock=self.clock)
-        self._root = root or open_store(f"memory://{self._environment.ids.new_id()}")
+        environment = Environment(clock=self.clock)
+        self._more: Mapping[str, Any] = {
+            "parallelism": parallelism,
+            "max_parallelism": max_parallelism,
+            "settings": settings_from_options(PipelineSettings, options or {}),
+            "environment": environment,
+            "root": root or open_store(f"memory://{environment.ids.new_id()}"),
+        }
+        front = _Front(Graph((Input(name=name, watermark=plan),)), {}, {name: _Stream(given)})
+        self._open(front, Source("input", name), given, key, plan, _OPERATOR)
 
-    def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> OperatorHarness:
+    def _open(
+        self,
+        front: _Front,
+        source: Source,
+        schema: pa.Schema,
+        key: str | Sequence[str],
+        watermark: WatermarkPlan | None,
+        name: str,
+    ) -> None:
+        self._front, self._source, self._schema, self._watermark, self._name = front, source, schema, watermark, name
+        self._updates = source.kind == "operator" and front.programs[source.name].emits == "updates"
+        self._keys = [key] if isinstance(key, str) else list(key)
+        check_known(self._keys, schema.names, "key column")
+        for column in self._keys:
+            check_key_type(schema.field(column).type, column)
+
+    @classmethod
+    def _of_stage(cls, stage: KeyedStageHarness, key: str | Sequence[str], name: str | None) -> KeyedStreamHarness:
+        stream = cls.__new__(cls)
+        front, program = stage._front, stage.program  # noqa: SLF001 - one module
+        if program.emits == "unknown":
+            raise InvalidInputError(
+                "cannot feed another operator: its output replaces rows, and only your code knows which",
+                operation="key_by",
+                subject=f"operator {stage.name!r}",
+                hint="Use output mode append where its rows are final, or mode update of an aggregation",
+            )
+        stream._more, stream.clock = stage._more, stage.clock  # noqa: SLF001
+        times = program.event_time_columns
+        has_watermark = any(each.watermark is not None for each in front.graph.inputs_reaching(stage.name))
+        watermark = WatermarkPlan(column=times[0], delay_us=0) if times and has_watermark else None
+        name = name or f"{stage.name}_by_{key if isinstance(key, str) else '_'.join(key)}"
+        stream._open(front, Source("operator", stage.name), program.output_schema, key, watermark, name)  # noqa: SLF001
+        return stream
+
+    def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> KeyedStageHarness:
         """As :meth:`stateline.spark.KeyedStream.aggregate`."""
         return self._aggregated(output_mode, aggregations, None)
 
@@ -113,7 +157,7 @@ class KeyedStreamHarness:
         *,
         columns: Sequence[str] | None = None,
         state_defaults: Mapping[str, object] | None = None,
-    ) -> OperatorHarness:
+    ) -> KeyedStageHarness:
         """As :meth:`stateline.spark.KeyedStream.apply_arrow`."""
         program = ArrowFunctionProgram.bind(
             self._schema,
@@ -138,7 +182,7 @@ class KeyedStreamHarness:
         *,
         form: str | None = None,
         time_zone: str = "UTC",
-    ) -> OperatorHarness:
+    ) -> KeyedStageHarness:
         """As :meth:`stateline.spark.KeyedStream.process`.
 
         Args:
@@ -171,28 +215,83 @@ class KeyedStreamHarness:
             initial=None if initial_state is None else from_arrow_schema(initial_state.schema),
             watermark=self._watermark,
         )
-        return self._harness(program, initial_state)
+        return self._harness(program, initial=initial_state)
 
     def _aggregated(
         self, output_mode: str, aggregations: Mapping[str, Aggregation], window: WindowPlan | None
-    ) -> OperatorHarness:
+    ) -> KeyedStageHarness:
         program = AggregateProgram.bind(
             self._schema, self._keys, aggregations, output_mode=output_mode, window=window, watermark=self._watermark
         )
         return self._harness(program)
 
-    def _harness(self, program: OperatorProgram, initial: pa.Table | None = None) -> OperatorHarness:
-        return OperatorHarness(
-            program,
-            self._schema,
-            root=self._root,
-            watermark=self._watermark,
-            parallelism=self._parallelism,
-            max_parallelism=self._max_parallelism,
-            settings=self._settings,
-            environment=self._environment,
-            initial=initial,
-        )
+    def _harness(
+        self, program: OperatorProgram, *others: KeyedStreamHarness, initial: pa.Table | None = None
+    ) -> KeyedStageHarness:
+        front, sources = self._front, [self._source]
+        for other in others:
+            front, mine, theirs = front.beside(other._front)  # noqa: SLF001 - of this class
+            sources = [_renamed(source, mine) for source in sources]
+            sources.append(_renamed(other._source, theirs))  # noqa: SLF001
+        operator = OperatorPlan.of(self._name, program, tuple(sources))
+        return KeyedStageHarness(front.with_operator(operator, program), self._name, self._more, initial)
+
+
+@dataclass(frozen=True, eq=False)
+class _Stream:
+    """A stream, which is the same as itself only: two may have one schema."""
+
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class _Front:
+    """The part of a pipeline that is there so far."""
+
+    graph: Graph
+    programs: Mapping[str, OperatorProgram]
+    streams: Mapping[str, _Stream]
+
+    def with_operator(self, operator: OperatorPlan, program: OperatorProgram) -> _Front:
+        made = self.graph.with_operator(operator)
+        streams = {made.mine[name]: stream for name, stream in self.streams.items()}
+        return _Front(made.graph, {**self.programs, operator.name: program}, streams)
+
+    def beside(self, other: _Front) -> tuple[_Front, Mapping[str, str], Mapping[str, str]]:
+        """Both, and how the inputs of each are called now."""
+        same = {
+            theirs: mine
+            for theirs, their_stream in other.streams.items()
+            for mine, stream in self.streams.items()
+            if stream is their_stream
+        }
+        shared = [name for name, program in self.programs.items() if other.programs.get(name) is program]
+        made = self.graph.alongside(other.graph, same, shared)
+        streams = {made.mine[name]: stream for name, stream in self.streams.items()}
+        streams |= {made.theirs[name]: stream for name, stream in other.streams.items()}
+        return _Front(made.graph, {**self.programs, **other.programs}, streams), made.mine, made.theirs
+
+
+class KeyedStageHarness(StageHarness):
+    """An operator that is ready for its first batch, and that further operators can be put behind.
+
+    ``run_batch`` takes the rows of each stream of the pipeline, in the order in which the program reads them, and gives
+    the rows of this operator.
+    """
+
+    def __init__(self, front: _Front, name: str, more: Mapping[str, Any], initial: pa.Table | None) -> None:
+        schemas = {stream: each.schema for stream, each in front.streams.items()}
+        super().__init__(name, front.graph, front.programs, schemas, initial=initial, **more)
+        self._front = front
+        self._more = more
+
+    def key_by(self, key: str | Sequence[str], *, name: str | None = None) -> KeyedStreamHarness:
+        """As :meth:`stateline.spark.PipelineStage.key_by`."""
+        return KeyedStreamHarness._of_stage(self, key, name)  # noqa: SLF001 - one module
+
+
+def _renamed(source: Source, names: Mapping[str, str]) -> Source:
+    return replace(source, name=names[source.name]) if source.kind == "input" else source
 
 
 class WindowedStreamHarness:
@@ -202,10 +301,10 @@ class WindowedStreamHarness:
         aggregated: Makes the harness of an output mode and aggregations.
     """
 
-    def __init__(self, aggregated: Callable[[str, Mapping[str, Aggregation]], OperatorHarness]) -> None:
+    def __init__(self, aggregated: Callable[[str, Mapping[str, Aggregation]], KeyedStageHarness]) -> None:
         self._aggregated = aggregated
 
-    def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> OperatorHarness:
+    def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> KeyedStageHarness:
         """As :meth:`stateline.spark.WindowedStream.aggregate`."""
         return self._aggregated(output_mode, aggregations)
 

@@ -183,3 +183,21 @@ except ImportError as error:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "pip install 'stateline[spark]'" in done.stdout
+
+
+def test_an_operator_behind_another_one_and_streams_of_the_same_schema_are_told_apart():
+    def counted(stream):
+        state, output = pa.schema([("n", pa.int64())]), pa.schema([("value", pa.int64())])
+        return stream.apply_arrow(lambda events, state: (events.select(["value"]), None), state, output, "append")
+
+    schema = pa.schema([("key", pa.string()), ("value", pa.int64())])
+    harness = counted(KeyedStreamHarness(schema, "key")).key_by("value").aggregate(n=count())
+    rows = [{"key": key, "value": len(key)} for key in ("a", "bb", "cc")]
+    assert sorted((row["value"], row["n"]) for row in harness.run_batch(rows)) == [(1, 1), (2, 2)]
+    harness.restart(parallelism=3)
+    assert [(row["value"], row["n"]) for row in harness.run_batch([{"key": "d", "value": 1}])] == [(1, 2)]
+    assert harness.name == "op_by_value"
+    with pytest.raises(InvalidInputError, match="cannot feed another operator"):
+        KeyedStreamHarness(schema, "key").apply_arrow(
+            lambda events, state: (None, None), schema.remove(0), schema.remove(0)
+        ).key_by("value")
