@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from stateline.errors import InternalError
-from stateline.state.columns import Rows, fixed_words, take
+from stateline.state.columns import Mask, Rows, fixed_words, take, valid_mask
 from stateline.state.keys import KeyRows, group_rows
+from stateline.state.merge import Expired
 from stateline.state.rows import StateRows
 from stateline.state.table import StateTable
 
-__all__ = ["ExpiredKeys", "expire_keys"]
+__all__ = ["ExpiredKeys", "expire_keys", "over_by"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def expire_keys(table: StateTable, changes: StateRows, column: int, *, after: in
     Args:
         table: The state before the changes.
         changes: New rows of a batch. Keys of theirs at or below ``after`` are taken out too.
-        column: Which key column: whole numbers or times, without nulls.
+        column: Which key column: whole numbers or times. Null is never over.
         after: Everything stored at or below it was taken out before; ``None`` for nothing.
         until: Inclusive.
     """
@@ -65,6 +66,18 @@ def expire_keys(table: StateTable, changes: StateRows, column: int, *, after: in
     return ExpiredKeys(expired, _joined(kept, tombstones))
 
 
+def over_by(column: int, until: int | None) -> Expired:
+    """A test for merges: which keys are over, by a key column as in :func:`expire_keys`; none if ``until`` is None."""
+
+    def over(rows: StateRows) -> Mask:
+        mask = np.zeros(len(rows), dtype=np.bool_)
+        if until is not None:
+            mask[_within(rows, column, None, until)] = True
+        return mask
+
+    return over
+
+
 def _within(rows: StateRows, column: int, after: int | None, until: int) -> Rows:
     """The rows, tombstones left out, whose value is in ``(after, until]``."""
     words = fixed_words(rows.keys.columns[column])
@@ -75,6 +88,9 @@ def _within(rows: StateRows, column: int, after: int | None, until: int) -> Rows
     mask = words <= until
     if after is not None:
         mask &= words > after
+    valid = valid_mask(rows.keys.columns[column])
+    if valid is not None:
+        mask &= valid
     if rows.deleted is not None:
         mask &= ~rows.deleted
     return np.flatnonzero(mask)

@@ -84,6 +84,12 @@ class StateRows:
         return StateRows(keys, narrowed(self.values), self.deleted)
 
     @classmethod
+    def none(cls, schema: StateSchema) -> Self:
+        """No rows at all."""
+        keys, values = (tuple(pa.nulls(0, field.type) for field in part) for part in (schema.keys, schema.values))
+        return cls(KeyRows(np.empty(0, dtype=np.uint64), keys), values)
+
+    @classmethod
     def concat(cls, parts: Sequence[StateRows]) -> Self:
         """All rows of one or more parts, in order: the result may break the order of hashes."""
         deleted = None

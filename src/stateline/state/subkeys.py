@@ -26,7 +26,7 @@ from stateline.state.rows import Run, StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
 
-__all__ = ["OwnedRows", "rows_of_keys", "rows_where", "subkey_changes"]
+__all__ = ["OwnedRows", "rows_of_keys", "rows_where", "subkey_changes", "subkey_rows"]
 
 _UPPER: Final = np.uint64(0xFFFF_FFFF_0000_0000)
 _LOWER: Final = np.uint64(0x0000_0000_FFFF_FFFF)
@@ -49,7 +49,7 @@ class OwnedRows:
 def subkey_changes(
     table: StateTable,
     keys: KeyRows,
-    owners: Sequence[int],
+    owners: Sequence[int] | Rows,
     subkeys: Sequence[pa.Array],
     values: Sequence[pa.Array],
     deleted: Mask,
@@ -64,11 +64,18 @@ def subkey_changes(
         values: One column per value column.
         deleted: Which rows are tombstones.
     """
+    whole = subkey_rows(table.schema, keys, owners, subkeys)
+    rows = StateRows(whole, tuple(values), deleted if deleted.any() else None)
+    return rows.take(np.argsort(whole.hashes, kind="stable"))
+
+
+def subkey_rows(
+    schema: StateSchema, keys: KeyRows, owners: Sequence[int] | Rows, subkeys: Sequence[pa.Array]
+) -> KeyRows:
+    """Whole keys with the hashes that the module defines, in the order of ``owners``; see :func:`subkey_changes`."""
     grouping = keys.take(np.array(owners, dtype=np.int64))
-    whole = key_rows(table.schema, [*grouping.columns, *subkeys])
-    hashes = (grouping.hashes & _UPPER) | (whole.hashes >> _HALF)
-    rows = StateRows(KeyRows(hashes, whole.columns), tuple(values), deleted if deleted.any() else None)
-    return rows.take(np.argsort(hashes, kind="stable"))
+    whole = key_rows(schema, [*grouping.columns, *subkeys])
+    return KeyRows((grouping.hashes & _UPPER) | (whole.hashes >> _HALF), whole.columns)
 
 
 def rows_of_keys(table: StateTable, keys: KeyRows) -> OwnedRows:
@@ -139,7 +146,7 @@ def _grouping(keys: KeyRows, columns: int) -> KeyRows:
 def _newest(table: StateTable, parts: Sequence[StateRows], owners: Sequence[Rows]) -> OwnedRows:
     """The newest version of each row, without those deleted; newer parts come first."""
     if not parts:
-        return OwnedRows(np.empty(0, dtype=np.int64), _no_rows(table.schema))
+        return OwnedRows(np.empty(0, dtype=np.int64), StateRows.none(table.schema))
     rows, owner = StateRows.concat(parts), np.concatenate(owners)
     order = np.argsort(rows.keys.hashes, kind="stable")
     groups = group_sorted(rows.keys, order, rows.keys.hashes.take(order))
@@ -148,8 +155,3 @@ def _newest(table: StateTable, parts: Sequence[StateRows], owners: Sequence[Rows
         newest = newest[~rows.deleted.take(newest)]
     live = rows.take(newest)
     return OwnedRows(owner.take(newest), StateRows(live.keys, live.values).declared(table.schema))
-
-
-def _no_rows(schema: StateSchema) -> StateRows:
-    keys = KeyRows(np.empty(0, dtype=np.uint64), tuple(pa.nulls(0, field.type) for field in schema.keys))
-    return StateRows(keys, tuple(pa.nulls(0, field.type) for field in schema.values))

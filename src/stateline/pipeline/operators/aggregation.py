@@ -8,6 +8,9 @@ Facts, the same as of Spark's own aggregations:
   watermark on their column.
 - In ``update`` and ``append`` the state of a closed window goes, where there is a watermark on the column of the
   windows; and rows that come for it afterwards are late.
+- Behind another operator, a key column that is an event time of its output closes as a window of no length does.
+- A row that is updated takes back the one that the key had before; a key that is closed takes back nothing. Over rows
+  that may be taken back, a key without any row left is gone.
 """
 
 from __future__ import annotations
@@ -23,11 +26,19 @@ import pyarrow as pa
 from stateline.errors import InvalidInputError
 from stateline.options import parse_choice
 from stateline.pipeline.event_time import WINDOW_END, WINDOW_START, WatermarkPlan, WindowPlan
-from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, OperatorProgram, Processed, Reading
+from stateline.pipeline.operators.api import (
+    HASH_COLUMN,
+    WEIGHT_COLUMN,
+    BatchContext,
+    Emits,
+    OperatorProgram,
+    Processed,
+    Reading,
+)
 from stateline.state.aggregate import Aggregation, KeyedAggregation
 from stateline.state.columns import contiguous, fixed_words, from_words
-from stateline.state.expiry import expire_keys
-from stateline.state.keys import KeyRows
+from stateline.state.expiry import ExpiredKeys, expire_keys, over_by
+from stateline.state.merge import Expired
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
@@ -39,6 +50,8 @@ CHECKPOINT_COLUMN: Final = "checkpoint_id"
 OUTPUT_MODES: Final = ("append", "complete", "update")
 
 _TABLE: Final = "aggregates"
+_EMITS: Final[Mapping[str, Emits]] = {"append": "appends", "complete": "unknown", "update": "updates"}
+"""All rows of each batch are no change of rows: whoever reads them cannot tell which are new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,7 @@ class AggregateProgram(OperatorProgram):
     _mode: str
     _window: WindowPlan | None
     _watermark: WatermarkPlan | None
+    _closes_by: tuple[int, int] | None
 
     @classmethod
     def bind(
@@ -60,17 +74,31 @@ class AggregateProgram(OperatorProgram):
         output_mode: str = "update",
         window: WindowPlan | None = None,
         watermark: WatermarkPlan | None = None,
+        updates: bool = False,
+        behind: bool = False,
     ) -> Self:
         """Checks keys, aggregations and mode against the columns of the input.
 
+        Args:
+            schema: The input.
+            keys: Key columns.
+            aggregations: By the name of the result.
+            output_mode: See the module.
+            window: Windows, if there are any.
+            watermark: The watermark of the input.
+            updates: Rows of the input may be taken back: they carry weights.
+            behind: The input is the output of another operator: a key that has the watermark is final when that has
+                passed it.
+
         Raises:
             InvalidInputError: Nothing to keep, a name that is taken, a column that does not exist or does not fit, an
-                unknown mode, a mode that needs windows or a watermark.
+                unknown mode, a mode that needs windows or a watermark, an aggregation of which no row can be taken
+                back.
         """
         mode = parse_choice(output_mode, OUTPUT_MODES, "output mode")
         _check_names(keys, aggregations, window)
-        closes = window is not None and watermark is not None and window.column == watermark.column
-        if mode == "append" and not closes:
+        closes_by = _closing(keys, window, watermark, behind=behind)
+        if mode == "append" and closes_by is None:
             raise InvalidInputError(
                 "a row of mode append is final, and nothing here says when one is",
                 operation="aggregate",
@@ -82,8 +110,13 @@ class AggregateProgram(OperatorProgram):
         if window is not None:
             schema = schema.append(schema.field(window.column).with_name(WINDOW_START))
             grouped.append(WINDOW_START)
-        aggregation = KeyedAggregation.bind(schema, grouped, aggregations)
-        return cls(aggregation, mode, window, watermark if closes and mode != "complete" else None)
+        if updates and CHECKPOINT_COLUMN in schema.names:
+            # A row is taken back by a later checkpoint than that which made it.
+            schema = schema.remove(schema.get_field_index(CHECKPOINT_COLUMN))
+        aggregation = KeyedAggregation.bind(schema, grouped, aggregations, updates=updates, tables=True)
+        if closes_by is None or mode == "complete":
+            return cls(aggregation, mode, window, None, None)
+        return cls(aggregation, mode, window, watermark, closes_by)
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -97,9 +130,10 @@ class AggregateProgram(OperatorProgram):
     def readings(self) -> tuple[Reading, ...]:
         """One: a row is late when a batch before has closed its window."""
         reading = Reading(key_columns=self.key_columns, columns=self.input_columns)
-        if self._window is None or self._watermark is None or not self._watermark.drops_late_rows:
+        if self._closes_by is None or self._watermark is None or not self._watermark.drops_late_rows:
             return (reading,)
-        return (replace(reading, late_by=WINDOW_START, late_after_us=self._window.size_us),)
+        column, size_us = self._closes_by
+        return (replace(reading, late_by=self.key_columns[column], late_after_us=size_us),)
 
     @property
     def wants_hash(self) -> bool:
@@ -108,7 +142,17 @@ class AggregateProgram(OperatorProgram):
 
     @property
     def closes_windows(self) -> bool:
-        return self._watermark is not None
+        return self._closes_by is not None
+
+    @property
+    def emits(self) -> Emits:
+        return _EMITS[self._mode]
+
+    @property
+    def event_time_columns(self) -> tuple[str, ...]:
+        if self._closes_by is None:
+            return ()
+        return (self.key_columns[self._closes_by[0]] if self._window is None else WINDOW_END,)
 
     @property
     def window(self) -> WindowPlan | None:
@@ -116,12 +160,14 @@ class AggregateProgram(OperatorProgram):
 
     @property
     def tables(self) -> Mapping[str, StateSchema]:
-        return {_TABLE: self._aggregation.state_schema}
+        values = {each.name: each.schema for each in self._aggregation.value_tables}
+        return {_TABLE: self._aggregation.state_schema} | values
 
     @property
     def definition(self) -> str:
         if self._window is None:
-            return self._aggregation.definition
+            closing = {} if self._closes_by is None else {"closes": True}
+            return json.dumps(json.loads(self._aggregation.definition) | closing)
         # Where windows close, a window that is not stored is a closed one: so that belongs to the meaning.
         windows = {"window": self._window.definition, "closes": self.closes_windows}
         return json.dumps(json.loads(self._aggregation.definition) | windows)
@@ -143,14 +189,19 @@ class AggregateProgram(OperatorProgram):
         received = list(batches)
         metrics = {"rows": sum(batch.num_rows for batch in received)}
         rows = pa.Table.from_batches(received) if received else None
+        retracted: list[pa.RecordBatch] = []
+        value_changes: Mapping[str, StateRows] = {}
         if rows is not None and rows.num_rows:
             hashes = rows.column(HASH_COLUMN).to_numpy() if self.wants_hash else None
-            update = self._aggregation.update(table, rows, hashes)
-            changes, output = update.changes, [update.output]
+            weights = rows.column(WEIGHT_COLUMN).to_numpy().astype(np.int64) if self._aggregation.updates else None
+            update = self._aggregation.update(table, rows, hashes, weights, tables)
+            changes, output, value_changes = update.changes, [update.output], update.value_changes
+            if context.retracts and self._mode == "update":
+                retracted = [self._aggregation.before(update)]
         else:
-            changes, output = _no_rows(table.schema), []
+            changes, output = StateRows.none(table.schema), []
         metrics["keys"] = len(changes)
-        if self._watermark is not None and context.watermark_us is not None:
+        if self._closes_by is not None and context.watermark_us is not None:
             closed = self._close(table, changes, context)
             metrics["windows_closed"] = len(closed.rows)
             changes, output = closed.changes, output if self._mode == "update" else [self._results(closed.rows)]
@@ -159,19 +210,31 @@ class AggregateProgram(OperatorProgram):
         if self._mode == "complete":
             output = [self._aggregation.results(batch) for batch in table.with_changes(changes).scan()]
         return Processed(
-            changes={_TABLE: changes} if len(changes) else {}, output=self._output(output, context), metrics=metrics
+            changes={name: rows for name, rows in ({_TABLE: changes} | value_changes).items() if len(rows)},
+            expired=self._forgotten_values(context),
+            output=self._output(output, context),
+            retracted=self._output(retracted, context),
+            metrics=metrics,
         )
 
-    def _close(self, table: StateTable, changes: StateRows, context: BatchContext) -> Any:
-        size_us = 0 if self._window is None else self._window.size_us
+    def _close(self, table: StateTable, changes: StateRows, context: BatchContext) -> ExpiredKeys:
+        column, size_us = self._closes_by or (0, 0)
         late_us = context.late_watermark_us
         return expire_keys(
             table,
             changes,
-            len(self.key_columns) - 1,
+            column,
             after=None if late_us is None else late_us - size_us,
             until=(context.watermark_us or 0) - size_us,
         )
+
+    def _forgotten_values(self, context: BatchContext) -> dict[str, Expired]:
+        """The values of closed keys go when runs are merged: nobody looks at values of a key without state."""
+        if self._closes_by is None or context.watermark_us is None:
+            return {}
+        column, size_us = self._closes_by
+        over = over_by(column, context.watermark_us - size_us)
+        return {each.name: over for each in self._aggregation.value_tables}
 
     def _results(self, rows: StateRows) -> pa.RecordBatch:
         columns = [*rows.keys.columns, *rows.values]
@@ -211,14 +274,18 @@ def _check_names(keys: Sequence[str], aggregations: Mapping[str, Any], window: W
             )
 
 
+def _closing(
+    keys: Sequence[str], window: WindowPlan | None, watermark: WatermarkPlan | None, *, behind: bool
+) -> tuple[int, int] | None:
+    """The key column by which a key closes, and how much later than its value; ``None`` where no key does."""
+    if watermark is None:
+        return None
+    if window is not None:
+        return (len(keys), window.size_us) if window.column == watermark.column else None
+    return (list(keys).index(watermark.column), 0) if behind and watermark.column in keys else None
+
+
 def _times(column: pa.Array) -> Any:
     """Microseconds since the epoch; there are no nulls."""
     words = fixed_words(column)
     return np.empty(0, dtype=np.int64) if words is None else words.view(np.int64)
-
-
-def _no_rows(schema: StateSchema) -> StateRows:
-    keys = tuple(pa.array([], field.type) for field in schema.keys)
-    return StateRows(
-        KeyRows(np.empty(0, dtype=np.uint64), keys), tuple(pa.array([], field.type) for field in schema.values)
-    )

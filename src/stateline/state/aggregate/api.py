@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateline.errors import ErrorKind, InvalidInputError
-from stateline.options import check_known
+from stateline.options import check_known, check_text
 from stateline.state.columns import Mask, Rows, take
 from stateline.state.keys import Groups
 
@@ -35,6 +35,7 @@ __all__ = [
     "arithmetic",
     "merge_nullable",
     "overflow",
+    "unretractable",
 ]
 
 
@@ -44,10 +45,15 @@ class GroupedRows:
     Args:
         groups: The grouping.
         columns: Input columns by name, each one contiguous Arrow array in input order.
+        weights: 1 for each row that came, -1 for each that is taken back, in input order; ``None`` where all came.
+
+    Attributes:
+        weights: The same, in group order.
     """
 
-    def __init__(self, groups: Groups, columns: Mapping[str, pa.Array]) -> None:
+    def __init__(self, groups: Groups, columns: Mapping[str, pa.Array], weights: Rows | None = None) -> None:
         self.groups = groups
+        self.weights = None if weights is None else weights.take(groups.order)
         self._columns = columns
         self._ordered: dict[str, pa.Array] = {}
         self._sizes: Rows | None = None
@@ -83,11 +89,37 @@ class GroupedRows:
         return found
 
     def counts(self, valid: Mask | None) -> Rows:
-        """For each group how many rows ``valid`` holds for; ``None`` means all."""
+        """For each group how many rows ``valid`` holds for, less those taken back; ``None`` means all."""
+        if self.weights is not None:
+            weights = self.weights if valid is None else np.where(valid, self.weights, 0)
+            weighed: Rows = np.add.reduceat(weights, self.starts)
+            return weighed
         if valid is None:
             return self.sizes
         counted: Rows = np.add.reduceat(valid, self.starts, dtype=np.int64)
         return counted
+
+
+class _ChosenRows(GroupedRows):
+    """The same groups, as if they had only the rows of a mask: the others have null in every column.
+
+    Args:
+        rows: All rows.
+        mask: Which of them count, in group order.
+    """
+
+    def __init__(self, rows: GroupedRows, mask: Mask) -> None:
+        super().__init__(rows.groups, {})
+        self.weights = rows.weights
+        self._rows = rows
+        self._mask = mask
+
+    def column(self, name: str) -> pa.Array:
+        column = self._rows.column(name)
+        return pc.if_else(pa.array(self._mask), column, pa.scalar(None, column.type))
+
+    def counts(self, valid: Mask | None) -> Rows:
+        return super().counts(self._mask if valid is None else self._mask & valid)
 
 
 class BoundAggregation(ABC):
@@ -149,6 +181,19 @@ class Aggregation(ABC):
             InvalidInputError: A column that does not exist, or whose type does not fit.
         """
 
+    def bind_tabled(self, schema: pa.Schema, name: str) -> BoundAggregation:
+        """As :meth:`bind`, where tables of values can be kept beside the state."""
+        return self.bind(schema, name)
+
+    def bind_retractable(self, schema: pa.Schema, name: str) -> BoundAggregation:
+        """As :meth:`bind_tabled`, for rows that may be taken back; ``partial`` is then given their weights.
+
+        Raises:
+            InvalidInputError: As :meth:`bind`; or a row's part in the result cannot be taken back.
+        """
+        check_known(self.columns, schema.names, f"column in {self.definition}")
+        raise unretractable(f"{name}={self.definition}", "what a row has added to it cannot be taken out again")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Inputs:
@@ -179,6 +224,11 @@ class Function(Aggregation):
         columns: Input columns, each once.
         bound: Makes the bound aggregation, or refuses the types of the columns.
         compared: See :class:`Aggregation`.
+        retractable: As ``bound``, for rows that may be taken back; ``None`` where they cannot be.
+        tabled: As ``bound``, served by a table of values, for the rows of a condition if there is one; see
+            :mod:`stateline.state.aggregate.values`. It is used where rows may be taken back.
+        grows: Whether ``bound`` keeps every value. Then ``tabled`` is better wherever there can be tables.
+        condition: See :meth:`where`.
     """
 
     def __init__(
@@ -188,20 +238,96 @@ class Function(Aggregation):
         bound: Callable[[Inputs], BoundAggregation],
         *,
         compared: Sequence[str] = (),
+        retractable: Callable[[Inputs], BoundAggregation] | None = None,
+        tabled: Callable[[Inputs, str | None], BoundAggregation] | None = None,
+        grows: bool = False,
+        condition: str | None = None,
     ) -> None:
         self._definition = definition
-        self.columns = tuple(columns)
+        self._arguments = tuple(columns)
         self.compared = tuple(compared)
         self._bound = bound
+        self._retractable = retractable
+        self._tabled = tabled
+        self._grows = grows
+        self._condition = condition
+
+    @property
+    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        condition = () if self._condition is None else (self._condition,)
+        return tuple(dict.fromkeys([*self._arguments, *condition]))
 
     @property
     def definition(self) -> str:
-        return self._definition
+        return self._definition if self._condition is None else f"{self._definition} where {self._condition}"
+
+    def where(self, condition: str) -> Function:
+        """The same of fewer rows: those where a column of truth values is true. SQL's ``filter (where ...)``."""
+        if self._condition is not None:
+            raise InvalidInputError(
+                "has a condition already",
+                operation="where",
+                subject=self.definition,
+                hint="Make one column of both conditions",
+            )
+        check_text(condition, "condition")
+        return Function(
+            self._definition,
+            self._arguments,
+            self._bound,
+            compared=self.compared,
+            retractable=self._retractable,
+            tabled=self._tabled,
+            grows=self._grows,
+            condition=condition,
+        )
 
     def bind(self, schema: pa.Schema, name: str) -> BoundAggregation:
+        return self._chosen(self._bound(self._inputs(schema, name)))
+
+    def bind_tabled(self, schema: pa.Schema, name: str) -> BoundAggregation:
+        if self._tabled is None or not self._grows:
+            return self.bind(schema, name)
+        return self._tabled(self._inputs(schema, name), self._condition)
+
+    def bind_retractable(self, schema: pa.Schema, name: str) -> BoundAggregation:
+        if self._retractable is not None:
+            return self._chosen(self._retractable(self._inputs(schema, name)))
+        if self._tabled is not None:
+            return self._tabled(self._inputs(schema, name), self._condition)
+        return super().bind_retractable(schema, name)
+
+    def _chosen(self, bound: BoundAggregation) -> BoundAggregation:
+        return bound if self._condition is None else _Where(bound, self._condition)
+
+    def _inputs(self, schema: pa.Schema, name: str) -> Inputs:
         check_known(self.columns, schema.names, f"column in {self.definition}")
-        inputs = pa.schema([schema.field(column) for column in self.columns])
-        return self._bound(Inputs(inputs, f"{name}={self.definition}"))
+        inputs = Inputs(pa.schema([schema.field(column) for column in self._arguments]), f"{name}={self.definition}")
+        if self._condition is not None and not pa.types.is_boolean(schema.field(self._condition).type):
+            raise inputs.refused(
+                f"column {self._condition!r} has type {schema.field(self._condition).type}, not boolean",
+                "Make a column of the condition before: df.withColumn(...)",
+            )
+        return inputs
+
+
+class _Where(BoundAggregation):
+    """An aggregation of the rows where a column is true."""
+
+    def __init__(self, bound: BoundAggregation, condition: str) -> None:
+        self._of = bound
+        self._condition = condition
+        self.state, self.output, self.input_type = bound.state, bound.output, bound.input_type
+
+    def partial(self, rows: GroupedRows) -> list[pa.Array]:
+        mask = rows.column(self._condition).fill_null(False).to_numpy(zero_copy_only=False)
+        return self._of.partial(_ChosenRows(rows, mask))
+
+    def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
+        return self._of.merge(older, newer)
+
+    def result(self, state: Sequence[pa.Array]) -> pa.Array:
+        return self._of.result(state)
 
 
 def merge_nullable(older: pa.Array, newer: pa.Array, combine: Callable[[pa.Array, pa.Array], pa.Array]) -> pa.Array:
@@ -219,6 +345,17 @@ def arithmetic(subject: str, kind: pa.DataType) -> Iterator[None]:
         yield
     except pa.ArrowInvalid as error:
         raise overflow(subject, kind) from error
+
+
+def unretractable(subject: str, reason: str, hint: str = "") -> InvalidInputError:
+    """The error of an aggregation over rows that may be taken back."""
+    return InvalidInputError(
+        f"cannot follow a step that updates its output: {reason}",
+        operation="aggregate",
+        subject=subject,
+        hint=(hint or "Use count, sum, mean or a variance of whole numbers or decimals")
+        + "; or let the step before append: windows in mode append",
+    )
 
 
 def overflow(subject: str, kind: pa.DataType) -> InvalidInputError:

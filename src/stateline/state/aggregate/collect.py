@@ -3,7 +3,8 @@
 Facts:
 - Nulls are left out, as in Spark's ``collect_list`` and ``collect_set``. A key without any value has an empty list.
 - The order of a list is the order of arrival, which a replay may change; a set is kept in the order of first arrival.
-- ``count_distinct`` keeps every distinct value. Where that is too much, ``approx_count_distinct`` keeps a sketch.
+- ``count_distinct`` keeps every distinct value: in a table of values where there can be one, else in a list. Where that
+  is too much, ``approx_count_distinct`` keeps a sketch.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import pyarrow.compute as pc
 
 from stateline.floats import canonical_floats
 from stateline.options import parse_int
-from stateline.state.aggregate.api import Aggregation, BoundAggregation, Function, GroupedRows, Inputs
+from stateline.state.aggregate.api import BoundAggregation, Function, GroupedRows, Inputs
 from stateline.state.aggregate.lists import Lists, element_codes, first_of_each
+from stateline.state.aggregate.values import DistinctCount
 
 __all__ = ["collect_list", "collect_set", "count_distinct"]
 
 
-def collect_list(column: str, limit: int, *, newest: bool = False) -> Aggregation:
+def collect_list(column: str, limit: int, *, newest: bool = False) -> Function:
     """Values in order of arrival, at most ``limit``: the first ones, or with ``newest`` the last ones."""
     limit = parse_int(limit, "limit", minimum=1)
     keep = ", newest" if newest else ""
@@ -31,16 +33,18 @@ def collect_list(column: str, limit: int, *, newest: bool = False) -> Aggregatio
     return Function(f"collect_list({column}, limit={limit}{keep})", (column,), bound)
 
 
-def collect_set(column: str, limit: int) -> Aggregation:
+def collect_set(column: str, limit: int) -> Function:
     """Distinct values in order of first arrival, at most ``limit``."""
     limit = parse_int(limit, "limit", minimum=1)
     bound = partial(_Collect, column, limit, distinct=True)
     return Function(f"collect_set({column}, limit={limit})", (column,), bound, compared=(column,))
 
 
-def count_distinct(column: str) -> Aggregation:
+def count_distinct(column: str) -> Function:
     """The exact number of distinct values. The state holds all of them."""
-    return Function(f"count_distinct({column})", (column,), partial(_CountDistinct, column), compared=(column,))
+    tabled = partial(DistinctCount, column)
+    bound = partial(_CountDistinct, column)
+    return Function(f"count_distinct({column})", (column,), bound, compared=(column,), tabled=tabled, grows=True)
 
 
 class _Collect(BoundAggregation):

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateline.state.aggregate.api import Aggregation, BoundAggregation, Function, GroupedRows, Inputs, merge_nullable
+from stateline.state.aggregate.api import BoundAggregation, Function, GroupedRows, Inputs, merge_nullable
 from stateline.state.aggregate.ordering import (
     best_rows,
     from_ordinals,
@@ -24,42 +24,53 @@ from stateline.state.aggregate.ordering import (
     is_orderable,
     ordinals,
 )
+from stateline.state.aggregate.values import ValueExtreme
 from stateline.state.columns import Rows, valid_mask
 
 __all__ = ["first", "last", "max", "max_by", "min", "min_by"]
 
 
-def min(column: str) -> Aggregation:  # noqa: A001 - Spark's word
+def min(column: str) -> Function:  # noqa: A001 - Spark's word
     """The smallest value of a column of any type that has an order. NaN is greater than every number."""
-    return Function(f"min({column})", (column,), partial(_Extreme, column, largest=False), compared=(column,))
+    return _extreme("min", column, largest=False)
 
 
-def max(column: str) -> Aggregation:  # noqa: A001 - Spark's word
+def max(column: str) -> Function:  # noqa: A001 - Spark's word
     """The largest value of a column of any type that has an order. NaN is greater than every number."""
-    return Function(f"max({column})", (column,), partial(_Extreme, column, largest=True), compared=(column,))
+    return _extreme("max", column, largest=True)
 
 
-def first(column: str, *, by: str) -> Aggregation:
+def first(column: str, *, by: str) -> Function:
     """The value of the row that is first in the order of ``by``, usually a time; the smallest value among equals."""
     return _value_at(column, by, "first", largest=False)
 
 
-def last(column: str, *, by: str) -> Aggregation:
+def last(column: str, *, by: str) -> Function:
     """The value of the row that is last in the order of ``by``, usually a time; the largest value among equals."""
     return _value_at(column, by, "last", largest=True)
 
 
-def min_by(column: str, by: str) -> Aggregation:
+def min_by(column: str, by: str) -> Function:
     """The value where ``by`` is smallest; the smallest value among equals."""
     return _value_at(column, by, "min_by", largest=False)
 
 
-def max_by(column: str, by: str) -> Aggregation:
+def max_by(column: str, by: str) -> Function:
     """The value where ``by`` is largest; the largest value among equals."""
     return _value_at(column, by, "max_by", largest=True)
 
 
-def _value_at(column: str, by: str, function: str, *, largest: bool) -> Aggregation:
+def _extreme(function: str, column: str, *, largest: bool) -> Function:
+    kept = partial(_Extreme, column, largest=largest)
+    tabled = partial(_tabled_extreme, column, largest=largest)
+    return Function(f"{function}({column})", (column,), kept, compared=(column,), tabled=tabled)
+
+
+def _tabled_extreme(column: str, inputs: Inputs, condition: str | None, *, largest: bool) -> ValueExtreme:
+    return ValueExtreme(column, _orderable(inputs, column), condition, largest=largest)
+
+
+def _value_at(column: str, by: str, function: str, *, largest: bool) -> Function:
     columns = (column,) if column == by else (column, by)
     bound = partial(_ValueAtExtreme, column, by, largest=largest)
     return Function(f"{function}({column}, by={by})", columns, bound, compared=(by,))

@@ -14,6 +14,7 @@ from stateline.state.aggregate.extremes import (
 )
 from stateline.state.aggregate.numeric import (
     count,
+    count_if,
     mean,
     stddev,
     stddev_pop,
@@ -29,6 +30,7 @@ __all__ = [
     "collect_set",
     "count",
     "count_distinct",
+    "count_if",
     "first",
     "last",
     "max",

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from stateline.errors import InvalidInputError
 from stateline.key_groups import check_key_type, hash_columns
-from stateline.state.aggregate.api import Aggregation, BoundAggregation, Function, GroupedRows, Inputs
+from stateline.state.aggregate.api import BoundAggregation, Function, GroupedRows, Inputs
 from stateline.state.aggregate.lists import Lists
 from stateline.state.columns import Rows
 
@@ -39,7 +39,7 @@ _CONVERGED: Final = 64
 """Terms after which Ertl's series have converged to a double's last digit, whatever the argument."""
 
 
-def approx_count_distinct(column: str, rsd: float = 0.05) -> Aggregation:
+def approx_count_distinct(column: str, rsd: float = 0.05) -> Function:
     """About how many distinct values there are, with relative standard deviation ``rsd``, 0.005 to 0.39."""
     # Spark's rule, so that one rsd means one number of registers in both.
     is_share = isinstance(rsd, int | float) and 0 < rsd < 1

@@ -1,0 +1,289 @@
+"""The best rows of each key, against a plain model: appended and taken back, over restarts and merges."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateline.errors import InternalError, InvalidInputError
+from stateline.key_groups import KeyGroupRange, hash_columns
+from stateline.pipeline.event_time import WatermarkPlan
+from stateline.pipeline.operators.api import HASH_COLUMN, WEIGHT_COLUMN, BatchContext
+from stateline.pipeline.operators.top import TopProgram
+from stateline.state.snapshot import merge_once
+from stateline.state.table import StateTable
+from tests.unit.pipeline.engine import Engine
+
+SCHEMA = pa.schema([("key", pa.string()), ("value", pa.float64()), ("name", pa.string()), ("at", pa.timestamp("us"))])
+SECOND = 1_000_000
+
+VALUES = st.none() | st.sampled_from([0.0, -1.0, 2.5, math.nan, math.inf, 7.0])
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "key": st.sampled_from(["a", "b", None]),
+            "value": VALUES,
+            "name": st.none() | st.sampled_from("xyz"),
+            "at": st.just(None),
+        }
+    ),
+    max_size=8,
+)
+
+
+def rank_of(value):
+    """Where a value stands in SQL's ascending order, without nulls."""
+    if isinstance(value, float):
+        return (math.isnan(value), 0.0 if math.isnan(value) else value)
+    return (False, value)
+
+
+def compare(one, other, order):
+    """Less than 0 where ``one`` is better."""
+    for column, ascending in order:
+        left, right = one[column], other[column]
+        if left is None or right is None:
+            if (left is None) != (right is None):
+                return 1 if left is None else -1
+            continue
+        if rank_of(left) != rank_of(right):
+            return -1 if (rank_of(left) < rank_of(right)) == ascending else 1
+    return 0
+
+
+def best_of(rows, n, order, ties):
+    """The best of rows that are in order of arrival, with their ranks."""
+    rows = list(reversed(rows)) if ties == "last" else list(rows)
+    ordered = sorted(rows, key=functools.cmp_to_key(lambda one, other: compare(one, other, order)))
+    ranks = list(range(1, len(ordered) + 1))
+    if ties == "all":
+        for number in range(1, len(ordered)):
+            if compare(ordered[number - 1], ordered[number], order) == 0:
+                ranks[number] = ranks[number - 1]
+    return [row | {"rank": rank} for row, rank in zip(ordered, ranks, strict=True) if rank <= n]
+
+
+def shown(rows):
+    return sorted(repr({name: row[name] for name in ("key", "value", "name", "rank")}) for row in rows)
+
+
+def numbered(batches):
+    """The batches with rows that differ: each has a time of its own."""
+    numbers = itertools.count()
+    return [[row | {"at": next(numbers)} for row in batch] for batch in batches]
+
+
+class Model:
+    def __init__(self, n, order, ties):
+        self.rows, self.top, self.rules = {}, {}, (n, order, ties)
+
+    def run(self, batch):
+        """The best rows of each key whose best rows have changed, and those that it had before."""
+        for row in batch:
+            if row.get("weight", 1) > 0:
+                self.rows.setdefault(row["key"], []).append(row)
+            else:
+                self.rows[row["key"]] = [other for other in self.rows[row["key"]] if other["at"] != row["at"]]
+        now, before = [], []
+        for key in {row["key"] for row in batch}:
+            best = best_of(self.rows[key], *self.rules)
+            if repr(best) != repr(self.top.get(key, [])):
+                before += self.top.get(key, [])
+                now += best
+                self.top[key] = best
+        return shown(now), shown(before)
+
+
+ORDERS = st.sampled_from(
+    [
+        (("value", False),),
+        (("value", True),),
+        (("value", False), ("name", True)),
+        (("name", True), ("value", False)),
+    ]
+)
+
+
+def program(n, order, ties, **more):
+    columns, directions = zip(*order, strict=True)
+    return TopProgram.bind(SCHEMA, ["key"], n, columns, ascending=directions, ties=ties, **more)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(ROWS, min_size=1, max_size=5),
+    st.integers(1, 3),
+    ORDERS,
+    st.sampled_from(["first", "last", "all"]),
+    st.lists(st.sampled_from([1, 2, 3]), min_size=5, max_size=5),
+)
+def test_rows_that_stay_equal_the_model_over_restarts(batches, n, order, ties, parallelisms):
+    made, model, root = program(n, order, ties), Model(n, order, ties), None
+    for batch, parallelism in zip(numbered(batches), parallelisms, strict=False):
+        engine = Engine(made, SCHEMA, root=root, parallelism=parallelism)
+        root = engine.root
+        record = engine.run(batch)
+        output = engine.output.get(record.checkpoint_id, [])
+        assert shown(output) == model.run(batch)[0]
+        assert {row["checkpoint_id"] for row in output} <= {record.checkpoint_id}
+        kept = sum(map(len, model.top.values()))
+        assert len(engine.state()) == kept, "no other row is kept"
+
+
+def row(key, value, name=None, at=None):
+    return {"key": key, "value": value, "name": name, "at": at}
+
+
+def ranks(*rows):
+    return [row | {"rank": number + 1} for number, row in enumerate(rows)]
+
+
+class Steps:
+    """One subtask, batch by batch, without a record: what an operator of a graph is given and returns."""
+
+    def __init__(self, made):
+        self.made, self.number = made, 0
+        self.table = StateTable(made.tables["rows"], KeyGroupRange(0, 7), 8)
+
+    def run(self, rows, **context):
+        batch = pa.RecordBatch.from_pylist([{k: v for k, v in row.items() if k != "weight"} for row in rows], SCHEMA)
+        hashes = hash_columns([batch.column(name) for name in self.made.key_columns]).view("int64")
+        batch = batch.append_column(HASH_COLUMN, pa.array(hashes))
+        weights = pa.array([row.get("weight", 1) for row in rows], pa.int8())
+        batch = batch.append_column(WEIGHT_COLUMN, weights)
+        context = BatchContext(checkpoint_id=self.number, now=0.0, retracts=True, **context)
+        done = self.made.process([batch] if rows else [], {"rows": self.table}, context)
+        if "rows" in done.changes:
+            self.table, _ = merge_once(self.table.with_changes(done.changes["rows"]), None)
+        self.number += 1
+        return [[] if table is None else table.to_pylist() for table in (done.output, done.retracted)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(ROWS, min_size=1, max_size=5),
+    st.integers(1, 3),
+    ORDERS,
+    st.sampled_from(["first", "last", "all"]),
+    st.data(),
+)
+def test_rows_that_are_taken_back_equal_the_model(batches, n, order, ties, data):
+    steps, model, there = Steps(program(n, order, ties, updates=True)), Model(n, order, ties), []
+    for batch in numbered(batches):
+        gone = data.draw(st.lists(st.sampled_from(range(len(there))), unique=True)) if there else []
+        back = [there[number] | {"weight": -1} for number in gone]
+        there = [row for number, row in enumerate(there) if number not in gone] + batch
+        assert tuple(map(shown, steps.run(back + batch))) == model.run(back + batch)
+    assert steps.table.rows >= len(there)
+
+
+def test_equal_rows_that_may_be_taken_back_count_one_by_one():
+    steps = Steps(TopProgram.bind(SCHEMA, ["key"], 2, "value", updates=True))
+    one, other = row("a", 5.0, "x"), row("a", 1.0, "y")
+    assert shown(steps.run([one, one, other])[0]) == shown(ranks(one, one))
+    assert shown(steps.run([one | {"weight": -1}])[0]) == shown(ranks(one, other))
+    assert steps.run([one, one | {"weight": -1}]) == [[], []], "nothing has changed"
+    now, before = steps.run([one | {"weight": -1}, other | {"weight": -1}])
+    assert now == []
+    assert shown(before) == shown(ranks(one, other))
+    assert list(steps.table.scan()) == []
+    with pytest.raises(InternalError, match="taken back"):
+        steps.run([one | {"weight": -1}])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(ROWS, min_size=1, max_size=5), st.integers(1, 3), ORDERS, st.sampled_from(["first", "last", "all"]))
+def test_what_was_shown_is_what_is_retracted(batches, n, order, ties):
+    steps, model = Steps(program(n, order, ties)), Model(n, order, ties)
+    for batch in numbered(batches):
+        assert tuple(map(shown, steps.run(batch))) == model.run(batch)
+
+
+def test_an_equal_row_that_comes_later_takes_the_place_only_where_the_last_one_is_better():
+    for ties, names in (("first", ["x"]), ("last", ["z"]), ("all", ["x", "y", "z"])):
+        engine = Engine(TopProgram.bind(SCHEMA, ["key"], 1, "value", ties=ties), SCHEMA)
+        outputs = [engine.run_batch([row("a", 1.0, name)]) for name in "xyz"]
+        assert sorted(one["name"] for one in engine.state()) == names
+        assert [len(output) for output in outputs] == {"first": [1, 0, 0], "last": [1, 1, 1], "all": [1, 2, 3]}[ties]
+        assert {one["rank"] for output in outputs for one in output} == {1}
+
+
+def test_a_key_goes_when_the_watermark_has_passed_its_time():
+    watermark = WatermarkPlan.of(SCHEMA, "at", "0 seconds")
+    made = TopProgram.bind(SCHEMA, ["at", "key"], 1, "value", watermark=watermark)
+    assert made.readings[0].late_by == "at"
+    assert made.event_time_columns == ("at",)
+    steps = Steps(made)
+    steps.run([row("a", 1.0, at=1), row("a", 1.0, at=9), row("b", 1.0)], watermark_us=5)
+    rows = next(iter(steps.table.runs)).batches[0]
+    gone = made.process([], {"rows": steps.table}, BatchContext(9, 0.0, watermark_us=5)).expired["rows"](rows)
+    times = rows.keys.columns[0].to_pylist()
+    assert {time and time.microsecond: bool(over) for time, over in zip(times, gone, strict=True)} == {
+        1: True,
+        9: False,
+        None: False,
+    }
+    again = steps.run([row("a", 0.5, at=1), row("a", 0.5, at=9)], watermark_us=7, late_watermark_us=5)
+    assert shown(again[0]) == shown(ranks(row("a", 0.5, at=1))), "a late row that is kept begins its key anew"
+    kept = WatermarkPlan.of(SCHEMA, "at", "0 seconds", "keep")
+    assert TopProgram.bind(SCHEMA, ["at"], 1, "value", watermark=kept).readings[0].late_by is None
+    elsewhere = TopProgram.bind(SCHEMA, ["key"], 1, "value", watermark=watermark)
+    assert elsewhere.readings[0].late_by is None
+    assert elsewhere.event_time_columns == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"n": 0}, "n: 0 is not valid"),
+        ({"by": "price"}, "price"),
+        ({"by": "key"}, "part of the key"),
+        ({"by": []}, "must name a column"),
+        ({"by": ["value", "name"], "ascending": [True]}, "one for each"),
+        ({"by": "list"}, "has no order"),
+        ({"ties": "none"}, "ties"),
+        ({"columns": ["price"]}, "price"),
+        ({"schema": SCHEMA.append(pa.field("rank", pa.int32()))}, "rank"),
+        ({"schema": SCHEMA.append(pa.field("checkpoint_id", pa.int64()))}, "checkpoint_id"),
+        ({"updates": True}, "cannot be compared"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(arguments, match):
+    schema = arguments.pop("schema", SCHEMA).append(pa.field("list", pa.list_(pa.int64())))
+    with pytest.raises(InvalidInputError, match=match):
+        TopProgram.bind(schema, ["key"], arguments.pop("n", 2), arguments.pop("by", "value"), **arguments)
+
+
+def test_columns_that_are_left_out_are_neither_kept_nor_shown():
+    schema = SCHEMA.append(pa.field("checkpoint_id", pa.int64())).append(pa.field("list", pa.list_(pa.int64())))
+    made = TopProgram.bind(schema, ["key"], 2, "value", columns=["name"], updates=True)
+    assert made.input_columns == ("key", "name", "value")
+    assert made.output_schema.names == ["key", "name", "value", "rank", "checkpoint_id"]
+    whole = TopProgram.bind(schema, ["key"], 2, "value", columns=["list"])
+    assert whole.output_schema.names == ["key", "list", "value", "rank", "checkpoint_id"]
+
+
+def test_only_rows_that_came_or_went_are_written():
+    engine = Engine(TopProgram.bind(SCHEMA, ["key"], 100, "value"), SCHEMA, parallelism=1)
+    engine.run_batch([row("a", float(number)) for number in range(100)])
+    before = engine.metrics["state_rows"]
+    assert len(engine.run_batch([row("a", 99.5)])) == 100
+    assert engine.metrics["state_rows"] - before == 2, "one row and one tombstone"
+    assert engine.run_batch([row("a", 1.0)]) == []
+    assert engine.metrics["state_rows"] - before == 2
+
+
+def test_a_big_batch_equals_the_model():
+    draw = np.random.default_rng(4)
+    engine = Engine(TopProgram.bind(SCHEMA, ["key"], 3, "value"), SCHEMA)
+    model = Model(3, (("value", False),), "first")
+    for _ in range(3):
+        batch = [row(str(key), float(value)) for key, value in draw.integers(0, 200, (3000, 2))]
+        assert shown(engine.run_batch(batch)) == model.run(batch)[0]
