@@ -16,6 +16,7 @@ from stateline.key_groups import check_key_type, check_parallelism
 from stateline.options import plain_options, pop_prefixed, settings_from_options
 from stateline.pipeline.event_time import Duration, WatermarkPlan
 from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
+from stateline.pipeline.operators.aggregation import CHECKPOINT_COLUMN
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.plan import PipelinePlan, PipelineSettings, SavepointStart
 from stateline.spark.arrow_types import arrow_schema
@@ -108,12 +109,13 @@ class KeyedRows:
         graph = pipeline.plan.graph
         has_watermark = any(each.watermark is not None for each in graph.inputs_reaching(name))
         event_times = program.event_time_columns if has_watermark else ()
+        schema = _without_checkpoint(program.output_schema)
         case_sensitive = str(pipeline.session.conf.get("spark.sql.caseSensitive")).lower() == "true"
         rows = cls(
             pipeline=pipeline,
             source=Source("operator", name),
-            schema=program.output_schema,
-            columns=StreamColumns(tuple(program.output_schema.names), case_sensitive),
+            schema=schema,
+            columns=StreamColumns(tuple(schema.names), case_sensitive),
             keys=tuple(key_names(key)),
             watermark=WatermarkPlan(column=event_times[0], delay_us=0) if event_times else None,
             event_times=event_times,
@@ -149,6 +151,12 @@ class KeyedRows:
             )
         return replace(self.watermark, column=column)
 
+    @property
+    def watermark_of_key(self) -> WatermarkPlan | None:
+        """The watermark, as one of a key column where it governs one."""
+        governed = [key for key, own in zip(self.keys, self.key_columns, strict=True) if own in self.event_times]
+        return self.watermark if self.watermark is None or not governed else replace(self.watermark, column=governed[0])
+
     def check_collations(self, columns: Iterable[str], what: str) -> None:
         """Refuses strings that Spark compares by other rules than their bytes.
 
@@ -175,6 +183,12 @@ class KeyedRows:
         for column in self.key_columns:
             check_key_type(self.schema.field(column).type, column)
         self.check_collations(self.key_columns, "key")
+
+
+def _without_checkpoint(schema: pa.Schema) -> pa.Schema:
+    """The columns that operators behind can read: the checkpoint that made a row is not what takes it back."""
+    number = schema.get_field_index(CHECKPOINT_COLUMN)
+    return schema if number < 0 or schema.field(number).nullable else schema.remove(number)
 
 
 def _renamed(source: Source, names: Mapping[str, str]) -> Source:

@@ -27,6 +27,8 @@ from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
 from stateline.pipeline.operators.late_output import LateRowsProgram
+from stateline.pipeline.operators.ranking import Ties
+from stateline.pipeline.operators.top import TopProgram
 from stateline.spark.arrow_types import declared_schema
 from stateline.spark.initial_state import initial_rows
 from stateline.spark.keyed_rows import KeyedRows, pipeline_settings
@@ -125,7 +127,7 @@ class KeyedStream:
             InvalidInputError: No aggregation, a column that does not exist or does not fit, a name that is taken, an
                 unknown mode, or ``append`` without windows and a watermark on their column.
         """
-        return self._aggregated(output_mode, aggregations, None, self._watermark)
+        return self._aggregated(output_mode, aggregations, None, self._rows.watermark_of_key)
 
     def apply_arrow(
         self,
@@ -182,6 +184,52 @@ class KeyedStream:
             watermark=self._watermark,
             state_defaults=state_defaults,
         )
+        return self._stage(program)
+
+    def top(
+        self,
+        n: int,
+        by: str | Sequence[str],
+        *,
+        ascending: bool | Sequence[bool] = False,
+        ties: Ties = "first",
+        columns: Sequence[str] | None = None,
+    ) -> PipelineStage:
+        """Keeps the best rows of each key: ``docs/top.md``.
+
+        The output has all columns, ``rank: int`` from 1, and ``checkpoint_id: long``. In each batch it has all rows, at
+        most ``n``, of each key whose best rows have changed.
+
+        Args:
+            n: Rows of a key, 1 or more.
+            by: The column that says which row is better, or several: the next one decides among equal rows. Null comes
+                after all values, in either direction.
+            ascending: Whether smaller is better: for all columns, or for each.
+            ties: Which of equal rows is better: the one that came ``first`` or ``last``; or ``all`` are shown, with one
+                rank, though they be more than ``n``.
+            columns: Columns that are kept and shown beside the key and ``by``. Default: all.
+
+        Raises:
+            InvalidInputError: ``n`` below 1, a column that does not exist or has no order, a name that the output
+                needs, or rows that an operator in front takes back and that cannot be told from each other.
+        """
+        own = self._rows.columns.own
+        order = [by] if isinstance(by, str) else list(by)
+        if columns is None:
+            named = {own(name): name for name in [*self._keys, *order]}
+            columns = [named.get(own(name), name) for name in self._schema.names]
+        program = TopProgram.bind(
+            self._rows.spelled([*order, *columns]),
+            self._keys,
+            n,
+            order,
+            ascending=ascending,
+            ties=ties,
+            columns=columns,
+            watermark=self._rows.watermark_of_key,
+            updates=self._updates,
+        )
+        self._rows.check_collations([own(column) for column in order], "column of top")
         return self._stage(program)
 
     def process(
@@ -275,7 +323,6 @@ class KeyedStream:
         window: WindowPlan | None,
         watermark: WatermarkPlan | None,
     ) -> PipelineStage:
-        self._check_final("aggregate")
         named = [name for one in aggregations.values() for name in getattr(one, "columns", ()) or ()]
         program = AggregateProgram.bind(
             self._rows.spelled(named),
@@ -284,6 +331,8 @@ class KeyedStream:
             output_mode=output_mode,
             window=window,
             watermark=watermark,
+            updates=self._updates,
+            behind=self._rows.frame is None,
         )
         compared = [self._rows.columns.own(column) for one in aggregations.values() for column in one.compared]
         self._rows.check_collations(compared, "aggregated column")

@@ -33,6 +33,8 @@ from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
+from stateline.pipeline.operators.ranking import Ties
+from stateline.pipeline.operators.top import TopProgram
 from stateline.pipeline.plan import PipelineSettings
 from stateline.state.aggregate import Aggregation
 from stateline.testing.clock import ManualClock
@@ -169,6 +171,28 @@ class KeyedStreamHarness:
             columns=columns,
             watermark=self._watermark,
             state_defaults=state_defaults,
+        )
+        return self._harness(program)
+
+    def top(
+        self,
+        n: int,
+        by: str | Sequence[str],
+        *,
+        ascending: bool | Sequence[bool] = False,
+        ties: Ties = "first",
+        columns: Sequence[str] | None = None,
+    ) -> OperatorHarness:
+        """As :meth:`stateline.spark.KeyedStream.top`."""
+        program = TopProgram.bind(
+            self._schema,
+            self._keys,
+            n,
+            by,
+            ascending=ascending,
+            ties=ties,
+            columns=columns,
+            watermark=self._watermark,
         )
         return self._harness(program)
 

@@ -12,13 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateline.errors import ErrorKind, InternalError, InvalidInputError
-from stateline.key_groups import KeyGroupRange, hash_columns
 from stateline.pipeline.event_time import WatermarkPlan, WindowPlan
 from stateline.pipeline.operators.aggregation import AggregateProgram
-from stateline.pipeline.operators.api import HASH_COLUMN, WEIGHT_COLUMN, BatchContext
 from stateline.state import aggregate as agg
-from stateline.state.snapshot import merge_once
-from stateline.state.table import StateTable
+from tests.unit.pipeline.steps import Steps, back
 
 D = decimal.Decimal
 SECOND = 1_000_000
@@ -27,6 +24,8 @@ SCHEMA = pa.schema(
         ("key", pa.string()),
         ("n", pa.int64()),
         ("small", pa.int8()),
+        ("name", pa.string()),
+        ("large", pa.bool_()),
         ("price", pa.decimal128(10, 2)),
         ("share", pa.float64()),
         ("end", pa.timestamp("us")),
@@ -43,34 +42,21 @@ EXACT = {
     "spread": agg.variance("n"),
     "deviation": agg.stddev_pop("price"),
     "narrow": agg.var_pop("small"),
+    "least": agg.min("n"),
+    "most": agg.max("price"),
+    "last": agg.max("name"),
+    "kinds": agg.count_distinct("n"),
+    "large": agg.count_if("large"),
+    "large_total": agg.sum("n").where("large"),
+    "large_most": agg.max("n").where("large"),
+    "large_kinds": agg.count_distinct("n").where("large"),
 }
-
-
-class Steps:
-    """One subtask, batch by batch: what an operator of a graph is given and returns."""
-
-    def __init__(self, made, schema=SCHEMA):
-        self.made, self.schema, self.number = made, schema, 0
-        self.table = StateTable(made.tables["aggregates"], KeyGroupRange(0, 7), 8)
-
-    def run(self, rows, **context):
-        batch = pa.RecordBatch.from_pylist(
-            [{k: v for k, v in row.items() if k != "weight"} for row in rows], self.schema
-        )
-        hashes = hash_columns([batch.column(name) for name in self.made.key_columns]).view("int64")
-        batch = batch.append_column(HASH_COLUMN, pa.array(hashes))
-        batch = batch.append_column(WEIGHT_COLUMN, pa.array([row.get("weight", 1) for row in rows], pa.int8()))
-        context = BatchContext(checkpoint_id=self.number, now=0.0, **({"retracts": True} | context))
-        done = self.made.process([batch] if rows else [], {"aggregates": self.table}, context)
-        if "aggregates" in done.changes:
-            self.table, _ = merge_once(self.table.with_changes(done.changes["aggregates"]), None)
-        self.number += 1
-        return tuple([] if table is None else table.to_pylist() for table in (done.output, done.retracted))
 
 
 def aggregated(rows):
     """What the aggregations are of the rows of one key, in plain Python."""
     n, price, small = ([row[name] for row in rows if row[name] is not None] for name in ("n", "price", "small"))
+    large = [row["n"] for row in rows if row["large"] and row["n"] is not None]
     return {
         "rows": len(rows),
         "some": len(n),
@@ -81,6 +67,14 @@ def aggregated(rows):
         "spread": float(statistics.variance(n)) if len(n) > 1 else None,
         "deviation": float(statistics.pstdev(price)) if price else None,
         "narrow": float(statistics.pvariance(small)) if small else None,
+        "least": min(n, default=None),
+        "most": max(price, default=None),
+        "last": max((row["name"] for row in rows if row["name"] is not None), default=None),
+        "kinds": len(set(n)),
+        "large": sum(row["large"] is True for row in rows),
+        "large_total": sum(large) if large else None,
+        "large_most": max(large, default=None),
+        "large_kinds": len(set(large)),
     }
 
 
@@ -96,6 +90,8 @@ ROWS = st.lists(
             "key": st.sampled_from(["a", "b", None]),
             "n": st.none() | st.sampled_from([0, 1, -(2**58), 2**58 - 1, 2**40 + 1, 10**9]),
             "small": st.none() | st.integers(-128, 127),
+            "name": st.none() | st.text("abé", max_size=2),
+            "large": st.none() | st.booleans(),
             "price": st.none() | st.decimals(D("-99999999.99"), D("99999999.99"), places=2),
         }
     ),
@@ -106,11 +102,11 @@ ROWS = st.lists(
 @settings(max_examples=80, deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=5), st.data())
 def test_every_exact_aggregate_equals_the_model_when_rows_are_taken_back(batches, data):
-    steps = Steps(AggregateProgram.bind(SCHEMA, ["key"], EXACT, updates=True))
+    steps = Steps(AggregateProgram.bind(SCHEMA, ["key"], EXACT, updates=True), SCHEMA)
     there, shown = [], {}
     for batch in batches:
         gone = data.draw(st.lists(st.sampled_from(range(len(there))), unique=True)) if there else []
-        rows = [there[number] | {"weight": -1} for number in gone] + batch
+        rows = [back(there[number]) for number in gone] + batch
         there = [row for number, row in enumerate(there) if number not in gone] + batch
         output, retracted = steps.run(rows)
         touched = {row["key"] for row in rows}
@@ -122,23 +118,25 @@ def test_every_exact_aggregate_equals_the_model_when_rows_are_taken_back(batches
         assert shown.keys() == {row["key"] for row in there}, "a key without rows is gone"
         for key, found in shown.items():
             close(found, aggregated([row for row in there if row["key"] == key]))
-        assert sum(batch.num_rows for batch in steps.table.scan()) == len(shown)
+        assert len(steps.state("aggregates")) == len(shown)
 
 
 def test_a_row_that_comes_and_goes_leaves_nothing():
-    steps = Steps(AggregateProgram.bind(SCHEMA, ["key"], {"total": agg.sum("n")}, updates=True))
+    steps = Steps(AggregateProgram.bind(SCHEMA, ["key"], {"total": agg.sum("n")}, updates=True), SCHEMA)
     row = {"key": "a", "n": 3}
-    assert steps.run([row, row | {"weight": -1}]) == ([], [])
-    assert list(steps.table.scan()) == []
+    assert steps.run([row, back(row)]) == ([], [])
+    assert steps.state("aggregates") == []
     with pytest.raises(InternalError, match="more rows"):
-        steps.run([row | {"weight": -1}])
+        steps.run([back(row)])
 
 
 def test_numbers_of_any_size_are_taken_back_to_the_last_digit():
-    steps = Steps(AggregateProgram.bind(SCHEMA, ["key"], {"total": agg.sum("n"), "mean": agg.mean("n")}, updates=True))
+    steps = Steps(
+        AggregateProgram.bind(SCHEMA, ["key"], {"total": agg.sum("n"), "mean": agg.mean("n")}, updates=True), SCHEMA
+    )
     low, high, one = ({"key": "a", "n": n} for n in (-(2**63), 2**63 - 1, 1))
     steps.run([low, high])
-    ((row,), _) = steps.run([low | {"weight": -1}, one, one | {"weight": -1}])
+    ((row,), _) = steps.run([back(low), one, back(one)])
     assert (row["total"], row["mean"]) == (2**63 - 1, 2.0**63)
     with pytest.raises(InvalidInputError) as failure:
         steps.run([high])
@@ -183,27 +181,27 @@ def test_behind_an_operator_a_key_with_the_watermark_closes_when_that_has_passed
     made = bind(SCHEMA, ["end"], {"n": agg.count()}, output_mode="append", watermark=watermark, behind=True)
     assert made.event_time_columns == ("end",)
     assert made.closes_windows
-    steps = Steps(made)
+    steps = Steps(made, SCHEMA)
     assert steps.run([{"end": 5}, {"end": 5}, {"end": 6}, {"end": None}])[0] == []
     output, _ = steps.run([{"end": 5}], watermark_us=5)
     assert [(row["end"].microsecond, row["n"]) for row in output] == [(5, 3)]
     output, _ = steps.run([], watermark_us=9, late_watermark_us=5)
     assert [(row["end"].microsecond, row["n"]) for row in output] == [(6, 1)]
-    assert [row["end"] for batch in steps.table.scan() for row in batch.to_pylist()] == [None]
+    assert [row["end"] for row in steps.state("aggregates")] == [None]
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=6), min_size=1, max_size=6))
 def test_a_second_step_over_the_rows_of_the_first_holds_their_sum_at_every_batch(batches):
     """Counts by key, then how many keys have a count: every row of the first step goes and comes in the second one."""
-    first = Steps(AggregateProgram.bind(SCHEMA, ["key"], {"n": agg.count()}))
+    first = Steps(AggregateProgram.bind(SCHEMA, ["key"], {"n": agg.count()}), SCHEMA)
     rows = pa.schema([("key", pa.string()), ("n", pa.int64()), ("checkpoint_id", pa.int64())])
     second = Steps(AggregateProgram.bind(rows, ["n"], {"keys": agg.count(), "sum": agg.sum("n")}, updates=True), rows)
     counts, shown = collections.Counter(), {}
     for batch in batches:
         counts.update(str(key) for key, _ in batch)
         output, retracted = first.run([{"key": str(key)} for key, _ in batch])
-        output, retracted = second.run([row | {"weight": -1} for row in retracted] + output)
+        output, retracted = second.run([back(row) for row in retracted] + output)
         for row in retracted:
             assert shown.pop(row["n"]) == (row["keys"], row["sum"])
         for row in output:

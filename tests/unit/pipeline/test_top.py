@@ -13,13 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateline.errors import InternalError, InvalidInputError
-from stateline.key_groups import KeyGroupRange, hash_columns
 from stateline.pipeline.event_time import WatermarkPlan
-from stateline.pipeline.operators.api import HASH_COLUMN, WEIGHT_COLUMN, BatchContext
+from stateline.pipeline.operators.api import BatchContext
 from stateline.pipeline.operators.top import TopProgram
-from stateline.state.snapshot import merge_once
-from stateline.state.table import StateTable
 from tests.unit.pipeline.engine import Engine
+from tests.unit.pipeline.steps import Steps, back
 
 SCHEMA = pa.schema([("key", pa.string()), ("value", pa.float64()), ("name", pa.string()), ("at", pa.timestamp("us"))])
 SECOND = 1_000_000
@@ -145,27 +143,6 @@ def ranks(*rows):
     return [row | {"rank": number + 1} for number, row in enumerate(rows)]
 
 
-class Steps:
-    """One subtask, batch by batch, without a record: what an operator of a graph is given and returns."""
-
-    def __init__(self, made):
-        self.made, self.number = made, 0
-        self.table = StateTable(made.tables["rows"], KeyGroupRange(0, 7), 8)
-
-    def run(self, rows, **context):
-        batch = pa.RecordBatch.from_pylist([{k: v for k, v in row.items() if k != "weight"} for row in rows], SCHEMA)
-        hashes = hash_columns([batch.column(name) for name in self.made.key_columns]).view("int64")
-        batch = batch.append_column(HASH_COLUMN, pa.array(hashes))
-        weights = pa.array([row.get("weight", 1) for row in rows], pa.int8())
-        batch = batch.append_column(WEIGHT_COLUMN, weights)
-        context = BatchContext(checkpoint_id=self.number, now=0.0, retracts=True, **context)
-        done = self.made.process([batch] if rows else [], {"rows": self.table}, context)
-        if "rows" in done.changes:
-            self.table, _ = merge_once(self.table.with_changes(done.changes["rows"]), None)
-        self.number += 1
-        return [[] if table is None else table.to_pylist() for table in (done.output, done.retracted)]
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(ROWS, min_size=1, max_size=5),
@@ -175,33 +152,33 @@ class Steps:
     st.data(),
 )
 def test_rows_that_are_taken_back_equal_the_model(batches, n, order, ties, data):
-    steps, model, there = Steps(program(n, order, ties, updates=True)), Model(n, order, ties), []
+    steps, model, there = Steps(program(n, order, ties, updates=True), SCHEMA), Model(n, order, ties), []
     for batch in numbered(batches):
         gone = data.draw(st.lists(st.sampled_from(range(len(there))), unique=True)) if there else []
-        back = [there[number] | {"weight": -1} for number in gone]
+        taken = [back(there[number]) for number in gone]
         there = [row for number, row in enumerate(there) if number not in gone] + batch
-        assert tuple(map(shown, steps.run(back + batch))) == model.run(back + batch)
-    assert steps.table.rows >= len(there)
+        assert tuple(map(shown, steps.run(taken + batch))) == model.run(taken + batch)
+    assert len(steps.state("rows")) == len(there)
 
 
 def test_equal_rows_that_may_be_taken_back_count_one_by_one():
-    steps = Steps(TopProgram.bind(SCHEMA, ["key"], 2, "value", updates=True))
+    steps = Steps(TopProgram.bind(SCHEMA, ["key"], 2, "value", updates=True), SCHEMA)
     one, other = row("a", 5.0, "x"), row("a", 1.0, "y")
     assert shown(steps.run([one, one, other])[0]) == shown(ranks(one, one))
-    assert shown(steps.run([one | {"weight": -1}])[0]) == shown(ranks(one, other))
-    assert steps.run([one, one | {"weight": -1}]) == [[], []], "nothing has changed"
-    now, before = steps.run([one | {"weight": -1}, other | {"weight": -1}])
+    assert shown(steps.run([back(one)])[0]) == shown(ranks(one, other))
+    assert steps.run([one, back(one)]) == ([], []), "nothing has changed"
+    now, before = steps.run([back(one), back(other)])
     assert now == []
     assert shown(before) == shown(ranks(one, other))
-    assert list(steps.table.scan()) == []
+    assert steps.state("rows") == []
     with pytest.raises(InternalError, match="taken back"):
-        steps.run([one | {"weight": -1}])
+        steps.run([back(one)])
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=5), st.integers(1, 3), ORDERS, st.sampled_from(["first", "last", "all"]))
 def test_what_was_shown_is_what_is_retracted(batches, n, order, ties):
-    steps, model = Steps(program(n, order, ties)), Model(n, order, ties)
+    steps, model = Steps(program(n, order, ties), SCHEMA), Model(n, order, ties)
     for batch in numbered(batches):
         assert tuple(map(shown, steps.run(batch))) == model.run(batch)
 
@@ -220,10 +197,10 @@ def test_a_key_goes_when_the_watermark_has_passed_its_time():
     made = TopProgram.bind(SCHEMA, ["at", "key"], 1, "value", watermark=watermark)
     assert made.readings[0].late_by == "at"
     assert made.event_time_columns == ("at",)
-    steps = Steps(made)
+    steps = Steps(made, SCHEMA)
     steps.run([row("a", 1.0, at=1), row("a", 1.0, at=9), row("b", 1.0)], watermark_us=5)
-    rows = next(iter(steps.table.runs)).batches[0]
-    gone = made.process([], {"rows": steps.table}, BatchContext(9, 0.0, watermark_us=5)).expired["rows"](rows)
+    rows = next(iter(steps.tables["rows"].runs)).batches[0]
+    gone = made.process([], steps.tables, BatchContext(9, 0.0, watermark_us=5)).expired["rows"](rows)
     times = rows.keys.columns[0].to_pylist()
     assert {time and time.microsecond: bool(over) for time, over in zip(times, gone, strict=True)} == {
         1: True,

@@ -1,0 +1,173 @@
+"""Exact counts of distinct values, kept as rows of a table: against sets, over windows that close and restarts."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateline.errors import InvalidInputError
+from stateline.pipeline.event_time import WatermarkPlan, WindowPlan
+from stateline.pipeline.operators.aggregation import AggregateProgram
+from stateline.state.aggregate import KeyedAggregation, count, count_distinct, count_if, sum
+from stateline.state.aggregate import max as greatest
+from tests.unit.pipeline.engine import Engine
+
+SECOND = 1_000_000
+SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("number", pa.float64()),
+        ("name", pa.string()),
+        ("cheap", pa.bool_()),
+        ("at", pa.timestamp("us")),
+    ]
+)
+WANTED = {
+    "rows": count(),
+    "numbers": count_distinct("number"),
+    "names": count_distinct("name"),
+    "cheap_numbers": count_distinct("number").where("cheap"),
+    "cheap_rows": count_if("cheap"),
+    "total": sum("number").where("cheap"),
+    "greatest": greatest("name").where("cheap"),
+}
+WINDOW = WindowPlan.of(SCHEMA, "at", "10s", None, "0s")
+
+
+def identity(number):
+    """Floats that are one value: -0.0 is 0.0, and all NaN are one."""
+    return "nan" if math.isnan(number) else struct.pack("d", number + 0.0)
+
+
+def expected(rows):
+    numbers = [row for row in rows if row["number"] is not None]
+    cheap = [row for row in rows if row["cheap"]]
+    return {
+        "rows": len(rows),
+        "numbers": len({identity(row["number"]) for row in numbers}),
+        "names": len({row["name"] for row in rows if row["name"] is not None}),
+        "cheap_numbers": len({identity(row["number"]) for row in numbers if row["cheap"]}),
+        "cheap_rows": len(cheap),
+        "total": sum_of([row["number"] for row in cheap if row["number"] is not None]),
+        "greatest": max((row["name"] for row in cheap if row["name"] is not None), default=None),
+    }
+
+
+def sum_of(numbers):
+    total = None
+    for number in numbers:
+        total = number if total is None else total + number
+    return plain(total)
+
+
+def plain(number):
+    return None if number is None else repr(number + 0.0)
+
+
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "key": st.sampled_from(["a", "b", None]),
+            "number": st.none() | st.sampled_from([0.0, -0.0, 1.5, math.nan, 2.0]),
+            "name": st.none() | st.sampled_from(["x", "y", "é"]),
+            "cheap": st.none() | st.booleans(),
+            "at": st.integers(0, 50).map(lambda second: second * SECOND),
+        }
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(ROWS, min_size=1, max_size=6),
+    st.sampled_from(["append", "update", None]),
+    st.sampled_from(["drop", "keep"]),
+    st.lists(st.sampled_from([1, 2, 3]), min_size=6, max_size=6),
+)
+def test_distinct_values_equal_sets_over_restarts(batches, mode, late_data, parallelisms):
+    watermark = WatermarkPlan.of(SCHEMA, "at", "5 seconds", late_data)
+    made = AggregateProgram.bind(
+        SCHEMA,
+        ["key"],
+        WANTED,
+        output_mode=mode or "update",
+        window=None if mode is None else WINDOW,
+        watermark=watermark,
+    )
+    state, root, passed, applied = {}, None, None, None
+    for batch, parallelism in zip(batches, parallelisms, strict=False):
+        engine = Engine(made, SCHEMA, root=root, watermark=watermark, parallelism=parallelism)
+        root = engine.root
+        touched = set()
+        for row in batch:
+            start = row["at"] // (10 * SECOND) * 10 * SECOND
+            if mode and late_data == "drop" and applied is not None and start + 10 * SECOND <= applied:
+                continue
+            key = (row["key"], start if mode else None)
+            state.setdefault(key, []).append(row)
+            touched.add(key)
+        over = {key for key in state if mode and passed is not None and key[1] + 10 * SECOND <= passed}
+        shown = {key: expected(state[key]) for key in (over if mode == "append" else touched)}
+        record = engine.run(batch)
+        found = {}
+        for row in engine.output.get(record.checkpoint_id, []):
+            start = int(row["window_start"].timestamp() * SECOND) if mode else None
+            found[row["key"], start] = {name: row[name] for name in WANTED} | {"total": plain(row["total"])}
+        assert found == shown
+        for key in over:
+            del state[key]
+        applied = passed
+        for row in batch:
+            reached = row["at"] - 5 * SECOND
+            passed = reached if passed is None else [passed, reached][reached > passed]
+
+
+def test_a_batch_writes_only_values_that_are_new():
+    engine = Engine(AggregateProgram.bind(SCHEMA, ["key"], {"n": count_distinct("name")}), SCHEMA, parallelism=1)
+    rows = [{"key": "a", "name": str(number)} for number in range(1000)]
+    engine.run_batch(rows)
+    before = engine.metrics["state_rows"]
+    assert engine.run_batch([*rows, {"key": "a", "name": "new"}])[0]["n"] == 1001
+    assert engine.metrics["state_rows"] - before == 2, "the count, and one value"
+    assert len(engine.state("values.name")) == 1001
+
+
+def test_values_of_closed_windows_go_when_runs_are_merged():
+    watermark = WatermarkPlan.of(SCHEMA, "at", "0 seconds")
+    made = AggregateProgram.bind(
+        SCHEMA, ["key"], {"n": count_distinct("name")}, output_mode="append", window=WINDOW, watermark=watermark
+    )
+    engine = Engine(made, SCHEMA, watermark=watermark, parallelism=1)
+    for second in range(0, 300, 5):
+        engine.run_batch([{"key": "a", "name": str(number), "at": second * SECOND} for number in range(20)])
+    assert len(engine.state("values.name")) < 10 * 20, "of 30 windows"
+
+
+def test_without_tables_values_are_kept_in_lists():
+    plain = KeyedAggregation.bind(SCHEMA, ["key"], {"n": count_distinct("name")})
+    assert plain.value_tables == ()
+    assert plain.state_schema.values.names == ["n.values"]
+    tabled = KeyedAggregation.bind(SCHEMA, ["key"], {"n": count_distinct("name")}, tables=True)
+    assert [each.name for each in tabled.value_tables] == ["values.name"]
+    assert plain.definition != tabled.definition, "state of the one is not read as that of the other"
+
+
+def test_a_condition_is_a_column_of_truth_values_and_is_said_once():
+    for wanted, match in ((count_if("name"), "not boolean"), (count_distinct("at").where("absent"), "absent")):
+        with pytest.raises(InvalidInputError, match=match):
+            AggregateProgram.bind(SCHEMA, ["key"], {"n": wanted})
+    with pytest.raises(InvalidInputError, match="condition"):
+        sum("number").where("cheap").where("cheap")
+    with pytest.raises(InvalidInputError, match="condition"):
+        count().where(3)
+    assert sum("number").where("cheap").columns == ("number", "cheap")
+    assert count_if("cheap").definition == "count(*) where cheap"
+    lists = SCHEMA.append(pa.field("list", pa.list_(pa.int64())))
+    with pytest.raises(InvalidInputError, match="compared for equality"):
+        AggregateProgram.bind(lists, ["key"], {"n": count_distinct("list")})
