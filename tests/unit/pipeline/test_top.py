@@ -216,6 +216,15 @@ def test_a_key_goes_when_the_watermark_has_passed_its_time():
     assert elsewhere.event_time_columns == ()
 
 
+def test_closed_keys_are_dropped_where_runs_are_merged():
+    watermark = WatermarkPlan.of(SCHEMA, "at", "0 seconds")
+    made = TopProgram.bind(SCHEMA, ["at"], 5, "value", watermark=watermark)
+    engine = Engine(made, SCHEMA, watermark=watermark, parallelism=1)
+    for second in range(60):
+        engine.run_batch([row(None, float(number), at=second * SECOND) for number in range(9)])
+    assert len(engine.state()) < 60 * 5 / 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
