@@ -109,7 +109,7 @@ class WindowPlan:
         """
         _check_timestamp(schema, column, "window")
         for name in (WINDOW_START, WINDOW_END):
-            if name in map(str.lower, schema.names):
+            if name != column and name in map(str.lower, schema.names):
                 raise InvalidInputError(
                     "is a name that the output of windows needs itself",
                     operation="window",

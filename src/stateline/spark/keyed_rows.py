@@ -16,7 +16,6 @@ from stateline.key_groups import check_key_type, check_parallelism
 from stateline.options import plain_options, pop_prefixed, settings_from_options
 from stateline.pipeline.event_time import Duration, WatermarkPlan
 from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
-from stateline.pipeline.operators.aggregation import CHECKPOINT_COLUMN
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.plan import PipelinePlan, PipelineSettings, SavepointStart
 from stateline.spark.arrow_types import arrow_schema
@@ -109,7 +108,7 @@ class KeyedRows:
         graph = pipeline.plan.graph
         has_watermark = any(each.watermark is not None for each in graph.inputs_reaching(name))
         event_times = program.event_time_columns if has_watermark else ()
-        schema = _without_checkpoint(program.output_schema)
+        schema = program.columns_handed_on
         case_sensitive = str(pipeline.session.conf.get("spark.sql.caseSensitive")).lower() == "true"
         rows = cls(
             pipeline=pipeline,
@@ -183,12 +182,6 @@ class KeyedRows:
         for column in self.key_columns:
             check_key_type(self.schema.field(column).type, column)
         self.check_collations(self.key_columns, "key")
-
-
-def _without_checkpoint(schema: pa.Schema) -> pa.Schema:
-    """The columns that operators behind can read: the checkpoint that made a row is not what takes it back."""
-    number = schema.get_field_index(CHECKPOINT_COLUMN)
-    return schema if number < 0 or schema.field(number).nullable else schema.remove(number)
 
 
 def _renamed(source: Source, names: Mapping[str, str]) -> Source:

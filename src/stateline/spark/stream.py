@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from stateline.errors import InvalidInputError
 from stateline.options import parse_choice
-from stateline.pipeline.event_time import WINDOW_END, WINDOW_START, Duration, LateData, WatermarkPlan, WindowPlan
+from stateline.pipeline.event_time import WINDOW_START, Duration, LateData, WatermarkPlan, WindowPlan
 from stateline.pipeline.graph import OperatorPlan, Source
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.operators.api import OperatorProgram
@@ -29,6 +29,7 @@ from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunc
 from stateline.pipeline.operators.late_output import LateRowsProgram
 from stateline.pipeline.operators.ranking import Ties
 from stateline.pipeline.operators.top import TopProgram
+from stateline.pipeline.windows import windows_over
 from stateline.spark.arrow_types import declared_schema
 from stateline.spark.initial_state import initial_rows
 from stateline.spark.keyed_rows import KeyedRows, pipeline_settings
@@ -305,16 +306,8 @@ class KeyedStream:
         """
         own = self._rows.columns.own(column)
         watermark = self._rows.watermark_of(own, "window")
-        plan = WindowPlan.of(self._schema_without_windows(own), own, size, slide, start)
-        if self._rows.frame is None and own == WINDOW_END:
-            plan = replace(plan, shift_us=-1)  # It is exclusive: the last instant of a window is in the next one, too.
+        plan = windows_over(self._schema, own, size, slide, start, behind=self._rows.frame is None)
         return WindowedStream(lambda mode, aggregations: self._aggregated(mode, aggregations, plan, watermark))
-
-    def _schema_without_windows(self, column: str) -> pa.Schema:
-        """The columns, without those of windows of an operator in front, which new windows replace."""
-        if self._rows.frame is not None:
-            return self._schema
-        return pa.schema([field for field in self._schema if field.name not in ({WINDOW_START, WINDOW_END} - {column})])
 
     def _aggregated(
         self,

@@ -36,6 +36,7 @@ from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunc
 from stateline.pipeline.operators.ranking import Ties
 from stateline.pipeline.operators.top import TopProgram
 from stateline.pipeline.plan import PipelineSettings
+from stateline.pipeline.windows import windows_over
 from stateline.state.aggregate import Aggregation
 from stateline.testing.clock import ManualClock
 from stateline.testing.operator_harness import StageHarness
@@ -114,7 +115,8 @@ class KeyedStreamHarness:
         name: str,
     ) -> None:
         self._front, self._source, self._schema, self._watermark, self._name = front, source, schema, watermark, name
-        self._updates = source.kind == "operator" and front.programs[source.name].emits == "updates"
+        self._is_behind = source.kind == "operator"
+        self._updates = self._is_behind and front.programs[source.name].emits == "updates"
         self._keys = [key] if isinstance(key, str) else list(key)
         check_known(self._keys, schema.names, "key column")
         for column in self._keys:
@@ -132,11 +134,12 @@ class KeyedStreamHarness:
                 hint="Use output mode append where its rows are final, or mode update of an aggregation",
             )
         stream._more, stream.clock = stage._more, stage.clock  # noqa: SLF001
-        times = program.event_time_columns
+        keys = [key] if isinstance(key, str) else list(key)
+        times = sorted(program.event_time_columns, key=lambda column: column not in keys)  # One of the key first.
         has_watermark = any(each.watermark is not None for each in front.graph.inputs_reaching(stage.name))
         watermark = WatermarkPlan(column=times[0], delay_us=0) if times and has_watermark else None
         name = name or f"{stage.name}_by_{key if isinstance(key, str) else '_'.join(key)}"
-        stream._open(front, Source("operator", stage.name), program.output_schema, key, watermark, name)  # noqa: SLF001
+        stream._open(front, Source("operator", stage.name), program.columns_handed_on, key, watermark, name)  # noqa: SLF001
         return stream
 
     def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> KeyedStageHarness:
@@ -147,7 +150,7 @@ class KeyedStreamHarness:
         self, column: str, size: Duration, slide: Duration | None = None, *, start: Duration = "0 seconds"
     ) -> WindowedStreamHarness:
         """As :meth:`stateline.spark.KeyedStream.window`."""
-        window = WindowPlan.of(self._schema, column, size, slide, start)
+        window = windows_over(self._schema, column, size, slide, start, behind=self._is_behind)
         return WindowedStreamHarness(lambda mode, aggregations: self._aggregated(mode, aggregations, window))
 
     def apply_arrow(
@@ -182,7 +185,7 @@ class KeyedStreamHarness:
         ascending: bool | Sequence[bool] = False,
         ties: Ties = "first",
         columns: Sequence[str] | None = None,
-    ) -> OperatorHarness:
+    ) -> KeyedStageHarness:
         """As :meth:`stateline.spark.KeyedStream.top`."""
         program = TopProgram.bind(
             self._schema,
@@ -193,6 +196,7 @@ class KeyedStreamHarness:
             ties=ties,
             columns=columns,
             watermark=self._watermark,
+            updates=self._updates,
         )
         return self._harness(program)
 
@@ -245,7 +249,14 @@ class KeyedStreamHarness:
         self, output_mode: str, aggregations: Mapping[str, Aggregation], window: WindowPlan | None
     ) -> KeyedStageHarness:
         program = AggregateProgram.bind(
-            self._schema, self._keys, aggregations, output_mode=output_mode, window=window, watermark=self._watermark
+            self._schema,
+            self._keys,
+            aggregations,
+            output_mode=output_mode,
+            window=window,
+            watermark=self._watermark,
+            updates=self._updates,
+            behind=self._is_behind,
         )
         return self._harness(program)
 

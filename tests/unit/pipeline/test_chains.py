@@ -12,12 +12,13 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from stateline.errors import InvalidInputError
 from stateline.pipeline.event_time import WINDOW_END, WINDOW_START, WatermarkPlan, WindowPlan
 from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
 from stateline.pipeline.operators.aggregation import CHECKPOINT_COLUMN, AggregateProgram
 from stateline.pipeline.operators.top import TopProgram
 from stateline.state import aggregate as agg
-from stateline.testing import GraphHarness
+from stateline.testing import GraphHarness, KeyedStreamHarness
 
 SECOND = 1_000_000
 BIDS = pa.schema(
@@ -304,3 +305,26 @@ def test_windows_that_close_along_a_chain_give_the_answer_of_batch_sql(name):
     assert held == expected
     if isinstance(chain.programs["step 1"], AggregateProgram):
         assert len(chain.harness.state("step 1")) <= 3, "closed windows are gone"
+
+
+def test_the_harness_of_keyed_streams_runs_chains_as_spark_does():
+    stream = KeyedStreamHarness(BIDS, "auction", watermark=("moment", "5 seconds"))
+    counts = stream.window("moment", "10 seconds").aggregate("append", bids=agg.count())
+    longer = counts.key_by("auction").window(WINDOW_END, "20 seconds")
+    sums = longer.aggregate("append", bids=agg.sum("bids"), windows=agg.count())
+    hot = sums.key_by(WINDOW_END).top(1, "bids", ties="all")
+    assert hot.program.event_time_columns == (WINDOW_END,)
+    for second in (1, 2, 11, 19, 20, 60):
+        rows = [{"auction": auction, "moment": second * SECOND} for auction in (1, 1, 2)]
+        hot.run_batch(rows if second < 12 else rows[1:])
+    found = [
+        (row["window_start"].second, row["window_end"].second, row["auction"], row["bids"]) for row in hot.finish()
+    ]
+    assert sorted(found) == [(0, 20, 1, 7), (20, 40, 1, 1), (20, 40, 2, 1)]
+    with pytest.raises(InvalidInputError, match="checkpoint_id"):
+        counts.key_by("auction").aggregate(x=agg.max("checkpoint_id"))
+    updated = stream.aggregate(bids=agg.count()).key_by("bids")
+    with pytest.raises(InvalidInputError, match="cannot follow a step that updates"):
+        updated.aggregate(x=agg.last("auction", by="auction"))
+    with pytest.raises(InvalidInputError, match="cannot feed another operator"):
+        stream.aggregate("complete", bids=agg.count()).key_by("bids")

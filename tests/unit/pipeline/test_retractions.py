@@ -220,7 +220,6 @@ def test_a_second_step_over_the_rows_of_the_first_holds_their_sum_at_every_batch
         (agg.collect_list("n", 3), "cannot be taken out"),
         (agg.approx_count_distinct("n"), "cannot be taken out"),
         (agg.sum("key"), "not numeric"),
-        (agg.sum("checkpoint_id"), "checkpoint_id"),
         (agg.last("absent", by="n"), "absent"),
     ],
 )

@@ -27,6 +27,7 @@ from stateline.errors import InvalidInputError
 from stateline.options import parse_choice
 from stateline.pipeline.event_time import WINDOW_END, WINDOW_START, WatermarkPlan, WindowPlan
 from stateline.pipeline.operators.api import (
+    CHECKPOINT_COLUMN,
     HASH_COLUMN,
     WEIGHT_COLUMN,
     BatchContext,
@@ -45,8 +46,6 @@ from stateline.state.table import StateTable
 
 __all__ = ["CHECKPOINT_COLUMN", "OUTPUT_MODES", "AggregateProgram"]
 
-CHECKPOINT_COLUMN: Final = "checkpoint_id"
-"""Last column of the output: the checkpoint that made the row."""
 OUTPUT_MODES: Final = ("append", "complete", "update")
 
 _TABLE: Final = "aggregates"
@@ -108,11 +107,9 @@ class AggregateProgram(OperatorProgram):
             )
         grouped = list(keys)
         if window is not None:
-            schema = schema.append(schema.field(window.column).with_name(WINDOW_START))
+            start = schema.field(window.column).with_name(WINDOW_START)
+            schema = pa.schema([*(field for field in schema if field.name != WINDOW_START), start])
             grouped.append(WINDOW_START)
-        if updates and CHECKPOINT_COLUMN in schema.names:
-            # A row is taken back by a later checkpoint than that which made it.
-            schema = schema.remove(schema.get_field_index(CHECKPOINT_COLUMN))
         aggregation = KeyedAggregation.bind(schema, grouped, aggregations, updates=updates, tables=True)
         if closes_by is None or mode == "complete":
             return cls(aggregation, mode, window, None, None)
@@ -210,7 +207,7 @@ class AggregateProgram(OperatorProgram):
         if self._mode == "complete":
             output = [self._aggregation.results(batch) for batch in table.with_changes(changes).scan()]
         return Processed(
-            changes={name: rows for name, rows in ({_TABLE: changes} | value_changes).items() if len(rows)},
+            changes={name: rows for name, rows in {_TABLE: changes, **value_changes}.items() if len(rows)},
             expired=self._forgotten_values(context),
             output=self._output(output, context),
             retracted=self._output(retracted, context),

@@ -19,13 +19,25 @@ from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
 
-__all__ = ["HASH_COLUMN", "WEIGHT_COLUMN", "BatchContext", "Emits", "OperatorProgram", "Processed", "Reading"]
+__all__ = [
+    "CHECKPOINT_COLUMN",
+    "HASH_COLUMN",
+    "WEIGHT_COLUMN",
+    "BatchContext",
+    "Emits",
+    "OperatorProgram",
+    "Processed",
+    "Reading",
+]
 
 HASH_COLUMN: Final = "__hash"
 """The stable hash of the key, where it has been computed already."""
 WEIGHT_COLUMN: Final = "__weight"
 """Of rows of an operator that updates its output, int8: 1 for a row that holds from now on, -1 for one that no longer
 does. A row that is replaced comes as both, the old one first."""
+
+CHECKPOINT_COLUMN: Final = "checkpoint_id"
+"""Last column of the output of operators of ours, not null: the checkpoint that made the row."""
 
 Emits = Literal["appends", "updates", "unknown"]
 """What the output of an operator is to the operators behind it: rows that stay as they are; rows that replace earlier
@@ -161,6 +173,16 @@ class OperatorProgram(Protocol):
     def output_schema(self) -> pa.Schema:
         """Schema of the output rows."""
         ...
+
+    @property
+    def columns_handed_on(self) -> pa.Schema:
+        """The columns of the output that operators behind it can read.
+
+        All but :data:`CHECKPOINT_COLUMN`: another checkpoint takes a row back than that which made it.
+        """
+        schema = self.output_schema
+        number = schema.get_field_index(CHECKPOINT_COLUMN)
+        return schema if number < 0 or schema.field(number).nullable else schema.remove(number)
 
     @property
     def window(self) -> WindowPlan | None:

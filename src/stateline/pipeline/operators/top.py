@@ -28,8 +28,8 @@ import pyarrow as pa
 from stateline.errors import ErrorKind, InternalError, InvalidInputError
 from stateline.options import check_known, parse_choice, parse_int
 from stateline.pipeline.event_time import WatermarkPlan
-from stateline.pipeline.operators.aggregation import CHECKPOINT_COLUMN
 from stateline.pipeline.operators.api import (
+    CHECKPOINT_COLUMN,
     HASH_COLUMN,
     WEIGHT_COLUMN,
     BatchContext,
@@ -159,8 +159,6 @@ class TopProgram(OperatorProgram):
             InvalidInputError: ``n`` below 1, a column that does not exist or has no order, a name that the output
                 needs; or rows that may be taken back and cannot be told from each other.
         """
-        if updates:  # A row is taken back by a later checkpoint than that which made it.
-            schema = pa.schema([field for field in schema if field.name != CHECKPOINT_COLUMN])
         order = _order_of(schema, keys, by, ascending)
         shown: Sequence[str] = schema.names
         if columns is not None:
@@ -336,7 +334,7 @@ class TopProgram(OperatorProgram):
         first = whole.order.take(whole.starts)
         counts = np.add.reduceat(both.counts.take(whole.order), whole.starts)
         if (counts < 0).any():
-            raise InternalError("a row was taken back that had not come", operation=_OPERATION)
+            raise InternalError("a row was taken back that is not there", operation=_OPERATION)
         counted = both.counts.copy()
         counted[len(stored) :] = 0  # Of the first row of a group: what is stored of it.
         counts_before = counted.take(first)

@@ -133,8 +133,7 @@ def joined_halves(high: Longs, low: Longs, subject: str) -> Longs:
 
 def halves_as_doubles(high: Longs, low: Longs) -> npt.NDArray[np.float64]:
     """What :func:`half_sums` gives, each rounded once."""
-    doubles: npt.NDArray[np.float64] = high * float(1 << _HALF_BITS) + low
-    return doubles
+    return high.astype(np.float64) * np.float64(1 << _HALF_BITS) + low
 
 
 def decimal_sums(

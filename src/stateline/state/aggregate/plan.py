@@ -243,7 +243,7 @@ def _gone(rows: pa.Array) -> npt.NDArray[np.bool_]:
     """Which keys have no row any more."""
     left = rows.to_numpy()
     if (left < 0).any():
-        raise InternalError("more rows of a key were taken back than came", operation="update")
+        raise InternalError("more rows of a key were taken back than it has", operation="update")
     gone: npt.NDArray[np.bool_] = left == 0
     return gone
 

@@ -182,8 +182,8 @@ class ValueTable:
         kept = [pa.array(one.take(chosen)).cast(kind) for one, kind in zip(after, kinds, strict=True)]
         gone = np.logical_and.reduce([one.take(chosen) == 0 for one in after])
         changes = StateRows(pairs.keys.take(chosen), tuple(kept), gone if gone.any() else None)
-        named = (dict(zip(self.conditions, counts, strict=True)) for counts in (before, after))
-        return ValueChange(owner, pairs.keys.columns[-1], *named, changes, table, rows)
+        had, have = (dict(zip(self.conditions, counts, strict=True)) for counts in (before, after))
+        return ValueChange(owner, pairs.keys.columns[-1], had, have, changes, table, rows)
 
     def _weights(self, rows: GroupedRows, present: Rows, condition: str | None) -> Rows:
         """What each row adds to the rows of its value."""
