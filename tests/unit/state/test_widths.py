@@ -27,7 +27,7 @@ from stateline.state.stored import SliceReader
 from stateline.state.subkeys import rows_of_keys, rows_where
 from stateline.state.table import StateTable
 from stateline.state.timers import expired_timers, next_timer
-from stateline.state.variables import EXPIRY_COLUMN, expiry_test
+from stateline.state.time_to_live import EXPIRY_COLUMN, expiry_test
 from stateline.state.widths import concat, declared_field, narrowed_schema
 
 EDGES = [

@@ -24,7 +24,8 @@ from stateline.state.rows import StateRows
 from stateline.state.table import StateTable
 from stateline.state.timers import Timers
 from stateline.state.value_state import ValueState
-from stateline.state.variables import Lifetime, Values
+from stateline.state.time_to_live import Lifetime
+from stateline.state.variables import Values
 
 __all__ = ["Cursor", "ProcessorHandle"]
 
