@@ -59,28 +59,28 @@ class Lifetime:
         return [*values, pa.array(np.full(rows, self.now_ms + self.ttl_ms))]
 
 
-@dataclass(frozen=True, slots=True)
 class LiveTable:
-    """A table with a time to live, as if rows that have expired were not there, and without :data:`EXPIRY_COLUMN`.
+    """A table as its program sees it: what has expired is not there, and nor is :data:`EXPIRY_COLUMN`.
 
-    Attributes:
+    Args:
         table: The table itself.
-        lifetime: The time of the batch, and the time to live.
+        lifetime: The time of the batch, and the time to live; without one all of the table is seen.
     """
 
-    table: StateTable
-    lifetime: Lifetime
+    __slots__ = ("_lifetime", "_table", "schema")
 
-    @property
-    def schema(self) -> StateSchema:
-        """Without the end of each row."""
-        whole = self.table.schema
-        return StateSchema(whole.keys, whole.values.remove(len(whole.values) - 1), whole.defaults)
+    def __init__(self, table: StateTable, lifetime: Lifetime) -> None:
+        self._table = table
+        self._lifetime = lifetime
+        whole = table.schema
+        values = whole.values if lifetime.ttl_ms is None else whole.values.remove(len(whole.values) - 1)
+        self.schema = StateSchema(whole.keys, values, whole.defaults)
 
     def probe(self, keys: KeyRows) -> Found:
         """As :meth:`StateTable.probe`."""
-        found = self.table.probe(keys)
-        live, values = self.lifetime.live(found.values), found.values[:-1]
+        found = self._table.probe(keys)
+        live = self._lifetime.live(found.values)
+        values = found.values[: len(self.schema.values)]
         if live is None:
             return Found(found.mask, values)
         mask = found.mask & live
@@ -89,19 +89,20 @@ class LiveTable:
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         """As :meth:`StateTable.scan`."""
-        for batch in self.table.scan():
-            live = self.lifetime.live(batch.columns)
+        columns = list(range(len(self.schema.row)))
+        for batch in self._table.scan():
+            live = self._lifetime.live(batch.columns)
             kept = batch if live is None else batch.filter(pa.array(live))
             if kept.num_rows:
-                yield kept.drop_columns([EXPIRY_COLUMN])
+                yield kept.select(columns)
 
     def with_changes(self, changes: StateRows) -> LiveTable:
-        """As :meth:`StateTable.with_changes`; the changes are those that :meth:`written` gives."""
-        return LiveTable(self.table.with_changes(changes), self.lifetime)
+        """As :meth:`StateTable.with_changes`, of changes that :meth:`written` gave."""
+        return LiveTable(self._table.with_changes(changes), self._lifetime)
 
     def written(self, changes: StateRows) -> StateRows:
         """Changes as the table itself stores them: their time to live begins now."""
-        return StateRows(changes.keys, tuple(self.lifetime.stamped(changes.values, len(changes))), changes.deleted)
+        return StateRows(changes.keys, tuple(self._lifetime.stamped(changes.values, len(changes))), changes.deleted)
 
 
 def expiry_test(now_ms: int) -> Expired:

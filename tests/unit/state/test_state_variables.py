@@ -18,9 +18,9 @@ from stateline.state.merge import MergeSettings
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import merge_once
 from stateline.state.table import StateTable
+from stateline.state.time_to_live import EXPIRY_COLUMN, Lifetime, expiry_test
 from stateline.state.timers import EXPIRY, Timers, expired_timers
 from stateline.state.value_state import ValueState
-from stateline.state.time_to_live import EXPIRY_COLUMN, Lifetime, expiry_test
 from stateline.state.variables import variable_schema
 
 GROUPING = pa.schema([pa.field("k", pa.string()), pa.field("d", pa.int32())])

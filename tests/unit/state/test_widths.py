@@ -26,8 +26,8 @@ from stateline.state.snapshot import merge_once
 from stateline.state.stored import SliceReader
 from stateline.state.subkeys import rows_of_keys, rows_where
 from stateline.state.table import StateTable
-from stateline.state.timers import expired_timers, next_timer
 from stateline.state.time_to_live import EXPIRY_COLUMN, expiry_test
+from stateline.state.timers import expired_timers, next_timer
 from stateline.state.widths import concat, declared_field, narrowed_schema
 
 EDGES = [

@@ -31,6 +31,7 @@ from stateline.state.keys import KeyRows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
+from stateline.state.time_to_live import Lifetime, LiveTable, expiry_test, with_expiry
 
 __all__ = ["CHECKPOINT_COLUMN", "OUTPUT_MODES", "AggregateProgram"]
 
@@ -49,6 +50,7 @@ class AggregateProgram(OperatorProgram):
     _mode: str
     _window: WindowPlan | None
     _watermark: WatermarkPlan | None
+    _ttl_ms: int | None = None
 
     @classmethod
     def bind(
@@ -60,12 +62,15 @@ class AggregateProgram(OperatorProgram):
         output_mode: str = "update",
         window: WindowPlan | None = None,
         watermark: WatermarkPlan | None = None,
+        ttl_ms: int | None = None,
     ) -> Self:
         """Checks keys, aggregations and mode against the columns of the input.
 
+        With ``ttl_ms`` a key that no row touched for so many milliseconds of processing time is forgotten.
+
         Raises:
             InvalidInputError: Nothing to keep, a name that is taken, a column that does not exist or does not fit, an
-                unknown mode, a mode that needs windows or a watermark.
+                unknown mode, a mode that needs windows or a watermark, or a time to live in mode ``append``.
         """
         mode = parse_choice(output_mode, OUTPUT_MODES, "output mode")
         _check_names(keys, aggregations, window)
@@ -78,12 +83,21 @@ class AggregateProgram(OperatorProgram):
                 hint="Give the stream windows, .window(column, size), and a watermark on the same column: "
                 "KeyedStream(..., watermark=(column, delay)). Or use mode update",
             )
+        if mode == "append" and ttl_ms is not None:
+            raise InvalidInputError(
+                "cannot be used in mode append: the row of a window that is forgotten would never come",
+                operation="aggregate",
+                subject="ttl",
+                hint="Leave it out: the state of a window goes when the watermark passes its end",
+            )
         grouped = list(keys)
         if window is not None:
             schema = schema.append(schema.field(window.column).with_name(WINDOW_START))
             grouped.append(WINDOW_START)
         aggregation = KeyedAggregation.bind(schema, grouped, aggregations)
-        return cls(aggregation, mode, window, watermark if closes and mode != "complete" else None)
+        program = cls(aggregation, mode, window, watermark if closes and mode != "complete" else None, ttl_ms)
+        program.tables  # noqa: B018 - refuses names that are taken
+        return program
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -116,15 +130,18 @@ class AggregateProgram(OperatorProgram):
 
     @property
     def tables(self) -> Mapping[str, StateSchema]:
-        return {_TABLE: self._aggregation.state_schema}
+        schema = self._aggregation.state_schema
+        return {_TABLE: schema if self._ttl_ms is None else with_expiry(schema, "aggregate")}
 
     @property
     def definition(self) -> str:
-        if self._window is None:
-            return self._aggregation.definition
-        # Where windows close, a window that is not stored is a closed one: so that belongs to the meaning.
-        windows = {"window": self._window.definition, "closes": self.closes_windows}
-        return json.dumps(json.loads(self._aggregation.definition) | windows)
+        more: dict[str, Any] = {}
+        if self._window is not None:
+            # Where windows close, a window that is not stored is a closed one: so that belongs to the meaning.
+            more |= {"window": self._window.definition, "closes": self.closes_windows}
+        if self._ttl_ms is not None:
+            more["ttl"] = True
+        return json.dumps(json.loads(self._aggregation.definition) | more)
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -140,13 +157,14 @@ class AggregateProgram(OperatorProgram):
     ) -> Processed:
         """Merges the rows into the state of their keys, and hands on what the output mode says."""
         table = tables[_TABLE]
+        live = LiveTable(table, Lifetime(context.now_ms, self._ttl_ms))
         received = list(batches)
         metrics = {"rows": sum(batch.num_rows for batch in received)}
         rows = pa.Table.from_batches(received) if received else None
         if rows is not None and rows.num_rows:
             hashes = rows.column(HASH_COLUMN).to_numpy() if self.wants_hash else None
-            update = self._aggregation.update(table, rows, hashes)
-            changes, output = update.changes, [update.output]
+            update = self._aggregation.update(live, rows, hashes)
+            changes, output = live.written(update.changes), [update.output]
         else:
             changes, output = _no_rows(table.schema), []
         metrics["keys"] = len(changes)
@@ -157,9 +175,12 @@ class AggregateProgram(OperatorProgram):
         elif self._mode == "append":
             output = []
         if self._mode == "complete":
-            output = [self._aggregation.results(batch) for batch in table.with_changes(changes).scan()]
+            output = [self._aggregation.results(batch) for batch in live.with_changes(changes).scan()]
         return Processed(
-            changes={_TABLE: changes} if len(changes) else {}, output=self._output(output, context), metrics=metrics
+            changes={_TABLE: changes} if len(changes) else {},
+            output=self._output(output, context),
+            expired={} if self._ttl_ms is None else {_TABLE: expiry_test(context.now_ms)},
+            metrics=metrics,
         )
 
     def _close(self, table: StateTable, changes: StateRows, context: BatchContext) -> Any:

@@ -43,7 +43,7 @@ from stateline.state.time_to_live import Lifetime, expiry_test, with_expiry
 __all__ = ["EXPIRES_AT", "DropDuplicatesProgram"]
 
 EXPIRES_AT: Final = "expires_at"
-"""Value column of ``within_watermark``: the event time at which the key is forgotten, of the watermark column's type."""
+"""Value column of ``within_watermark``: the event time at which the key is forgotten."""
 
 _TABLE: Final = "keys"
 _OPERATION: Final = "drop_duplicates"

@@ -22,6 +22,7 @@ from stateline.state.keys import KeyRows, group_rows, key_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema, stored_type
 from stateline.state.table import StateTable
+from stateline.state.time_to_live import LiveTable
 
 __all__ = ["KeyedAggregation", "Update"]
 
@@ -112,7 +113,7 @@ class KeyedAggregation:
             _bound=tuple(bound.values()),
         )
 
-    def update(self, table: StateTable, rows: Rows, hashes: npt.NDArray[Any] | None = None) -> Update:
+    def update(self, table: StateTable | LiveTable, rows: Rows, hashes: npt.NDArray[Any] | None = None) -> Update:
         """Merges a batch into the state of its keys. The table is not changed.
 
         Args:
