@@ -233,6 +233,20 @@ def test_the_program_says_what_it_reads_and_emits():
     assert (kept.readings[0].late_by, kept.event_time_columns) == (None, ())
 
 
+def test_a_key_is_called_as_the_user_spelled_it_and_rows_keep_the_names_of_the_stream():
+    program = DropDuplicatesProgram.bind(SCHEMA, ["AT", "Key"], grouped_by=["at", "key"], watermark=watermark())
+    assert program.key_columns == ("AT", "Key")
+    assert program.input_columns == ("AT", "Key", *SCHEMA.names)
+    assert program.tables["keys"].keys.names == ["AT", "Key"]
+    assert (program.output_schema, program.event_time_columns) == (SCHEMA, ("at",))
+    wide = pa.schema([SCHEMA.field("at").with_name("AT"), SCHEMA.field("key").with_name("Key"), *SCHEMA])
+    ours = OperatorHarness(program, wide, watermark=watermark())
+    for at in (100, 300, 285):
+        (row,) = ours.run_batch([{"n": 1, "key": "a", "at": at * SECOND, "AT": at * SECOND, "Key": "a"}])
+        assert list(row) == SCHEMA.names
+    assert 285 not in [row["AT"].timestamp() for row in ours.state()], "the watermark has passed it at once"
+
+
 def test_state_is_the_keys_and_their_ends():
     ours = harness(mark=watermark(), within_watermark=True)
     ours.run_batch(rows(("a", 100)))

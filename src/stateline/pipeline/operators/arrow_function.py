@@ -210,7 +210,7 @@ class ArrowFunctionProgram(OperatorProgram):
         return output, new_state, deleted
 
     def _changes(self, keys: KeyRows, new_state: Any, deleted: Any, renewed: Found | None) -> StateRows | None:
-        """What is to be stored, ascending by hash; also the state of keys that is as it was, where it is ``renewed``."""
+        """What is to be stored, ascending by hash; also what is ``renewed`` as it was."""
         parts = []
         taken = np.zeros(len(keys), dtype=np.bool_)
         if new_state is not None:

@@ -29,7 +29,7 @@ from typing import Final, Self
 import numpy as np
 import pyarrow as pa
 
-from stateline.errors import ErrorKind, InvalidInputError
+from stateline.errors import InvalidInputError
 from stateline.pipeline.event_time import WatermarkPlan
 from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, Emits, OperatorProgram, Processed, Reading
 from stateline.state.columns import Mask, Rows, at_or_below, contiguous, fixed_words, from_words, valid_mask
@@ -55,6 +55,7 @@ class DropDuplicatesProgram(OperatorProgram):
     """The first row of each key of one stream."""
 
     _stream: pa.Schema
+    _grouped_by: tuple[str, ...]
     _state: StateSchema
     _watermark: WatermarkPlan | None
     _within_watermark: bool
@@ -66,6 +67,7 @@ class DropDuplicatesProgram(OperatorProgram):
         schema: pa.Schema,
         keys: Sequence[str],
         *,
+        grouped_by: Sequence[str] = (),
         watermark: WatermarkPlan | None = None,
         within_watermark: bool = False,
         ttl_ms: int | None = None,
@@ -75,7 +77,8 @@ class DropDuplicatesProgram(OperatorProgram):
 
         Args:
             schema: Of the stream.
-            keys: Its key columns.
+            keys: Names of its key columns, as the user gave them.
+            grouped_by: The names of the same columns in the stream, where they differ.
             watermark: That of the stream.
             within_watermark: Whether a key is remembered for the delay of the watermark.
             ttl_ms: Processing time after which a key is forgotten, in milliseconds.
@@ -107,8 +110,11 @@ class DropDuplicatesProgram(OperatorProgram):
                 subject="within_watermark",
                 hint="Give one of them: within_watermark goes by event time, ttl by processing time",
             )
-        state = _state_of(schema, keys, watermark if within_watermark else None, has_ttl=ttl_ms is not None)
-        return cls(schema.remove_metadata(), state, watermark, within_watermark, ttl_ms)
+        columns = tuple(grouped_by or keys)
+        fields = [schema.field(column).with_name(key) for key, column in zip(keys, columns, strict=True)]
+        ends = schema.field(watermark.column).type if within_watermark and watermark is not None else None
+        state = _state_of(fields, ends, has_ttl=ttl_ms is not None)
+        return cls(schema.remove_metadata(), columns, state, watermark, within_watermark, ttl_ms)
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -192,9 +198,9 @@ class DropDuplicatesProgram(OperatorProgram):
     @property
     def _time_key(self) -> int | None:
         """Which key column is the watermark's; ``None`` where the key has no such time, or another rule goes first."""
-        watermark, names = self._watermark, self._state.keys.names
-        is_key = watermark is not None and watermark.column in names and not self._within_watermark
-        return names.index(watermark.column) if watermark is not None and is_key else None
+        if self._watermark is None or self._within_watermark or self._watermark.column not in self._grouped_by:
+            return None
+        return self._grouped_by.index(self._watermark.column)
 
     def _lifetime(self, context: BatchContext) -> Lifetime:
         return Lifetime(context.now_ms, self._ttl_ms)
@@ -268,20 +274,17 @@ class DropDuplicatesProgram(OperatorProgram):
         return expired
 
 
-def _state_of(schema: pa.Schema, keys: Sequence[str], within: WatermarkPlan | None, *, has_ttl: bool) -> StateSchema:
-    """The schema of the table of keys."""
-    values = []
-    if within is not None:
-        if EXPIRES_AT in keys:
-            raise InvalidInputError(
-                "is the name of a column that within_watermark needs itself",
-                operation=_OPERATION,
-                subject=f"key {EXPIRES_AT!r}",
-                hint="Rename yours",
-                kind=ErrorKind.INVALID_INPUT,
-            )
-        values.append(pa.field(EXPIRES_AT, schema.field(within.column).type))
-    state = StateSchema(pa.schema([schema.field(key) for key in keys]), pa.schema(values))
+def _state_of(keys: Sequence[pa.Field], ends: pa.DataType | None, *, has_ttl: bool) -> StateSchema:
+    """The schema of the table of keys; ``ends`` is the type of :data:`EXPIRES_AT`, if there is such a column."""
+    if ends is not None and EXPIRES_AT in [field.name for field in keys]:
+        raise InvalidInputError(
+            "is the name of a column that within_watermark needs itself",
+            operation=_OPERATION,
+            subject=f"key {EXPIRES_AT!r}",
+            hint="Rename yours",
+        )
+    values = [] if ends is None else [pa.field(EXPIRES_AT, ends)]
+    state = StateSchema(pa.schema(keys), pa.schema(values))
     return with_expiry(state, _OPERATION) if has_ttl else state
 
 
