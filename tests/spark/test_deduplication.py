@@ -113,7 +113,7 @@ def test_keys_are_found_as_spark_finds_them_and_what_passes_feeds_an_aggregation
         (lambda stream: stream().drop_duplicates(ttl="1 month"), "no fixed length"),
         (lambda stream: stream(ttl=0), "must be 1 millisecond or more"),
         (lambda stream: stream(ttl="soon"), "ttl"),
-        (lambda stream: stream().aggregate(n=count()).key_by("key").drop_duplicates(), "replaces rows"),
+        (lambda stream: stream().aggregate(n=count()).key_by("key").drop_duplicates(), "replaces"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(events, make, message):

@@ -106,8 +106,8 @@ class KeyedRows:
                 hint="Use output mode append where its rows are final, or mode update of an aggregation",
             )
         graph = pipeline.plan.graph
-        has_watermark = any(each.watermark is not None for each in graph.inputs_reaching(name))
-        event_times = program.event_time_columns if has_watermark else ()
+        delays_us = [each.watermark.delay_us for each in graph.inputs_reaching(name) if each.watermark is not None]
+        event_times = program.event_time_columns if delays_us else ()
         case_sensitive = str(pipeline.session.conf.get("spark.sql.caseSensitive")).lower() == "true"
         rows = cls(
             pipeline=pipeline,
@@ -115,7 +115,7 @@ class KeyedRows:
             schema=program.output_schema,
             columns=StreamColumns(tuple(program.output_schema.names), case_sensitive),
             keys=tuple(key_names(key)),
-            watermark=WatermarkPlan(column=event_times[0], delay_us=0) if event_times else None,
+            watermark=WatermarkPlan(column=event_times[0], delay_us=max(delays_us)) if event_times else None,
             event_times=event_times,
             updates=program.emits == "updates",
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, GroupedData
@@ -26,6 +26,7 @@ from stateline.pipeline.graph import OperatorPlan, Source
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
+from stateline.pipeline.operators.deduplication import DropDuplicatesProgram
 from stateline.pipeline.operators.late_output import LateRowsProgram
 from stateline.spark.arrow_types import declared_schema
 from stateline.spark.initial_state import initial_rows
@@ -34,8 +35,12 @@ from stateline.spark.processor.operator import ProcessorProgram
 from stateline.spark.stage_outputs import StageOutputs
 from stateline.spark.stream_checks import check_columns, shipped
 from stateline.state.aggregate import Aggregation
+from stateline.state.time_to_live import ttl_milliseconds
 
 __all__ = ["KeyedStream", "PipelineStage", "WindowedStream"]
+
+_FORGETTING: Final = (AggregateProgram, ArrowFunctionProgram, DropDuplicatesProgram)
+"""Operators that forget keys by the clock."""
 
 
 class KeyedStream:
@@ -60,10 +65,13 @@ class KeyedStream:
             ``keep`` (a closed window begins anew with them). As in Spark, a row is late for a window when a batch
             before has closed the window, and for a function of :meth:`apply_arrow` when its time is not after the
             watermark of the batch before. For aggregations without windows nothing is late.
+        ttl: A key that no row touched for so long by the clock is forgotten, such as ``"30 days"``: for
+            :meth:`aggregate` and :meth:`apply_arrow`, and the default of :meth:`drop_duplicates`. It may be added and
+            changed at any restart, and not be taken away again. Without one, keys stay for ever.
 
     Raises:
         InvalidInputError: ``df`` is no stream, a key column does not exist or cannot be a key, an option is unknown,
-            the watermark is not on a timestamp or its delay is negative.
+            the watermark is not on a timestamp or its delay is negative, the ttl is less than a millisecond.
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class KeyedStream:
         start_from: str | None = None,
         watermark: tuple[str, Duration] | None = None,
         late_data: LateData = "drop",
+        ttl: Duration | None = None,
     ) -> None:
         if not getattr(df, "isStreaming", False):
             raise InvalidInputError(
@@ -92,22 +101,26 @@ class KeyedStream:
                 hint="Use a classic session: the micro-batch protocol runs beside Spark's driver",
             )
         plan = pipeline_settings(df, checkpoint, parallelism, max_parallelism, options, start_from)
-        self._open(KeyedRows.of_frame(df, key, plan, watermark, late_data), name)
+        self._open(KeyedRows.of_frame(df, key, plan, watermark, late_data), name, ttl, "KeyedStream")
 
-    def _open(self, rows: KeyedRows, name: str | None) -> None:
+    def _open(self, rows: KeyedRows, name: str | None, ttl: Duration | None, operation: str) -> None:
         self._rows = rows
         self._keys = list(rows.keys)
         self._schema = rows.schema
         self._watermark = rows.watermark
         self._updates = rows.updates
         self._name = name or "by_" + "_".join(self._keys)
+        self._ttl_ms = None if ttl is None else ttl_milliseconds(ttl, operation)
 
     @classmethod
-    def _of_stage(cls, stage: PipelineStage, key: str | Sequence[str], name: str | None) -> KeyedStream:
+    def _of_stage(
+        cls, stage: PipelineStage, key: str | Sequence[str], name: str | None, ttl: Duration | None
+    ) -> KeyedStream:
         stream = cls.__new__(cls)
         operator = stage._operator.name  # noqa: SLF001 - one module
         rows = KeyedRows.of_operator(stage._pipeline, operator, stage._program, key)  # noqa: SLF001
-        stream._open(rows, name or f"{operator}_by_{'_'.join(rows.keys)}")  # noqa: SLF001 - its own
+        name = name or f"{operator}_by_{'_'.join(rows.keys)}"
+        stream._open(rows, name, ttl, "key_by")  # noqa: SLF001 - its own
         return stream
 
     def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> PipelineStage:
@@ -181,6 +194,38 @@ class KeyedStream:
             columns=columns,
             watermark=self._watermark,
             state_defaults=state_defaults,
+            ttl_ms=self._ttl_ms,
+        )
+        return self._stage(program)
+
+    def drop_duplicates(self, *, within_watermark: bool = False, ttl: Duration | None = None) -> PipelineStage:
+        """Lets the first row of each key pass, in order of arrival, with all columns: ``docs/deduplication.md``.
+
+        As ``dropDuplicates`` of Spark: a key is remembered for ever, or, where the column of the watermark is part of
+        it, until the watermark reaches its time. Late rows never pass.
+
+        Args:
+            within_watermark: As ``dropDuplicatesWithinWatermark``: a key is remembered until the watermark reaches the
+                time of the row that passed plus the watermark's delay.
+            ttl: A key is forgotten so long by the clock after its row passed. Default: that of the stream.
+
+        Raises:
+            InvalidInputError: ``within_watermark`` without a watermark, or together with a ttl; a ttl of less than a
+                millisecond; rows that an operator in front replaces by newer ones.
+        """
+        self._check_final("drop_duplicates")
+        watermark, own = self._watermark, self._rows.key_columns
+        for column in self._rows.event_times:
+            if column in own:
+                watermark = self._rows.watermark_of(column, "drop_duplicates")
+        program = DropDuplicatesProgram.bind(
+            self._schema,
+            self._keys,
+            grouped_by=own,
+            watermark=watermark,
+            event_times=self._rows.event_times,
+            within_watermark=within_watermark,
+            ttl_ms=self._ttl_ms if ttl is None else ttl_milliseconds(ttl, "drop_duplicates"),
         )
         return self._stage(program)
 
@@ -284,6 +329,7 @@ class KeyedStream:
             output_mode=output_mode,
             window=window,
             watermark=watermark,
+            ttl_ms=self._ttl_ms,
         )
         compared = [self._rows.columns.own(column) for one in aggregations.values() for column in one.compared]
         self._rows.check_collations(compared, "aggregated column")
@@ -304,6 +350,14 @@ class KeyedStream:
             )
 
     def _stage(self, program: OperatorProgram, *others: KeyedStream, initial: DataFrame | None = None) -> PipelineStage:
+        if self._ttl_ms is not None and not isinstance(program, _FORGETTING):
+            raise InvalidInputError(
+                "cannot be used here: this operator does not forget keys by the clock",
+                operation="KeyedStream",
+                subject=f"ttl of operator {self._name!r}",
+                hint="Leave it out. aggregate, apply_arrow and drop_duplicates honour it; state variables of a "
+                "processor have a time to live of their own",
+            )
         output = program.output_schema
         check_columns(output, output.names, "output_schema")
         shipped(program, "KeyedStream", f"operator {self._name}")  # Or every batch would fail, with Spark's words.
@@ -320,18 +374,19 @@ class PipelineStage(StageOutputs):
     _given: tuple[pa.Schema, ...] = ()
     """The columns that it is given, on each side."""
 
-    def key_by(self, key: str | Sequence[str], *, name: str | None = None) -> KeyedStream:
+    def key_by(self, key: str | Sequence[str], *, name: str | None = None, ttl: Duration | None = None) -> KeyedStream:
         """Groups the output by a key, for another operator in the same checkpoint.
 
         Args:
             key: One column of the output, or several.
             name: Name of the next operator in the checkpoint. Default: made from this one's and the key.
+            ttl: As of :class:`KeyedStream`, for the next operator.
 
         Raises:
             InvalidInputError: A column that does not exist or cannot be a key; or rows of the output replace others,
                 and nobody knows which.
         """
-        return KeyedStream._of_stage(self, key, name)  # noqa: SLF001 - one module
+        return KeyedStream._of_stage(self, key, name, ttl)  # noqa: SLF001 - one module
 
     def late_rows(self, side: Literal["left", "right"] = "left", *, name: str | None = None) -> PipelineStage:
         """The rows that come too late for this operator, in place of being dropped: all columns that it is given.

@@ -33,8 +33,10 @@ from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
+from stateline.pipeline.operators.deduplication import DropDuplicatesProgram
 from stateline.pipeline.plan import PipelineSettings
 from stateline.state.aggregate import Aggregation
+from stateline.state.time_to_live import ttl_milliseconds
 from stateline.testing.clock import ManualClock
 from stateline.testing.operator_harness import StageHarness
 
@@ -60,6 +62,7 @@ class KeyedStreamHarness:
         key: One column, or several.
         watermark: Event-time column and delay, such as ``("at", "10 minutes")``.
         late_data: ``drop`` or ``keep``.
+        ttl: Time by :attr:`clock` after which a key that no row touched is forgotten.
         parallelism: Subtasks at the start.
         max_parallelism: Key groups.
         options: Settings by name, as for a keyed stream.
@@ -81,6 +84,7 @@ class KeyedStreamHarness:
         *,
         watermark: tuple[str, Duration] | None = None,
         late_data: str = "drop",
+        ttl: Duration | None = None,
         parallelism: int = 2,
         max_parallelism: int = 128,
         options: Mapping[str, str] | None = None,
@@ -100,7 +104,7 @@ class KeyedStreamHarness:
             "root": root or open_store(f"memory://{environment.ids.new_id()}"),
         }
         front = _Front(Graph((Input(name=name, watermark=plan),)), {}, {name: _Stream(given)})
-        self._open(front, Source("input", name), given, key, plan, _OPERATOR)
+        self._open(front, Source("input", name), given, key, plan, _OPERATOR, ttl)
 
     def _open(
         self,
@@ -110,7 +114,9 @@ class KeyedStreamHarness:
         key: str | Sequence[str],
         watermark: WatermarkPlan | None,
         name: str,
+        ttl: Duration | None,
     ) -> None:
+        self._ttl_ms = None if ttl is None else ttl_milliseconds(ttl, "KeyedStreamHarness")
         self._front, self._source, self._schema, self._watermark, self._name = front, source, schema, watermark, name
         self._updates = source.kind == "operator" and front.programs[source.name].emits == "updates"
         self._keys = [key] if isinstance(key, str) else list(key)
@@ -119,7 +125,9 @@ class KeyedStreamHarness:
             check_key_type(schema.field(column).type, column)
 
     @classmethod
-    def _of_stage(cls, stage: KeyedStageHarness, key: str | Sequence[str], name: str | None) -> KeyedStreamHarness:
+    def _of_stage(
+        cls, stage: KeyedStageHarness, key: str | Sequence[str], name: str | None, ttl: Duration | None
+    ) -> KeyedStreamHarness:
         stream = cls.__new__(cls)
         front, program = stage._front, stage.program  # noqa: SLF001 - one module
         if program.emits == "unknown":
@@ -131,10 +139,12 @@ class KeyedStreamHarness:
             )
         stream._more, stream.clock = stage._more, stage.clock  # noqa: SLF001
         times = program.event_time_columns
-        has_watermark = any(each.watermark is not None for each in front.graph.inputs_reaching(stage.name))
-        watermark = WatermarkPlan(column=times[0], delay_us=0) if times and has_watermark else None
+        reaching = front.graph.inputs_reaching(stage.name)
+        delays_us = [each.watermark.delay_us for each in reaching if each.watermark is not None]
+        watermark = WatermarkPlan(column=times[0], delay_us=max(delays_us)) if times and delays_us else None
         name = name or f"{stage.name}_by_{key if isinstance(key, str) else '_'.join(key)}"
-        stream._open(front, Source("operator", stage.name), program.output_schema, key, watermark, name)  # noqa: SLF001
+        source = Source("operator", stage.name)
+        stream._open(front, source, program.output_schema, key, watermark, name, ttl)  # noqa: SLF001
         return stream
 
     def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> KeyedStageHarness:
@@ -169,6 +179,19 @@ class KeyedStreamHarness:
             columns=columns,
             watermark=self._watermark,
             state_defaults=state_defaults,
+            ttl_ms=self._ttl_ms,
+        )
+        return self._harness(program)
+
+    def drop_duplicates(self, *, within_watermark: bool = False, ttl: Duration | None = None) -> KeyedStageHarness:
+        """As :meth:`stateline.spark.KeyedStream.drop_duplicates`."""
+        program = DropDuplicatesProgram.bind(
+            self._schema,
+            self._keys,
+            watermark=self._watermark,
+            within_watermark=within_watermark,
+            ttl_ms=self._ttl_ms if ttl is None else ttl_milliseconds(ttl, "drop_duplicates"),
+            updates=self._updates,
         )
         return self._harness(program)
 
@@ -221,7 +244,13 @@ class KeyedStreamHarness:
         self, output_mode: str, aggregations: Mapping[str, Aggregation], window: WindowPlan | None
     ) -> KeyedStageHarness:
         program = AggregateProgram.bind(
-            self._schema, self._keys, aggregations, output_mode=output_mode, window=window, watermark=self._watermark
+            self._schema,
+            self._keys,
+            aggregations,
+            output_mode=output_mode,
+            window=window,
+            watermark=self._watermark,
+            ttl_ms=self._ttl_ms,
         )
         return self._harness(program)
 
@@ -285,9 +314,11 @@ class KeyedStageHarness(StageHarness):
         self._front = front
         self._more = more
 
-    def key_by(self, key: str | Sequence[str], *, name: str | None = None) -> KeyedStreamHarness:
+    def key_by(
+        self, key: str | Sequence[str], *, name: str | None = None, ttl: Duration | None = None
+    ) -> KeyedStreamHarness:
         """As :meth:`stateline.spark.PipelineStage.key_by`."""
-        return KeyedStreamHarness._of_stage(self, key, name)  # noqa: SLF001 - one module
+        return KeyedStreamHarness._of_stage(self, key, name, ttl)  # noqa: SLF001 - one module
 
 
 def _renamed(source: Source, names: Mapping[str, str]) -> Source:

@@ -58,6 +58,7 @@ class DropDuplicatesProgram(OperatorProgram):
     _grouped_by: tuple[str, ...]
     _state: StateSchema
     _watermark: WatermarkPlan | None
+    _event_times: tuple[str, ...]
     _within_watermark: bool
     _ttl_ms: int | None
 
@@ -69,6 +70,7 @@ class DropDuplicatesProgram(OperatorProgram):
         *,
         grouped_by: Sequence[str] = (),
         watermark: WatermarkPlan | None = None,
+        event_times: Sequence[str] = (),
         within_watermark: bool = False,
         ttl_ms: int | None = None,
         updates: bool = False,
@@ -80,6 +82,7 @@ class DropDuplicatesProgram(OperatorProgram):
             keys: Names of its key columns, as the user gave them.
             grouped_by: The names of the same columns in the stream, where they differ.
             watermark: That of the stream.
+            event_times: Further columns that it governs, which the rows hand on as they are.
             within_watermark: Whether a key is remembered for the delay of the watermark.
             ttl_ms: Processing time after which a key is forgotten, in milliseconds.
             updates: Whether the stream takes rows back that it gave before.
@@ -114,7 +117,7 @@ class DropDuplicatesProgram(OperatorProgram):
         fields = [schema.field(column).with_name(key) for key, column in zip(keys, columns, strict=True)]
         ends = schema.field(watermark.column).type if within_watermark and watermark is not None else None
         state = _state_of(fields, ends, has_ttl=ttl_ms is not None)
-        return cls(schema.remove_metadata(), columns, state, watermark, within_watermark, ttl_ms)
+        return cls(schema.remove_metadata(), columns, state, watermark, tuple(event_times), within_watermark, ttl_ms)
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -142,8 +145,9 @@ class DropDuplicatesProgram(OperatorProgram):
 
     @property
     def event_time_columns(self) -> tuple[str, ...]:
-        """The column of the watermark, where no row comes late."""
-        return tuple(reading.late_by for reading in self.readings if reading.late_by is not None)
+        """The columns that the watermark governs, its own first, where no row comes late."""
+        (reading,) = self.readings
+        return () if reading.late_by is None else tuple(dict.fromkeys([reading.late_by, *self._event_times]))
 
     @property
     def tables(self) -> Mapping[str, StateSchema]:
