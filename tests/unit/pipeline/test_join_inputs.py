@@ -18,9 +18,7 @@ TEN_MINUTES = Interval(0, 600_000_000)
 
 
 def bind(how="inner", left=None, right=None, **options):
-    given = [
-        dataclasses.replace(side, **(changed or {})) for side, changed in zip(sides(), (left, right), strict=True)
-    ]
+    given = [dataclasses.replace(side, **(changed or {})) for side, changed in zip(sides(), (left, right), strict=True)]
     return JoinProgram.bind(*given, how, **options)
 
 
@@ -51,7 +49,9 @@ def test_what_cannot_be_joined_is_refused(arguments, said):
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("within", [None, "1 minute", 5, ("1 minute",), ("2 minutes", "1 minute"), ("1 month", "2 months")])
+@pytest.mark.parametrize(
+    "within", [None, "1 minute", 5, ("1 minute",), ("2 minutes", "1 minute"), ("1 month", "2 months")]
+)
 def test_what_is_no_interval_is_refused(within):
     with pytest.raises(InvalidInputError, match="within"):
         Interval.of(within)
@@ -72,7 +72,9 @@ def test_event_times_with_and_without_a_zone_are_not_compared():
 def test_columns_come_out_as_documented():
     assert bind().output_schema.names == ["k", "d", "v", "at", "then", "v_right"]
     assert bind("semi").output_schema.names == ["k", "d", "v", "at"]
-    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64(), nullable=False), ("at", TIME)])
+    schema = pa.schema(
+        [pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64(), nullable=False), ("at", TIME)]
+    )
     plan = WatermarkPlan(column="at", delay_us=0)
     one = JoinSide(schema=schema, keys=["id"], watermark=plan)
     nullable = {

@@ -16,7 +16,9 @@ from stateline.state.snapshot import merge_once
 from stateline.state.subkeys import LOWER_HALF, ordered_hashes
 from stateline.state.table import StateTable
 
-SCHEMA = StateSchema(pa.schema([("k", pa.int64()), ("row", pa.int64())]), pa.schema([("v", pa.int32())]), append_only=True)
+SCHEMA = StateSchema(
+    pa.schema([("k", pa.int64()), ("row", pa.int64())]), pa.schema([("v", pa.int32())]), append_only=True
+)
 UPPERS = np.sort(np.random.default_rng(7).integers(0, 1 << 32, 40, dtype=np.uint64)) << np.uint64(32)
 
 
