@@ -25,7 +25,7 @@ DELAY = "1 minute"
 
 
 def make_sources(folder: Path, *, batches: int, rows: int, keys: int, minutes: int, seed: int) -> None:
-    """A Parquet file for each stream and micro-batch. Three of four clicks follow an ad that is still in the interval."""
+    """A Parquet file for each stream and micro-batch. Three of four clicks follow an ad that can still match."""
     generator = np.random.default_rng(seed)
     names = generator.permutation(np.unique(generator.integers(-(2**62), 2**62, keys)))
     shown: list[tuple[Any, Any]] = []

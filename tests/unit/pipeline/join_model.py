@@ -1,4 +1,4 @@
-"""A join in plain Python, one row at a time with marks as Spark keeps them, and the program beside it on real tables."""
+"""A join in plain Python, row by row with marks as Spark keeps them, and the program beside it on real tables."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class JoinModel:
                     out.append((*one.key, one.value, one.time))
                 one.matched = other.matched = True
         for side, rows in enumerate(self.stored):
-            rows += new[side]
+            rows.extend(new[side])
         for side, how in enumerate(("left", "right")):
             if self.how in (how, "full"):
                 out += [self.alone(row, side) for row in self.leave(side, watermark_us) if not row.matched]

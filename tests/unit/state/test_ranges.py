@@ -91,7 +91,7 @@ def test_what_is_only_appended_is_merged_without_a_look_at_its_keys(monkeypatch)
     monkeypatch.setattr("stateline.state.merge.group_sorted", None)
     for number in range(20):
         rows = rows_of(generator, 50, first=100 * number)
-        kept |= {row: number for row in rows.keys.columns[1].to_pylist()}
+        kept |= dict.fromkeys(rows.keys.columns[1].to_pylist(), number)
         table, _ = merge_once(
             table.with_changes(rows),
             MergeSettings(runs_max=3, tier_runs=2, small_rows=10),
@@ -106,5 +106,5 @@ def test_the_text_of_a_schema_says_whether_rows_are_only_appended():
     plain = StateSchema(SCHEMA.keys, SCHEMA.values)
     assert StateSchema.decode(SCHEMA.encode()).append_only
     assert not StateSchema.decode(plain.encode()).append_only
-    assert SCHEMA == plain
+    assert plain == SCHEMA
     assert SCHEMA.encode() != plain.encode()
