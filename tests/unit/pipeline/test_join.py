@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import datetime as dt
 import random
 
 import numpy as np
 import pytest
-from join_model import SIDES, TIMES, JoinLife, JoinModel, in_microseconds, program_of
+from join_model import LEFT, RIGHT, SIDES, TIMES, JoinLife, JoinModel, in_microseconds, program_of
 
+from stateline.pipeline.event_time import WatermarkPlan
+from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
+from stateline.pipeline.operators.late_output import LateRowsProgram
 from stateline.state import keys as keys_module
 from stateline.state.table import StateTable
+from stateline.testing.graph_harness import GraphHarness
 
 MS = 1_000
 HOWS = ["inner", "left", "right", "full", "semi"]
@@ -27,6 +34,7 @@ class RandomStreams:
         self.random = random.Random(seed)
         self.base, self.grid_ms = base, grid_ms
         self.newest = [None, None]
+        self.sent = [[], []]  # With the late ones.
         self.watermark = self.late = None
         self.batch = 0
 
@@ -41,7 +49,7 @@ class RandomStreams:
         for _ in range(count):
             at = None
             if self.random.random() > 0.05:
-                moment = self.batch * 6 + self.random.randint(-12, 12)
+                moment = self.batch * 6 + self.random.randint(-18, 12)
                 at = self.base + moment // self.grid_ms * self.grid_ms * MS
                 at += self.random.choice([0, 0, 0, 1, 500, 999])
             row = {
@@ -53,6 +61,7 @@ class RandomStreams:
             row |= {"key": row["k"], "v": row["v"] if number == 0 else str(row["v"])}
             rows.append(tuple(row[name] for name in SIDES[number].names))
         times = [row[SIDES[number].names.index(TIMES[number])] for row in rows]
+        self.sent[number] = rows
         in_time = [row for row, at in zip(rows, times, strict=True) if at is None or not self.is_late(at)]
         self.newest[number] = max([self.newest[number], *times], key=lambda at: (at is not None, at or 0), default=None)
         return in_time
@@ -155,3 +164,74 @@ def test_rows_that_are_late_and_kept_meet_what_is_still_there():
     out = life.run([("a", 1, 1, NOW + 1 * MS), ("a", 2, 1, NOW - 9 * MS)], [], NOW + 12 * MS, NOW + 12 * MS)
     assert {row[2]: row[5] for row in out} == {1: "there", 2: None}
     assert life.program.event_time_columns == ()
+
+
+def graph_of(how, within_us):
+    """The join as an operator of a pipeline over two inputs."""
+    inputs = tuple(
+        Input(name=name, watermark=WatermarkPlan(column=time, delay_us=8 * MS))
+        for name, time in zip(("j", "j.right"), TIMES, strict=True)
+    )
+    program = program_of(how, within_us)
+    join = OperatorPlan.of("j", program, tuple(Source("input", each.name) for each in inputs))
+    return Graph(inputs, (join,)), program
+
+
+@pytest.mark.parametrize("how", ["full", "semi"])
+def test_in_a_pipeline_over_restarts_at_other_parallelisms(how):
+    within_us = (-6 * MS, 6 * MS)
+    graph, program = graph_of(how, within_us)
+    harness = GraphHarness(graph, {"j": program}, dict(zip(("j", "j.right"), SIDES, strict=True)))
+    model, streams = JoinModel(how, within_us), RandomStreams(how)
+    late = 0
+    for number in range(20):
+        if number in RESCALED:
+            harness.restart(parallelism=RESCALED[number])
+        (left, right), watermark, _ = streams.next()
+        given = [
+            [dict(zip(schema.names, row, strict=True)) for row in rows]
+            for schema, rows in zip(SIDES, streams.sent, strict=True)
+        ]
+        found = harness.run_batch({"j": given[0], "j.right": given[1]}).get("j", [])
+        ours = in_microseconds(collections.Counter(tuple(row.values()) for row in found), (3, 4))
+        assert ours == model.run(left, right, watermark), f"batch {number}"
+        late += harness.metrics["rows_late"]
+        assert harness.metrics["rows"] == len(given[0]) + len(given[1])
+    assert late > 2
+    streams.advance()
+    found = harness.finish().get("j", [])
+    ours = in_microseconds(collections.Counter(tuple(row.values()) for row in found), (3, 4))
+    assert ours == model.run([], [], streams.watermark)
+    assert harness.state("j", "left")
+
+
+def test_late_rows_of_either_side_are_handed_on():
+    graph, program = graph_of("inner", (0, 0))
+    readers = [
+        OperatorPlan.of(name, LateRowsProgram(SIDES[side], ("d",)), (Source("late", "j", side),))
+        for side, name in enumerate(("late", "later"))
+    ]
+    late_columns = {side: tuple(schema.names) for side, schema in enumerate(SIDES)}
+    join = dataclasses.replace(graph.operators[0], late_columns=late_columns)
+    programs = {"j": program, "late": LateRowsProgram(LEFT, ("d",)), "later": LateRowsProgram(RIGHT, ("d",))}
+    harness = GraphHarness(
+        Graph(graph.inputs, (join, *readers)), programs, dict(zip(("j", "j.right"), SIDES, strict=True))
+    )
+    for at in (0, 100, 100):
+        moment = dt.datetime(2024, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=at)
+        harness.run_batch(
+            {
+                "j": [{"k": "a", "v": at, "d": 1, "at": moment}],
+                "j.right": [{"then": moment, "d": 1, "v": "x", "key": "a"}],
+            }
+        )
+    old = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+    found = harness.run_batch(
+        {
+            "j": [{"k": "a", "v": 7, "d": 1, "at": old}],
+            "j.right": [{"then": old, "d": 1, "v": "old", "key": "a"}],
+        }
+    )
+    assert found.get("j", []) == []
+    assert [row["v"] for row in found["late"]] == [7]
+    assert [row["v"] for row in found["later"]] == ["old"]
