@@ -112,12 +112,12 @@ def test_event_times_in_the_key_bound_the_state_without_an_interval():
     assert program.watermark_lag_us == 0
     assert program.event_time_columns == ("at",)
     assert json.loads(program.definition)["within_us"] == [0, 0]
-    assert program.tables["left"].keys.names == ["k", "at", "row"]
+    assert program.tables["left"].keys.names == ["k", "at", "batch", "row"]
     assert bind("inner", *keys, ttl_us=1_000_000).event_time_columns == ()
 
 
 def test_names_of_the_tables_give_way_to_those_of_the_streams():
     schema = LEFT.append(pa.field("Row", pa.int64())).append(pa.field("arrived_ms", pa.int64()))
     table = bind(left={"schema": schema}, ttl_us=1_000_000).tables["left"]
-    assert table.keys.names == ["k", "d", "row_"]
+    assert table.keys.names == ["k", "d", "batch", "row_"]
     assert table.values.names == ["v", "at", "Row", "arrived_ms", "arrived_ms_"]

@@ -1,8 +1,9 @@
 """One side of a join: how its rows are kept. A table of rows that are never written twice nor deleted.
 
-The key of a row in the table is its grouping key, its event time where the join has an interval, and a number that no
-other row of the key has or will have: equal rows are rows of their own. Rows of a grouping key are ordered by time, or
-by that number (``stateline.state.subkeys``).
+The key of a row in the table is its grouping key, its event time where the join has an interval, the batch in which it
+came, and its number among the rows of that batch that are alike in all of this: equal rows are rows of their own. These
+numbers are small, and so is what they take in a run. Rows of a grouping key are ordered by time, or as they came
+(``stateline.state.subkeys``).
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from stateline.state.subkeys import in_lower_half, ordered_hashes
 
 __all__ = ["Arrived", "SideTable", "columns_of"]
 
-_ROW: Final = "row"
+_IDENTITY: Final = ("batch", "row")
 _ARRIVED: Final = "arrived_ms"
-_POSITION_BITS: Final = 32
+_BATCH_SHIFT: Final = 12
+"""Without times, rows of one key are ordered by batch and number, as long as these are below 4,096."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class SideTable:
         grouping = StateSchema(pa.schema([schema.field(key) for key in keys]), pa.schema([]))
         ordered_by = [time] if interval is not None and time is not None and time not in keys else []
         taken = {name.lower() for name in schema.names}
-        made = [pa.field(_free(_ROW, taken), pa.int64())]
+        made = [pa.field(_free(name, taken), pa.int64()) for name in _IDENTITY]
         values = [field for field in schema if field.name not in (*keys, *ordered_by)]
         if forgets:
             values.append(pa.field(_free(_ARRIVED, taken), pa.int64()))
@@ -122,7 +124,8 @@ class SideTable:
         rows = StateRows(KeyRows(keys.hashes, tuple(columns[:width])), tuple(columns[width:]))
         matchable = self._matchable(rows)
         alone = rows.slice(0, 0) if matchable is None else rows.take(np.flatnonzero(~matchable))
-        return Arrived(self._ordered(rows if matchable is None else rows.take(np.flatnonzero(matchable))), alone)
+        kept = rows if matchable is None else rows.take(np.flatnonzero(matchable))
+        return Arrived(self._ordered(kept, context) if len(kept) else kept, alone)
 
     def no_rows(self) -> StateRows:
         """No rows of the table."""
@@ -155,27 +158,27 @@ class SideTable:
             if pa.types.is_dictionary(column.type):
                 column = column.dictionary_decode()
             return column if column.type == kind else column.cast(kind)
-        if self.arrived is not None and name == self.schema.row.names[self.arrived]:
-            return from_words(np.full(table.num_rows, context.now_ms, dtype=np.int64), pa.int64())
-        positions = np.arange(table.num_rows, dtype=np.int64)
-        return from_words(positions + (context.sequence << _POSITION_BITS), pa.int64())
+        is_arrival = self.arrived is not None and name == self.schema.row.names[self.arrived]
+        constant = context.now_ms if is_arrival else context.sequence  # Rows are numbered when they are in order.
+        return from_words(np.full(table.num_rows, constant, dtype=np.int64), pa.int64())
 
     def _matchable(self, rows: StateRows) -> Mask | None:
         """Which rows have no null where partners must be equal or near; ``None`` for all of them."""
-        asked = len(self.schema.keys) - 1  # The row's number comes last.
+        asked = len(self.schema.keys) - len(_IDENTITY)
         masks = [mask for column in rows.keys.columns[:asked] if (mask := valid_mask(column)) is not None]
         return np.logical_and.reduce(masks) if masks else None
 
-    def _ordered(self, rows: StateRows) -> StateRows:
-        if len(rows) == 0:
-            return rows
+    def _ordered(self, rows: StateRows, context: BatchContext) -> StateRows:
+        """One row or more in the order of the table, numbered."""
+        times = np.zeros(len(rows), dtype=np.uint64) if self.interval is None else self.interval.order(self.times(rows))
+        order, hashes = sorted_by_hash(ordered_hashes(rows.keys.hashes, times))
+        rows = rows.take(order)
+        starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
+        numbers = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
         if self.interval is None:
-            order = in_lower_half(_words(rows.keys.columns[-1]))
-        else:
-            order = self.interval.order(self.times(rows))
-        hashes = ordered_hashes(rows.keys.hashes, order)
-        rows = dataclasses.replace(rows, keys=KeyRows(hashes, rows.keys.columns))
-        return rows.take(sorted_by_hash(hashes)[0])
+            hashes = ordered_hashes(hashes, in_lower_half(numbers + (context.sequence << _BATCH_SHIFT)))
+        columns = (*rows.keys.columns[:-1], from_words(numbers, pa.int64()))
+        return dataclasses.replace(rows, keys=KeyRows(hashes, columns))
 
 
 def columns_of(rows: StateRows | SearchedBatches) -> Sequence[Any]:
