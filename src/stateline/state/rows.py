@@ -27,7 +27,7 @@ from stateline.state.keys import Hashes, KeyRows, equal_keys
 from stateline.state.schema import StateSchema
 from stateline.state.widths import concat, narrowed, retyped
 
-__all__ = ["Run", "SearchedBatches", "StateRows"]
+__all__ = ["RowRanges", "Run", "SearchedBatches", "StateRows"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -180,11 +180,11 @@ _UPPER_HALF: Final = np.uint64(0xFFFF_FFFF_0000_0000)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Pieces:
-    """Ranges of rows, each within one batch.
+class RowRanges:
+    """Rows that lie in ranges of hashes: ranges of rows, each within one batch and of one row or more.
 
     Attributes:
-        numbers: Of the ranges of hashes in which they lie.
+        numbers: Of the ranges of hashes.
         batches: Ascending.
         starts: Inclusive.
         ends: Exclusive.
@@ -195,9 +195,24 @@ class _Pieces:
     starts: Rows
     ends: Rows
 
-    def slice(self, start: int, end: int) -> _Pieces:
-        part = slice(start, end)
-        return _Pieces(self.numbers[part], self.batches[part], self.starts[part], self.ends[part])
+    @classmethod
+    def none(cls) -> Self:
+        """No rows."""
+        nothing = np.empty(0, dtype=np.int64)
+        return cls(nothing, nothing, nothing, nothing)
+
+    def take(self, chosen: Rows) -> RowRanges:
+        """Those numbered, ascending."""
+        return RowRanges(*(part.take(chosen) for part in (self.numbers, self.batches, self.starts, self.ends)))
+
+    def firsts(self) -> RowRanges:
+        """The first row of each."""
+        return dataclasses.replace(self, ends=self.starts + 1)
+
+    def others(self) -> RowRanges:
+        """The rows behind the first one, where there are such."""
+        more = self.take(np.flatnonzero(self.ends > self.starts + 1))
+        return dataclasses.replace(more, starts=more.starts + 1)
 
 
 class SearchedBatches:
@@ -286,32 +301,39 @@ class SearchedBatches:
             # Another key of the same hash: the one we look for may be the next row.
             needles, places = self._next(hashes, needles[~equal], places.take(np.flatnonzero(~equal)))
 
-    def find_between(self, lows: Hashes, highs: Hashes, rows_max: int) -> Iterator[tuple[Rows, Places]]:
+    def ranges_between(self, lows: Hashes, highs: Hashes) -> RowRanges:
         """The rows in ranges of hashes. All hashes of a range have one upper half; both bounds ascend.
 
         Args:
             lows: Where each range begins, inclusive.
             highs: Where it ends, inclusive.
-            rows_max: Rows that come at a time, if no single range has more of them in one batch.
-
-        Yields:
-            For each row the number of its range, and the places of the rows; none is empty.
         """
         if not self._batches or len(lows) == 0:
-            return
+            return RowRanges.none()
         numbers = self._possible_ranges(lows)
         lows, highs = (lows, highs) if len(numbers) == len(lows) else (lows.take(numbers), highs.take(numbers))
         starts, ends = self._below(lows, "left"), self._below(highs, "right")
         hits = np.flatnonzero(ends > starts)
         if self._filter_of_upper_halves is None and self._is_filter_due(len(numbers) - len(hits)):
             self._filter_of_upper_halves = HashFilter(self._upper_halves())
-        pieces = self._cut_at_batches(numbers.take(hits), starts.take(hits), ends.take(hits))
-        totals = (pieces.ends - pieces.starts).cumsum()
+        return self._cut_at_batches(numbers.take(hits), starts.take(hits), ends.take(hits))
+
+    def places_in(self, ranges: RowRanges, rows_max: int) -> Iterator[tuple[Rows, Places]]:
+        """The places of rows, and for each the number of its range, as many at a time as is asked for.
+
+        Args:
+            ranges: Of these rows.
+            rows_max: Rows that come at a time, if no single range has more of them in one batch.
+
+        Yields:
+            Rows of neighbouring ranges; never none.
+        """
+        totals = (ranges.ends - ranges.starts).cumsum()
         begin = 0
         while begin < len(totals):
             before = int(totals[begin - 1]) if begin else 0
             end = max(int(totals.searchsorted(before + rows_max, side="right")), begin + 1)
-            yield self._rows_of_pieces(pieces.slice(begin, end))
+            yield self._places_in_all(ranges.take(np.arange(begin, end)))
             begin = end
 
     def rows(self, places: Places) -> StateRows:
@@ -346,7 +368,7 @@ class SearchedBatches:
                 below[first:end] = batch.keys.hashes.searchsorted(hashes[first:end], side=side) + before
         return below
 
-    def _cut_at_batches(self, numbers: Rows, starts: Rows, ends: Rows) -> _Pieces:
+    def _cut_at_batches(self, numbers: Rows, starts: Rows, ends: Rows) -> RowRanges:
         """Ranges of rows, counted through all batches, so that each lies in one batch; ascending by batch."""
         borders = np.array(self._ends)
         batches = np.arange(len(self._batches))
@@ -361,13 +383,13 @@ class SearchedBatches:
             numbers = numbers.take(which)
             starts = np.maximum(starts.take(which), borders.take(first))
             ends = np.minimum(ends.take(which), borders.take(first + 1))
-        return _Pieces(numbers, first, starts - borders.take(first), ends - borders.take(first))
+        return RowRanges(numbers, first, starts - borders.take(first), ends - borders.take(first))
 
-    def _rows_of_pieces(self, pieces: _Pieces) -> tuple[Rows, Places]:
-        counts = pieces.ends - pieces.starts
-        ends = np.bincount(pieces.batches, weights=counts, minlength=len(self._batches)).cumsum().astype(np.int64)
-        shifts = pieces.starts - counts.cumsum() + counts
-        return pieces.numbers.repeat(counts), Places(np.arange(int(counts.sum())) + shifts.repeat(counts), ends)
+    def _places_in_all(self, ranges: RowRanges) -> tuple[Rows, Places]:
+        counts = ranges.ends - ranges.starts
+        ends = np.bincount(ranges.batches, weights=counts, minlength=len(self._batches)).cumsum().astype(np.int64)
+        shifts = ranges.starts - counts.cumsum() + counts
+        return ranges.numbers.repeat(counts), Places(np.arange(int(counts.sum())) + shifts.repeat(counts), ends)
 
     def _edges(self, hashes: Hashes) -> list[int]:
         """Where those of ascending hashes begin that belong to each batch, and where the last ones end."""

@@ -159,7 +159,8 @@ class StateTable:
         Args:
             lows: Where each range begins, inclusive; ascending.
             highs: Where it ends, inclusive; ascending, and of the same upper half.
-            looking: Which ranges are still of interest. The caller may take some out between two answers.
+            looking: Which ranges are still of interest. The caller may take some out between two answers: so it is
+                asked about the first row of each range, before any other one is looked at.
             rows_max: Rows that come at a time, if no single range has more of them in one batch of a run.
 
         Yields:
@@ -169,7 +170,13 @@ class StateTable:
             numbers = np.concatenate([np.arange(part.start, part.stop) for part in asked])
             if looking is not None:
                 numbers = numbers[looking[numbers]]
-            for found, places in source.find_between(lows.take(numbers), highs.take(numbers), rows_max):
+            ranges = source.ranges_between(lows.take(numbers), highs.take(numbers))
+            if looking is not None:
+                for found, places in source.places_in(ranges.firsts(), rows_max):
+                    yield Located(numbers.take(found), places, source)
+                ranges = ranges.others()
+                ranges = ranges.take(np.flatnonzero(looking[numbers.take(ranges.numbers)]))
+            for found, places in source.places_in(ranges, rows_max):
                 yield Located(numbers.take(found), places, source)
 
     def scan(

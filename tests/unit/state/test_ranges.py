@@ -76,6 +76,18 @@ def test_ranges_find_what_a_look_at_every_row_finds(seed, rows_max):
     assert any(run.searched._filter_of_upper_halves is not None for run in table.runs)
 
 
+def test_who_looks_for_any_row_is_shown_one_of_each_range_first():
+    layers = [rows_of(np.random.default_rng(number), 300, first=1000 * number) for number in range(3)]
+    table = StateTable(SCHEMA, ALL, MAX_PARALLELISM, [run_of(layer, batch_rows=50) for layer in layers])
+    looking = np.ones(len(UPPERS), dtype=np.bool_)
+    seen = 0
+    for found in table.between(UPPERS, UPPERS | LOWER_HALF, looking):
+        seen += len(found.numbers)
+        looking[found.numbers] = False
+    assert seen <= len(UPPERS) + 6  # A range that reaches over two batches has a first row in both.
+    assert not looking.any()
+
+
 def test_pieces_are_no_larger_than_asked_for():
     table = StateTable(SCHEMA, ALL, MAX_PARALLELISM, [run_of(rows_of(np.random.default_rng(3), 400), batch_rows=8)])
     lows = np.repeat(UPPERS, 3)
