@@ -164,7 +164,7 @@ class KeyedRows:
         """The pipeline with an operator that reads these rows, and those of others on its further sides."""
         pipeline, sources = self.pipeline, [self.source]
         for other in others:
-            pipeline, made = pipeline.merged(other.pipeline)
+            pipeline, made = pipeline.merged(other.pipeline, "join")
             sources = [_renamed(source, made.mine) for source in sources]
             sources.append(_renamed(other.source, made.theirs))
         pipeline = pipeline.with_operator(OperatorPlan.of(name, program, tuple(sources)), program, initial)

@@ -20,7 +20,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from stateline.errors import InvalidInputError
-from stateline.options import parse_choice
+from stateline.options import check_kind, parse_choice
 from stateline.pipeline.event_time import WINDOW_END, WINDOW_START, Duration, LateData, WatermarkPlan, WindowPlan
 from stateline.pipeline.graph import OperatorPlan, Source
 from stateline.pipeline.operators.aggregation import AggregateProgram
@@ -34,6 +34,7 @@ from stateline.spark.keyed_rows import KeyedRows, pipeline_settings
 from stateline.spark.processor.operator import ProcessorProgram
 from stateline.spark.stage_outputs import StageOutputs
 from stateline.spark.stream_checks import check_columns, shipped
+from stateline.spark.stream_joins import join_of
 from stateline.state.aggregate import Aggregation
 from stateline.state.time_to_live import ttl_milliseconds
 
@@ -282,6 +283,37 @@ class KeyedStream:
         )
         return self._stage(program, initial=None if initial is None else initial.rows)
 
+    def join(
+        self,
+        other: KeyedStream,
+        how: str = "inner",
+        *,
+        within: tuple[Duration, Duration] | None = None,
+        suffix: str = "_right",
+        ttl: Duration | None = None,
+    ) -> PipelineStage:
+        """Joins the rows of another keyed stream whose keys are equal, and whose times are near: ``docs/joins.md``.
+
+        The output has the key columns by their names here, the other columns of this stream, and the other columns of
+        the other stream, with ``suffix`` where a name is taken. It only appends.
+
+        Args:
+            other: The right side: a keyed stream with the same checkpoint, and keys of the same types.
+            how: ``inner``, ``left``, ``right``, ``full``, or ``semi`` for rows of this stream that have a partner,
+                once.
+            within: Which times match: ``(lower, upper)`` for left time + lower <= right time <= left time + upper.
+                The times are the watermark columns of the two streams. State is bounded by it, and outer joins need it.
+            suffix: Added to names of the other stream that this one has.
+            ttl: Without ``within``: processing time after which a row is forgotten. Default: never.
+
+        Raises:
+            InvalidInputError: An unknown kind, keys that do not go together, an interval without two watermarks, an
+                outer join without an interval, rows that an operator in front replaces, a name that is taken.
+        """
+        check_kind(other, KeyedStream, "other", "a KeyedStream")
+        program = join_of(self._rows, other._rows, how, within, suffix, ttl)
+        return self._stage(program, other)
+
     def window(
         self, column: str, size: Duration, slide: Duration | None = None, *, start: Duration = "0 seconds"
     ) -> WindowedStream:
@@ -412,7 +444,7 @@ class PipelineStage(StageOutputs):
         if operator.window is not None and WINDOW_START not in given.names:
             given = given.append(given.field(operator.window.column).with_name(WINDOW_START))
         program = LateRowsProgram(given, operator.readings[number].key_columns)
-        plan = replace(operator, late_columns=tuple(program.output_schema.names))
+        plan = replace(operator, late_columns={**operator.late_columns, number: tuple(program.output_schema.names)})
         pipeline = self._pipeline.with_outputs_of(plan)
         reader = OperatorPlan.of(name or f"{operator.name}_late", program, (Source("late", operator.name, number),))
         pipeline = pipeline.with_operator(reader, program, None)

@@ -153,6 +153,7 @@ class Layers:
         self._expired = expired
         runs = table.runs
         self._is_plain = expired is None and not any(run.tombstones for run in runs)
+        self._append_only = table.schema.append_only
         widths = np.array([_row_bytes(run) for run in runs])
         lengths = np.array([len(run) for run in runs], dtype=np.int64)
         self._borders = _borders(table.key_groups, int(lengths.sum()), float(widths @ lengths) / settings.piece_bytes)
@@ -218,7 +219,8 @@ class Layers:
         """Neighbours of one kind are made together: without deletions and ends of lifetimes all are."""
         if self._is_plain:
             return False, False
-        return layer.is_bottom, layer.is_merged and self._expired is not None
+        # What is never written twice hides nothing when it expires.
+        return layer.is_bottom or self._append_only, layer.is_merged and self._expired is not None
 
     def _merged(self, layers: Sequence[_Layer]) -> Iterator[StateRows]:
         """The rows of neighbouring layers of one kind."""
@@ -230,6 +232,7 @@ class Layers:
             self._table.max_parallelism,
             drop_tombstones=drops_tombstones,
             expired=self._expired if expires else None,
+            append_only=self._append_only,
         )
 
     def _parts(self, number: int, layers: Sequence[_Layer]) -> Iterator[Run]:
