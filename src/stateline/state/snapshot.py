@@ -30,7 +30,7 @@ from stateline.state.rows import Run, StateRows
 from stateline.state.run_store import RunWriter
 from stateline.state.table import StateTable
 
-__all__ = ["Layers", "Snapshot", "merge_once", "snapshot"]
+__all__ = ["Layers", "Snapshot", "snapshot"]
 
 _SLICES_MAX: Final = 32
 _SLICE_ROWS_MIN: Final = 65_536
@@ -97,19 +97,6 @@ def snapshot(
     handles = (*(run.handle for run in kept if run.handle is not None), *written)
     state = SubtaskState(first_key_group=table.key_groups.start, last_key_group=table.key_groups.end, runs=handles)
     return Snapshot(state, tuple(written), layers.merged, rows, seconds)
-
-
-def merge_once(
-    table: StateTable, settings: MergeSettings | None = None, expired: Expired | None = None
-) -> tuple[StateTable, int]:
-    """Does in memory what a checkpoint would do whose changes are the newest run.
-
-    Returns:
-        The table with the same live rows, and how many runs took part in merges.
-    """
-    layers = Layers(table, max(len(table.runs) - 1, 0), settings or MergeSettings(), expired)
-    runs = (*layers.kept(), *layers.made())
-    return StateTable(table.schema, table.key_groups, table.max_parallelism, runs), layers.merged
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
