@@ -31,6 +31,8 @@ __all__ = [
     "next_step",
 ]
 
+_TTL: Final = "ttl"
+"""In the definition of an operator whose keys have a time to live."""
 _OTHER_PROGRAM: Final = "Start the program that made the checkpoint, or use a new root"
 _EDGES: Final = "graph"
 """Name in ``Checkpoint.properties``: what each operator reads, as JSON, where that is more than one stream."""
@@ -209,12 +211,18 @@ def _check_definition(name: str, stored: str, planned: str) -> None:
     - An aggregation may be added: for old keys it begins with the next row. One may be dropped.
     - Whatever stays must be computed as before: the same name with another definition is refused.
     - A user's own function may change as it likes: what it keeps is what counts.
+    - A time to live may be added, and another one given. It cannot be taken away: keys that are forgotten, and not yet
+      merged away, would come back.
     """
-    if stored == planned:
-        return
     reason = f"expected what is stored: {stored}; got: {planned}"
-    old, new = _aggregations(stored), _aggregations(planned)
-    if old is None or new is None or old.keys() != new.keys() or old["keys"] != new["keys"]:
+    old, new = _parsed(stored), _parsed(planned)
+    had_ttl, has_ttl = old.pop(_TTL, False), new.pop(_TTL, False)
+    if had_ttl and not has_ttl:
+        raise _other_definition(name, reason, "A ttl cannot be taken away again. Give a long one, such as '36500 days'")
+    if stored == planned or (old and old == new):
+        return
+    kept = [isinstance(each.get("aggregations"), dict) and "keys" in each for each in (old, new)]
+    if not all(kept) or old.keys() != new.keys() or old["keys"] != new["keys"]:
         raise _other_definition(name, reason, _OTHER_PROGRAM)
     for column, text in new["aggregations"].items():
         if old["aggregations"].get(column, text) != text:
@@ -225,15 +233,13 @@ def _check_definition(name: str, stored: str, planned: str) -> None:
         raise _other_definition(name, reason, _OTHER_PROGRAM)
 
 
-def _aggregations(definition: str) -> dict[str, Any] | None:
-    """The definition of aggregations as a mapping; ``None`` for a definition of anything else."""
+def _parsed(definition: str) -> dict[str, Any]:
+    """A definition as a mapping; an empty one for text that is none."""
     try:
         parsed = json.loads(definition)
     except ValueError:
-        return None
-    if isinstance(parsed, dict) and isinstance(parsed.get("aggregations"), dict) and "keys" in parsed:
-        return parsed
-    return None
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _other_definition(name: str, reason: str, hint: str) -> InvalidInputError:

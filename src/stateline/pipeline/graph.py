@@ -73,7 +73,7 @@ class OperatorPlan:
         output: Its files, if it writes any.
         output_columns: The columns of their rows; see :mod:`stateline.pipeline.output_columns`. Empty if unknown.
         delivers: Whether its output is handed to a function after the checkpoint.
-        late_columns: The columns of its late rows, where another operator reads these.
+        late_columns: The columns of its late rows, by reading, where another operator reads these.
         emits: What its output is to operators that read it.
         watermark_lag_us: How far the watermark of its output stays behind its own.
         window: Windows of event time, whose start is the last key column.
@@ -91,7 +91,7 @@ class OperatorPlan:
     output: FileOutput | None = None
     output_columns: Mapping[str, str] = field(default_factory=dict)
     delivers: bool = False
-    late_columns: tuple[str, ...] = ()
+    late_columns: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     emits: Emits = "unknown"
     watermark_lag_us: int = 0
     window: WindowPlan | None = None
@@ -131,7 +131,7 @@ class OperatorPlan:
 
     def columns_of_side(self, side: int) -> tuple[str, ...]:
         """What tasks receive of one source: what the operator reads, and what its late rows are to have."""
-        return tuple(dict.fromkeys([*self.readings[side].columns, *self.late_columns]))
+        return tuple(dict.fromkeys([*self.readings[side].columns, *self.late_columns.get(side, ())]))
 
     def _renamed_inputs(self, names: Mapping[str, str]) -> OperatorPlan:
         sources = (
@@ -141,7 +141,7 @@ class OperatorPlan:
         return replace(self, sources=tuple(sources))
 
     def _without_outputs(self) -> OperatorPlan:
-        return replace(self, output=None, output_columns={}, delivers=False, late_columns=())
+        return replace(self, output=None, output_columns={}, delivers=False, late_columns={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +377,7 @@ def _with_both_outputs(one: OperatorPlan, other: OperatorPlan) -> OperatorPlan:
         output=written.output,
         output_columns=written.output_columns,
         delivers=one.delivers or other.delivers,
-        late_columns=one.late_columns or other.late_columns,
+        late_columns={**other.late_columns, **one.late_columns},
     )
 
 

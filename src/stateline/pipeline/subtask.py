@@ -130,7 +130,10 @@ def run_operator(
         EventTimeWatch(plan.graph.watermark_read_by(given.operator, side), reading.columns)
         for side, reading in enumerate(program.readings)
     ]
-    late = [LateRows(reading, given.context.late_watermark_us, operator.late_columns) for reading in program.readings]
+    late = [
+        LateRows(reading, given.context.late_watermark_us, operator.late_columns.get(side, ()))
+        for side, reading in enumerate(program.readings)
+    ]
     received = [rows.taken_out(watch.watch(side)) for side, watch, rows in zip(sides, watches, late, strict=True)]
     processed = program.process_sides(received, tables, given.context)
     computed = clock.monotonic()

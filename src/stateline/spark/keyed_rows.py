@@ -106,8 +106,8 @@ class KeyedRows:
                 hint="Use output mode append where its rows are final, or mode update of an aggregation",
             )
         graph = pipeline.plan.graph
-        has_watermark = any(each.watermark is not None for each in graph.inputs_reaching(name))
-        event_times = program.event_time_columns if has_watermark else ()
+        delays_us = [each.watermark.delay_us for each in graph.inputs_reaching(name) if each.watermark is not None]
+        event_times = program.event_time_columns if delays_us else ()
         schema = program.columns_handed_on
         case_sensitive = str(pipeline.session.conf.get("spark.sql.caseSensitive")).lower() == "true"
         rows = cls(
@@ -116,7 +116,7 @@ class KeyedRows:
             schema=schema,
             columns=StreamColumns(tuple(schema.names), case_sensitive),
             keys=tuple(key_names(key)),
-            watermark=WatermarkPlan(column=event_times[0], delay_us=0) if event_times else None,
+            watermark=WatermarkPlan(column=event_times[0], delay_us=max(delays_us)) if event_times else None,
             event_times=event_times,
             updates=program.emits == "updates",
         )
@@ -171,7 +171,7 @@ class KeyedRows:
         """The pipeline with an operator that reads these rows, and those of others on its further sides."""
         pipeline, sources = self.pipeline, [self.source]
         for other in others:
-            pipeline, made = pipeline.merged(other.pipeline)
+            pipeline, made = pipeline.merged(other.pipeline, "join")
             sources = [_renamed(source, made.mine) for source in sources]
             sources.append(_renamed(other.source, made.theirs))
         pipeline = pipeline.with_operator(OperatorPlan.of(name, program, tuple(sources)), program, initial)

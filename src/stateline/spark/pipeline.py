@@ -52,12 +52,12 @@ class Pipeline:
         """
         return self.merged(other)[0]
 
-    def merged(self, other: Pipeline) -> tuple[Pipeline, Merged]:
+    def merged(self, other: Pipeline, operation: str = "alongside") -> tuple[Pipeline, Merged]:
         """As :meth:`alongside`; also how the inputs of both are called now."""
         if replace(self._plan, graph=Graph()) != replace(other._plan, graph=Graph()):
             raise InvalidInputError(
                 "both must have the same root, options and parallelism",
-                operation="alongside",
+                operation=operation,
                 hint="Use the same for both",
             )
         same = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, GroupedData
@@ -20,12 +20,13 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from stateline.errors import InvalidInputError
-from stateline.options import parse_choice
+from stateline.options import check_kind, parse_choice
 from stateline.pipeline.event_time import WINDOW_START, Duration, LateData, WatermarkPlan, WindowPlan
 from stateline.pipeline.graph import OperatorPlan, Source
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
+from stateline.pipeline.operators.deduplication import DropDuplicatesProgram
 from stateline.pipeline.operators.late_output import LateRowsProgram
 from stateline.pipeline.operators.ranking import Ties
 from stateline.pipeline.operators.top import TopProgram
@@ -36,9 +37,14 @@ from stateline.spark.keyed_rows import KeyedRows, pipeline_settings
 from stateline.spark.processor.operator import ProcessorProgram
 from stateline.spark.stage_outputs import StageOutputs
 from stateline.spark.stream_checks import check_columns, shipped
+from stateline.spark.stream_joins import join_of
 from stateline.state.aggregate import Aggregation
+from stateline.state.time_to_live import ttl_milliseconds
 
 __all__ = ["KeyedStream", "PipelineStage", "WindowedStream"]
+
+_FORGETTING: Final = (AggregateProgram, ArrowFunctionProgram, DropDuplicatesProgram)
+"""Operators that forget keys by the clock."""
 
 
 class KeyedStream:
@@ -63,10 +69,13 @@ class KeyedStream:
             ``keep`` (a closed window begins anew with them). As in Spark, a row is late for a window when a batch
             before has closed the window, and for a function of :meth:`apply_arrow` when its time is not after the
             watermark of the batch before. For aggregations without windows nothing is late.
+        ttl: A key that no row touched for so long by the clock is forgotten, such as ``"30 days"``: for
+            :meth:`aggregate` and :meth:`apply_arrow`, and the default of :meth:`drop_duplicates`. It may be added and
+            changed at any restart, and not be taken away again. Without one, keys stay for ever.
 
     Raises:
         InvalidInputError: ``df`` is no stream, a key column does not exist or cannot be a key, an option is unknown,
-            the watermark is not on a timestamp or its delay is negative.
+            the watermark is not on a timestamp or its delay is negative, the ttl is less than a millisecond.
     """
 
     def __init__(
@@ -82,6 +91,7 @@ class KeyedStream:
         start_from: str | None = None,
         watermark: tuple[str, Duration] | None = None,
         late_data: LateData = "drop",
+        ttl: Duration | None = None,
     ) -> None:
         if not getattr(df, "isStreaming", False):
             raise InvalidInputError(
@@ -95,22 +105,26 @@ class KeyedStream:
                 hint="Use a classic session: the micro-batch protocol runs beside Spark's driver",
             )
         plan = pipeline_settings(df, checkpoint, parallelism, max_parallelism, options, start_from)
-        self._open(KeyedRows.of_frame(df, key, plan, watermark, late_data), name)
+        self._open(KeyedRows.of_frame(df, key, plan, watermark, late_data), name, ttl, "KeyedStream")
 
-    def _open(self, rows: KeyedRows, name: str | None) -> None:
+    def _open(self, rows: KeyedRows, name: str | None, ttl: Duration | None, operation: str) -> None:
         self._rows = rows
         self._keys = list(rows.keys)
         self._schema = rows.schema
         self._watermark = rows.watermark
         self._updates = rows.updates
         self._name = name or "by_" + "_".join(self._keys)
+        self._ttl_ms = None if ttl is None else ttl_milliseconds(ttl, operation)
 
     @classmethod
-    def _of_stage(cls, stage: PipelineStage, key: str | Sequence[str], name: str | None) -> KeyedStream:
+    def _of_stage(
+        cls, stage: PipelineStage, key: str | Sequence[str], name: str | None, ttl: Duration | None
+    ) -> KeyedStream:
         stream = cls.__new__(cls)
         operator = stage._operator.name  # noqa: SLF001 - one module
         rows = KeyedRows.of_operator(stage._pipeline, operator, stage._program, key)  # noqa: SLF001
-        stream._open(rows, name or f"{operator}_by_{'_'.join(rows.keys)}")  # noqa: SLF001 - its own
+        name = name or f"{operator}_by_{'_'.join(rows.keys)}"
+        stream._open(rows, name, ttl, "key_by")  # noqa: SLF001 - its own
         return stream
 
     def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> PipelineStage:
@@ -184,6 +198,38 @@ class KeyedStream:
             columns=columns,
             watermark=self._watermark,
             state_defaults=state_defaults,
+            ttl_ms=self._ttl_ms,
+        )
+        return self._stage(program)
+
+    def drop_duplicates(self, *, within_watermark: bool = False, ttl: Duration | None = None) -> PipelineStage:
+        """Lets the first row of each key pass, in order of arrival, with all columns: ``docs/deduplication.md``.
+
+        As ``dropDuplicates`` of Spark: a key is remembered for ever, or, where the column of the watermark is part of
+        it, until the watermark reaches its time. Late rows never pass.
+
+        Args:
+            within_watermark: As ``dropDuplicatesWithinWatermark``: a key is remembered until the watermark reaches the
+                time of the row that passed plus the watermark's delay.
+            ttl: A key is forgotten so long by the clock after its row passed. Default: that of the stream.
+
+        Raises:
+            InvalidInputError: ``within_watermark`` without a watermark, or together with a ttl; a ttl of less than a
+                millisecond; rows that an operator in front replaces by newer ones.
+        """
+        self._check_final("drop_duplicates")
+        watermark, own = self._watermark, self._rows.key_columns
+        for column in self._rows.event_times:
+            if column in own:
+                watermark = self._rows.watermark_of(column, "drop_duplicates")
+        program = DropDuplicatesProgram.bind(
+            self._schema,
+            self._keys,
+            grouped_by=own,
+            watermark=watermark,
+            event_times=self._rows.event_times,
+            within_watermark=within_watermark,
+            ttl_ms=self._ttl_ms if ttl is None else ttl_milliseconds(ttl, "drop_duplicates"),
         )
         return self._stage(program)
 
@@ -286,6 +332,37 @@ class KeyedStream:
         )
         return self._stage(program, initial=None if initial is None else initial.rows)
 
+    def join(
+        self,
+        other: KeyedStream,
+        how: str = "inner",
+        *,
+        within: tuple[Duration, Duration] | None = None,
+        suffix: str = "_right",
+        ttl: Duration | None = None,
+    ) -> PipelineStage:
+        """Joins the rows of another keyed stream whose keys are equal, and whose times are near: ``docs/joins.md``.
+
+        The output has the key columns by their names here, the other columns of this stream, and the other columns of
+        the other stream, with ``suffix`` where a name is taken. It only appends.
+
+        Args:
+            other: The right side: a keyed stream with the same checkpoint, and keys of the same types.
+            how: ``inner``, ``left``, ``right``, ``full``, or ``semi`` for rows of this stream that have a partner,
+                once.
+            within: Which times match: ``(lower, upper)`` for left time + lower <= right time <= left time + upper.
+                The times are the watermark columns of the two streams. State is bounded by it, and outer joins need it.
+            suffix: Added to names of the other stream that this one has.
+            ttl: Without ``within``: processing time after which a row is forgotten. Default: never.
+
+        Raises:
+            InvalidInputError: An unknown kind, keys that do not go together, an interval without two watermarks, an
+                outer join without an interval, rows that an operator in front replaces, a name that is taken.
+        """
+        check_kind(other, KeyedStream, "other", "a KeyedStream")
+        program = join_of(self._rows, other._rows, how, within, suffix, ttl)
+        return self._stage(program, other)
+
     def window(
         self, column: str, size: Duration, slide: Duration | None = None, *, start: Duration = "0 seconds"
     ) -> WindowedStream:
@@ -326,6 +403,7 @@ class KeyedStream:
             watermark=watermark,
             updates=self._updates,
             behind=self._rows.frame is None,
+            ttl_ms=self._ttl_ms,
         )
         compared = [self._rows.columns.own(column) for one in aggregations.values() for column in one.compared]
         self._rows.check_collations(compared, "aggregated column")
@@ -346,6 +424,14 @@ class KeyedStream:
             )
 
     def _stage(self, program: OperatorProgram, *others: KeyedStream, initial: DataFrame | None = None) -> PipelineStage:
+        if self._ttl_ms is not None and not isinstance(program, _FORGETTING):
+            raise InvalidInputError(
+                "cannot be used here: this operator does not forget keys by the clock",
+                operation="KeyedStream",
+                subject=f"ttl of operator {self._name!r}",
+                hint="Leave it out. aggregate, apply_arrow and drop_duplicates honour it; state variables of a "
+                "processor have a time to live of their own",
+            )
         output = program.output_schema
         check_columns(output, output.names, "output_schema")
         shipped(program, "KeyedStream", f"operator {self._name}")  # Or every batch would fail, with Spark's words.
@@ -362,18 +448,19 @@ class PipelineStage(StageOutputs):
     _given: tuple[pa.Schema, ...] = ()
     """The columns that it is given, on each side."""
 
-    def key_by(self, key: str | Sequence[str], *, name: str | None = None) -> KeyedStream:
+    def key_by(self, key: str | Sequence[str], *, name: str | None = None, ttl: Duration | None = None) -> KeyedStream:
         """Groups the output by a key, for another operator in the same checkpoint.
 
         Args:
             key: One column of the output, or several.
             name: Name of the next operator in the checkpoint. Default: made from this one's and the key.
+            ttl: As of :class:`KeyedStream`, for the next operator.
 
         Raises:
             InvalidInputError: A column that does not exist or cannot be a key; or rows of the output replace others,
                 and nobody knows which.
         """
-        return KeyedStream._of_stage(self, key, name)  # noqa: SLF001 - one module
+        return KeyedStream._of_stage(self, key, name, ttl)  # noqa: SLF001 - one module
 
     def late_rows(self, side: Literal["left", "right"] = "left", *, name: str | None = None) -> PipelineStage:
         """The rows that come too late for this operator, in place of being dropped: all columns that it is given.
@@ -399,7 +486,7 @@ class PipelineStage(StageOutputs):
         if operator.window is not None and WINDOW_START not in given.names:
             given = given.append(given.field(operator.window.column).with_name(WINDOW_START))
         program = LateRowsProgram(given, operator.readings[number].key_columns)
-        plan = replace(operator, late_columns=tuple(program.output_schema.names))
+        plan = replace(operator, late_columns={**operator.late_columns, number: tuple(program.output_schema.names)})
         pipeline = self._pipeline.with_outputs_of(plan)
         reader = OperatorPlan.of(name or f"{operator.name}_late", program, (Source("late", operator.name, number),))
         pipeline = pipeline.with_operator(reader, program, None)

@@ -14,7 +14,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["Column", "Mask", "Rows", "contiguous", "fixed_words", "from_words", "take", "valid_mask", "word_type"]
+from stateline.errors import InternalError
+
+__all__ = [
+    "Column",
+    "Mask",
+    "Rows",
+    "at_or_below",
+    "contiguous",
+    "fixed_words",
+    "from_words",
+    "take",
+    "valid_mask",
+    "word_type",
+]
 
 Rows = npt.NDArray[np.int64]
 """Row numbers."""
@@ -69,6 +82,19 @@ def valid_mask(column: pa.Array) -> Mask | None:
         return None
     mask: Mask = column.is_valid().to_numpy(zero_copy_only=False)
     return mask
+
+
+def at_or_below(column: pa.Array, bound: int) -> Mask:
+    """Which values of a column of whole numbers or times, by their words, are at or below a bound. Nulls are not.
+
+    Raises:
+        InternalError: A column of another type.
+    """
+    words, valid = fixed_words(column), valid_mask(column)
+    if words is None:
+        raise InternalError("expected whole numbers or times", operation="at_or_below", subject=str(column.type))
+    mask: Mask = words <= bound
+    return mask if valid is None else mask & valid
 
 
 def take(column: pa.Array, rows: Rows) -> pa.Array:

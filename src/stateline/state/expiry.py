@@ -13,8 +13,7 @@ import dataclasses
 import numpy as np
 import pyarrow as pa
 
-from stateline.errors import InternalError
-from stateline.state.columns import Mask, Rows, fixed_words, take, valid_mask
+from stateline.state.columns import Mask, Rows, at_or_below, take
 from stateline.state.keys import KeyRows, group_rows
 from stateline.state.merge import Expired
 from stateline.state.rows import StateRows
@@ -80,17 +79,10 @@ def over_by(column: int, until: int | None) -> Expired:
 
 def _within(rows: StateRows, column: int, after: int | None, until: int) -> Rows:
     """The rows, tombstones left out, whose value is in ``(after, until]``."""
-    words = fixed_words(rows.keys.columns[column])
-    if words is None:
-        raise InternalError(
-            "expected a key column of whole numbers or times", operation="expire_keys", subject=f"column {column}"
-        )
-    mask = words <= until
+    times = rows.keys.columns[column]
+    mask = at_or_below(times, until)
     if after is not None:
-        mask &= words > after
-    valid = valid_mask(rows.keys.columns[column])
-    if valid is not None:
-        mask &= valid
+        mask &= ~at_or_below(times, after)
     if rows.deleted is not None:
         mask &= ~rows.deleted
     return np.flatnonzero(mask)

@@ -27,7 +27,17 @@ from stateline.state.columns import Column, Mask, Rows, contiguous, fixed_words,
 from stateline.state.schema import StateSchema, stored_key_type
 from stateline.state.widths import concat, retyped
 
-__all__ = ["Groups", "Hashes", "KeyRows", "equal_at", "equal_keys", "group_rows", "group_sorted", "key_rows"]
+__all__ = [
+    "Groups",
+    "Hashes",
+    "KeyRows",
+    "equal_at",
+    "equal_keys",
+    "group_rows",
+    "group_sorted",
+    "key_rows",
+    "sorted_by_hash",
+]
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -134,7 +144,7 @@ def group_rows(rows: KeyRows) -> Groups:
     if len(rows) == 0:
         nothing = np.empty(0, dtype=np.int64)
         return Groups(rows, nothing, nothing)
-    order, hashes = _sorted_by_hash(rows.hashes)
+    order, hashes = sorted_by_hash(rows.hashes)
     return group_sorted(rows, order, hashes)
 
 
@@ -175,7 +185,7 @@ def equal_keys(left: Sequence[pa.Array], right: Sequence[pa.Array]) -> Mask:
 _RADIX_BITS: Final = 16
 
 
-def _sorted_by_hash(hashes: Hashes) -> tuple[Rows, Hashes]:
+def sorted_by_hash(hashes: Hashes) -> tuple[Rows, Hashes]:
     """A stable order by hash of one row or more, and the hashes in that order."""
     low = hashes.min()
     shift = max(int(hashes.max() - low).bit_length() - _RADIX_BITS, 0)

@@ -12,7 +12,8 @@ from stateline.state.keys import KeyRows
 from stateline.state.rows import StateRows
 from stateline.state.subkeys import rows_of_keys, subkey_changes
 from stateline.state.table import StateTable
-from stateline.state.variables import Lifetime, RowCodec, Values, first_refused
+from stateline.state.time_to_live import Lifetime
+from stateline.state.variables import RowCodec, Values, first_refused
 
 __all__ = ["MapState"]
 

@@ -229,9 +229,19 @@ def merge_windows(
     *,
     drop_tombstones: bool,
     expired: Expired | None = None,
+    append_only: bool = False,
     window_rows: int = _WINDOW_ROWS,
 ) -> Iterator[StateRows]:
     """The newest row of each key, ascending by hash, window after window; see :func:`merge_runs`.
+
+    Args:
+        runs: See :func:`merge_runs`, also for what is not said here.
+        key_groups: What the result covers.
+        max_parallelism: Number of key groups.
+        drop_tombstones: Whether nothing is left to hide.
+        expired: Which rows have outlived their time.
+        append_only: Whether no key is in two of the runs, as of :attr:`StateSchema.append_only`.
+        window_rows: Rows merged at a time, about.
 
     Yields:
         Rows of neighbouring, disjoint ranges of hashes; none is empty.
@@ -240,7 +250,8 @@ def merge_windows(
     for low, high in itertools.pairwise(borders):
         stacks = [parts for run in reversed(runs) if (parts := run.between(low, high))]
         # The rows of one run are merged already: they are handed on as they lie.
-        windows = [_newest(list(itertools.chain(*stacks)))] if len(stacks) > 1 else itertools.chain(*stacks)
+        parts = itertools.chain(*stacks)
+        windows = parts if len(stacks) < 2 else [_ordered(list(parts)) if append_only else _newest(list(parts))]
         for window in windows:
             kept = _kept(window, drop_tombstones=drop_tombstones, expired=expired)
             if len(kept):
@@ -254,6 +265,12 @@ def _kept(rows: StateRows, *, drop_tombstones: bool, expired: Expired | None) ->
     if drop_tombstones and rows.deleted is not None:
         rows = dataclasses.replace(rows.take(np.flatnonzero(~rows.deleted)), deleted=None)
     return rows
+
+
+def _ordered(parts: Sequence[StateRows]) -> StateRows:
+    """All rows of parts, each of which ascends by itself."""
+    rows = StateRows.concat(parts)
+    return rows.take(np.argsort(rows.keys.hashes, kind="stable"))
 
 
 def _newest(parts: Sequence[StateRows]) -> StateRows:

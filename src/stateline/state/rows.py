@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,7 @@ from stateline.state.keys import Hashes, KeyRows, equal_keys
 from stateline.state.schema import StateSchema
 from stateline.state.widths import concat, narrowed, retyped
 
-__all__ = ["Run", "SearchedBatches", "StateRows"]
+__all__ = ["RowRanges", "Run", "SearchedBatches", "StateRows"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -182,6 +182,44 @@ class Run:
 _ROWS_FILTERED_PER_MISS: Final = 16
 """For so many rows a filter is made in the time in which one hash is looked for."""
 
+_UPPER_HALF: Final = np.uint64(0xFFFF_FFFF_0000_0000)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowRanges:
+    """Rows that lie in ranges of hashes: ranges of rows, each within one batch and of one row or more.
+
+    Attributes:
+        numbers: Of the ranges of hashes.
+        batches: Ascending.
+        starts: Inclusive.
+        ends: Exclusive.
+    """
+
+    numbers: Rows
+    batches: Rows
+    starts: Rows
+    ends: Rows
+
+    @classmethod
+    def none(cls) -> Self:
+        """No rows."""
+        nothing = np.empty(0, dtype=np.int64)
+        return cls(nothing, nothing, nothing, nothing)
+
+    def take(self, chosen: Rows) -> RowRanges:
+        """Those numbered, ascending."""
+        return RowRanges(*(part.take(chosen) for part in (self.numbers, self.batches, self.starts, self.ends)))
+
+    def firsts(self) -> RowRanges:
+        """The first row of each."""
+        return dataclasses.replace(self, ends=self.starts + 1)
+
+    def others(self) -> RowRanges:
+        """The rows behind the first one, where there are such."""
+        more = self.take(np.flatnonzero(self.ends > self.starts + 1))
+        return dataclasses.replace(more, starts=more.starts + 1)
+
 
 class SearchedBatches:
     """Batches of a run, all of which are searched at once.
@@ -194,6 +232,7 @@ class SearchedBatches:
         self._batches = batches
         self._misses = 0
         self._filter: HashFilter | None = None
+        self._filter_of_upper_halves: HashFilter | None = None
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -255,7 +294,8 @@ class SearchedBatches:
             hashes, wanted = hashes.take(possible), wanted.take(possible)
             edges = self._edges(hashes)
         needles, places = self._hits(hashes, edges)
-        self._count_misses(len(hashes) - len(needles))
+        if self._filter is None and self._is_filter_due(len(hashes) - len(needles)):
+            self._filter = HashFilter([batch.keys.hashes for batch in self._batches])
         while len(needles):
             found = wanted.take(needles)
             asked = [take(column, found) for column in keys.columns]
@@ -266,6 +306,96 @@ class SearchedBatches:
             yield found[equal], places.take(np.flatnonzero(equal))
             # Another key of the same hash: the one we look for may be the next row.
             needles, places = self._next(hashes, needles[~equal], places.take(np.flatnonzero(~equal)))
+
+    def ranges_between(self, lows: Hashes, highs: Hashes) -> RowRanges:
+        """The rows in ranges of hashes. All hashes of a range have one upper half; both bounds ascend.
+
+        Args:
+            lows: Where each range begins, inclusive.
+            highs: Where it ends, inclusive.
+        """
+        if not self._batches or len(lows) == 0:
+            return RowRanges.none()
+        numbers = self._possible_ranges(lows)
+        lows, highs = (lows, highs) if len(numbers) == len(lows) else (lows.take(numbers), highs.take(numbers))
+        starts, ends = self._below(lows, "left"), self._below(highs, "right")
+        hits = np.flatnonzero(ends > starts)
+        if self._filter_of_upper_halves is None and self._is_filter_due(len(numbers) - len(hits)):
+            self._filter_of_upper_halves = HashFilter(self._upper_halves())
+        return self._cut_at_batches(numbers.take(hits), starts.take(hits), ends.take(hits))
+
+    def places_in(self, ranges: RowRanges, rows_max: int) -> Iterator[tuple[Rows, Places]]:
+        """The places of rows, and for each the number of its range, as many at a time as is asked for.
+
+        Args:
+            ranges: Of these rows.
+            rows_max: Rows that come at a time, if no single range has more of them in one batch.
+
+        Yields:
+            Rows of neighbouring ranges; never none.
+        """
+        totals = (ranges.ends - ranges.starts).cumsum()
+        begin = 0
+        while begin < len(totals):
+            before = int(totals[begin - 1]) if begin else 0
+            end = max(int(totals.searchsorted(before + rows_max, side="right")), begin + 1)
+            yield self._places_in_all(ranges.take(np.arange(begin, end)))
+            begin = end
+
+    def rows(self, places: Places) -> StateRows:
+        """The rows at one or more places."""
+        live = self.live(places)
+        keys = KeyRows(self._hashes_at(places), tuple(column.take(places) for column in self.keys))
+        deleted = None if live is None or live.all() else ~live
+        return StateRows(keys, tuple(column.take(places) for column in self.values), deleted)
+
+    def _possible_ranges(self, lows: Hashes) -> Rows:
+        """Those ranges, by number, that may have rows here."""
+        if self._filter_of_upper_halves is None:
+            return np.arange(len(lows))
+        edges = self._edges(lows)
+        edges[0] = 0  # A range may begin before the first row and reach it.
+        return self._filter_of_upper_halves.passed(lows & _UPPER_HALF, np.diff(edges))
+
+    def _upper_halves(self) -> list[Hashes]:
+        """Those of each batch and of the row after it, which a range that begins in the batch may reach."""
+        following = [*self._firsts[1:].tolist(), None]
+        return [
+            (batch.keys.hashes if after is None else np.append(batch.keys.hashes, np.uint64(after))) & _UPPER_HALF
+            for batch, after in zip(self._batches, following, strict=True)
+        ]
+
+    def _below(self, hashes: Hashes, side: Literal["left", "right"]) -> Rows:
+        """How many rows lie below each of ascending hashes; by the right side, those at it are counted too."""
+        below = np.zeros(len(hashes), dtype=np.int64)
+        edges = self._edges(hashes)
+        for batch, before, first, end in zip(self._batches, self._ends, edges, edges[1:], strict=False):
+            if first < end:
+                below[first:end] = batch.keys.hashes.searchsorted(hashes[first:end], side=side) + before
+        return below
+
+    def _cut_at_batches(self, numbers: Rows, starts: Rows, ends: Rows) -> RowRanges:
+        """Ranges of rows, counted through all batches, so that each lies in one batch; ascending by batch."""
+        borders = np.array(self._ends)
+        batches = np.arange(len(self._batches))
+        first = np.repeat(batches, np.diff(starts.searchsorted(borders)))
+        last = np.repeat(batches, np.diff((ends - 1).searchsorted(borders)))
+        more = last - first
+        if more.any():
+            which = np.repeat(np.arange(len(first)), more + 1)
+            first = first.take(which) + np.arange(len(which)) - np.repeat(np.cumsum(more + 1) - more - 1, more + 1)
+            order = first.argsort(kind="stable")
+            which, first = which.take(order), first.take(order)
+            numbers = numbers.take(which)
+            starts = np.maximum(starts.take(which), borders.take(first))
+            ends = np.minimum(ends.take(which), borders.take(first + 1))
+        return RowRanges(numbers, first, starts - borders.take(first), ends - borders.take(first))
+
+    def _places_in_all(self, ranges: RowRanges) -> tuple[Rows, Places]:
+        counts = ranges.ends - ranges.starts
+        ends = np.bincount(ranges.batches, weights=counts, minlength=len(self._batches)).cumsum().astype(np.int64)
+        shifts = ranges.starts - counts.cumsum() + counts
+        return ranges.numbers.repeat(counts), Places(np.arange(int(counts.sum())) + shifts.repeat(counts), ends)
 
     def _edges(self, hashes: Hashes) -> list[int]:
         """Where those of ascending hashes begin that belong to each batch, and where the last ones end."""
@@ -282,12 +412,10 @@ class SearchedBatches:
         hits = np.flatnonzero(self._hashes_at(places) == hashes[start:])
         return hits + start, places.take(hits)
 
-    def _count_misses(self, misses: int) -> None:
-        """Makes the filter as soon as it would have saved what making it costs."""
-        if self._filter is None:
-            self._misses += misses
-            if self._misses * _ROWS_FILTERED_PER_MISS >= len(self):
-                self._filter = HashFilter([batch.keys.hashes for batch in self._batches])
+    def _is_filter_due(self, misses: int) -> bool:
+        """Whether a filter would have saved by now what making it costs."""
+        self._misses += misses
+        return self._misses * _ROWS_FILTERED_PER_MISS >= len(self)
 
     def _next(self, hashes: Hashes, needles: Rows, places: Places) -> tuple[Rows, Places]:
         """The rows behind these, where they have the hash that is looked for too."""

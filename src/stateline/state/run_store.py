@@ -26,7 +26,7 @@ from stateline.changelog.host_cache import Extent, HostCache
 from stateline.changelog.section_reader import SectionPart, SectionReader
 from stateline.changelog.segment import Section, SectionKind
 from stateline.changelog.segment_writer import SegmentWriter
-from stateline.environment import Clock, Environment, system_environment
+from stateline.environment import Clock, Environment, side_by_side, system_environment
 from stateline.errors import DataLossError, InvalidInputError, NotFoundError
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange
@@ -220,23 +220,8 @@ class RunReader:
         remote = len(named) > 1 and self._store.local_path(named[0]) is None
         if not remote:
             return [open_one(handle) for handle in handles]
-        executors = self._environment.executors
-        executor = executors.executor("stateline-fetch", min(self._settings.fetch_threads, len(handles)))
-        monitor = executors.monitor()
-
-        def wake(_: Any) -> None:
-            with monitor:
-                monitor.notify_all()
-
-        try:
-            futures = [executor.submit(open_one, handle) for handle in handles]
-            for future in futures:
-                future.add_done_callback(wake)
-            with monitor:
-                monitor.wait_for(lambda: all(future.done() for future in futures))
-            return [future.result() for future in futures]
-        finally:
-            executor.close()
+        threads = self._settings.fetch_threads
+        return side_by_side(self._environment, "stateline-fetch", open_one, handles, threads)
 
     def _key(self, handle: RunHandle) -> OpenKey:
         return (self._url, handle.name, handle.offset, handle.length, handle.crc32c, handle.data, self._schema)

@@ -7,6 +7,8 @@ Rules:
 - Every column is nullable; dictionaries are decoded, views and large strings are stored as plain ones.
 - A default is what a value column has in rows that were stored before there was such a column. It is kept as one value
   in Arrow's IPC format, in base64, in the metadata of its field.
+- Of a table that is only appended to, no key is ever written twice nor deleted. So nobody who merges or reads it has to
+  look for newer versions of a row.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ _ROLE: Final = b"stateline.role"
 _KEY: Final = b"key"
 _VALUE: Final = b"value"
 _DEFAULT: Final = b"stateline.default"
+_APPEND_ONLY: Final = b"stateline.append_only"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class StateSchema:
         keys: One field or more, of types that can be keys.
         values: Any number of fields; none makes a set of keys.
         defaults: Value columns and their encoded defaults, ascending by name; :meth:`with_defaults` makes them.
+        append_only: Whether each key is written once and stays as it is until its time is over. It saves work, and
+            says nothing about what a row looks like: schemas that differ in it are equal.
 
     Raises:
         InvalidInputError: No key, a duplicate or reserved name, a type that cannot be a key or cannot be stored.
@@ -61,6 +66,7 @@ class StateSchema:
     keys: pa.Schema
     values: pa.Schema
     defaults: tuple[tuple[str, bytes], ...] = ()
+    append_only: bool = dataclasses.field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         keys = [pa.field(field.name, stored_key_type(field.type, field.name)) for field in self.keys]
@@ -174,7 +180,8 @@ class StateSchema:
             else field
             for field in self._with_roles()
         ]
-        return base64.b64encode(pa.schema(fields).serialize()).decode("ascii")
+        schema = pa.schema(fields, {_APPEND_ONLY: b"true"} if self.append_only else None)
+        return base64.b64encode(schema.serialize()).decode("ascii")
 
     @classmethod
     def decode(cls, text: str) -> Self:
@@ -184,10 +191,11 @@ class StateSchema:
             CorruptDataError: It is something else.
         """
         try:
-            fields = list(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True))))
+            schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+            fields = list(schema)
         except (ValueError, pa.ArrowException, OSError, EOFError) as error:  # Of a type that pyarrow has not, too.
             raise _corrupt(str(error)) from error
-        return cls._by_role(fields)
+        return dataclasses.replace(cls._by_role(fields), append_only=_APPEND_ONLY in (schema.metadata or {}))
 
     def check_same(self, stored: StateSchema, operator: str) -> None:
         """Checks that the program's schema is the stored one.

@@ -30,7 +30,7 @@ from stateline.state.rows import Run, StateRows
 from stateline.state.run_store import RunWriter
 from stateline.state.table import StateTable
 
-__all__ = ["Layers", "Snapshot", "merge_once", "snapshot"]
+__all__ = ["Layers", "Snapshot", "snapshot"]
 
 _SLICES_MAX: Final = 32
 _SLICE_ROWS_MIN: Final = 65_536
@@ -99,19 +99,6 @@ def snapshot(
     return Snapshot(state, tuple(written), layers.merged, rows, seconds)
 
 
-def merge_once(
-    table: StateTable, settings: MergeSettings | None = None, expired: Expired | None = None
-) -> tuple[StateTable, int]:
-    """Does in memory what a checkpoint would do whose changes are the newest run.
-
-    Returns:
-        The table with the same live rows, and how many runs took part in merges.
-    """
-    layers = Layers(table, max(len(table.runs) - 1, 0), settings or MergeSettings(), expired)
-    runs = (*layers.kept(), *layers.made())
-    return StateTable(table.schema, table.key_groups, table.max_parallelism, runs), layers.merged
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Layer:
     """What the upper runs of a slice become.
@@ -153,6 +140,7 @@ class Layers:
         self._expired = expired
         runs = table.runs
         self._is_plain = expired is None and not any(run.tombstones for run in runs)
+        self._append_only = table.schema.append_only
         widths = np.array([_row_bytes(run) for run in runs])
         lengths = np.array([len(run) for run in runs], dtype=np.int64)
         self._borders = _borders(table.key_groups, int(lengths.sum()), float(widths @ lengths) / settings.piece_bytes)
@@ -218,7 +206,8 @@ class Layers:
         """Neighbours of one kind are made together: without deletions and ends of lifetimes all are."""
         if self._is_plain:
             return False, False
-        return layer.is_bottom, layer.is_merged and self._expired is not None
+        # What is never written twice hides nothing when it expires.
+        return layer.is_bottom or self._append_only, layer.is_merged and self._expired is not None
 
     def _merged(self, layers: Sequence[_Layer]) -> Iterator[StateRows]:
         """The rows of neighbouring layers of one kind."""
@@ -230,6 +219,7 @@ class Layers:
             self._table.max_parallelism,
             drop_tombstones=drops_tombstones,
             expired=self._expired if expires else None,
+            append_only=self._append_only,
         )
 
     def _parts(self, number: int, layers: Sequence[_Layer]) -> Iterator[Run]:

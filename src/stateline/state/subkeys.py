@@ -1,14 +1,15 @@
-"""Tables with several rows per grouping key: elements of a list, entries of a map, timers.
+"""Tables with several rows per grouping key: elements of a list, entries of a map, timers, rows of a join.
 
 The whole key of a row is the grouping key, then a sub-key. Its 64-bit hash is made of two halves:
 
 - the upper half is that of the **grouping key's** hash. It alone decides the key group, so a row lives in the subtask,
   the key group and the slice of a run where its grouping key lives;
-- the lower half comes from the hash of the whole key, so rows of one grouping key differ in it. Sorting, searching and
-  merging see distinct hashes, as everywhere else, and need no rule of their own.
+- the lower half tells rows of one grouping key apart. It comes from the hash of the whole key, or from something by
+  which rows are to be ordered within their grouping key, such as a time. Sorting, searching and merging see hashes,
+  as everywhere else, and need no rule of their own.
 
-So all rows of a grouping key are one contiguous range of every run, found by two binary searches. Two grouping keys may
-share an upper half: whole keys are compared, as everywhere.
+So all rows of a grouping key, or those in a range of its order, are one contiguous range of every run, found by two
+binary searches. Two grouping keys may share an upper half: whole keys are compared, as everywhere.
 """
 
 from __future__ import annotations
@@ -20,16 +21,26 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from stateline.state.columns import Mask, Rows
-from stateline.state.keys import Hashes, KeyRows, equal_at, group_sorted, key_rows
-from stateline.state.rows import Run, StateRows
+from stateline.state.columns import Mask, Rows, take
+from stateline.state.keys import Hashes, KeyRows, equal_keys, group_sorted, key_rows
+from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
-from stateline.state.table import StateTable
+from stateline.state.table import Located, StateTable
 
-__all__ = ["OwnedRows", "rows_of_keys", "rows_where", "subkey_changes", "subkey_rows"]
+__all__ = [
+    "LOWER_HALF",
+    "OwnedRows",
+    "in_lower_half",
+    "of_keys",
+    "ordered_hashes",
+    "rows_of_keys",
+    "rows_where",
+    "subkey_changes",
+    "subkey_rows",
+]
 
 _UPPER: Final = np.uint64(0xFFFF_FFFF_0000_0000)
-_LOWER: Final = np.uint64(0x0000_0000_FFFF_FFFF)
+LOWER_HALF: Final = np.uint64(0x0000_0000_FFFF_FFFF)
 _HALF: Final = np.uint64(32)
 
 
@@ -44,6 +55,21 @@ class OwnedRows:
 
     owners: Rows
     rows: StateRows
+
+
+def ordered_hashes(hashes: Hashes, order: Hashes) -> Hashes:
+    """Hashes of rows that are ordered within their grouping key.
+
+    Args:
+        hashes: Of the grouping keys.
+        order: A number below 2**32 for each row.
+    """
+    return (hashes & _UPPER) | order
+
+
+def in_lower_half(numbers: Rows) -> Hashes:
+    """Whole numbers modulo 2**32: an order that begins anew after 2**32."""
+    return numbers.view(np.uint64) & LOWER_HALF
 
 
 def subkey_changes(
@@ -75,7 +101,7 @@ def subkey_rows(
     """Whole keys with the hashes that the module defines, in the order of ``owners``; see :func:`subkey_changes`."""
     grouping = keys.take(np.array(owners, dtype=np.int64))
     whole = key_rows(schema, [*grouping.columns, *subkeys])
-    return KeyRows((grouping.hashes & _UPPER) | (whole.hashes >> _HALF), whole.columns)
+    return KeyRows(ordered_hashes(grouping.hashes, whole.hashes >> _HALF), whole.columns)
 
 
 def rows_of_keys(table: StateTable, keys: KeyRows) -> OwnedRows:
@@ -89,11 +115,24 @@ def rows_of_keys(table: StateTable, keys: KeyRows) -> OwnedRows:
     upper = keys.hashes & _UPPER
     parts: list[StateRows] = []
     owners: list[Rows] = []
-    for run in reversed(table.runs):
-        for part, owner in _search(run, keys, upper):
-            parts.append(part)
-            owners.append(owner)
+    for candidates in table.between(upper, upper | LOWER_HALF):
+        found = of_keys(candidates, keys.columns)
+        if len(found.numbers):
+            parts.append(found.source.rows(found.places))
+            owners.append(found.numbers)
     return _newest(table, parts, owners)
+
+
+def of_keys(found: Located, columns: Sequence[pa.Array]) -> Located:
+    """Those of one or more rows that have the grouping key by which they were looked for.
+
+    Args:
+        found: The rows; their numbers are rows of ``columns``.
+        columns: One per column of the grouping key.
+    """
+    asked = [take(column, found.numbers) for column in columns]
+    same = equal_keys(asked, [column.take(found.places) for column in found.source.keys[: len(columns)]])
+    return found if same.all() else found.take(np.flatnonzero(same))
 
 
 def rows_where(table: StateTable, test: Callable[[StateRows], Mask]) -> StateRows:
@@ -110,47 +149,15 @@ def rows_where(table: StateTable, test: Callable[[StateRows], Mask]) -> StateRow
     return _newest(table, parts, [np.zeros(len(part), dtype=np.int64) for part in parts]).rows
 
 
-def _search(run: Run, keys: KeyRows, upper: Hashes) -> list[tuple[StateRows, Rows]]:
-    """Rows of a run whose grouping key is one of ``keys``, and which one."""
-    found = []
-    for batch in run.batches:
-        stored = batch.keys.hashes
-        first = int((upper | _LOWER).searchsorted(stored[0]))
-        end = int(upper.searchsorted(stored[-1], side="right"))
-        if first >= end:
-            continue
-        wanted = upper[first:end]
-        starts = stored.searchsorted(wanted)
-        counts = stored.searchsorted(wanted | _LOWER, side="right") - starts
-        rows = _ranges(starts, counts)
-        owner = np.repeat(np.arange(first, end), counts)
-        same = equal_at(keys, owner, _grouping(batch.keys, len(keys.columns)), rows)
-        if not same.all():
-            rows, owner = rows[same], owner[same]
-        if len(rows):
-            found.append((batch.take(rows), owner))
-    return found
-
-
-def _ranges(starts: Rows, counts: Rows) -> Rows:
-    """The numbers of many ranges, one range after the other."""
-    total = int(counts.sum())
-    shifts = np.repeat(starts - np.concatenate(([0], np.cumsum(counts)[:-1])), counts)
-    return np.arange(total) + shifts
-
-
-def _grouping(keys: KeyRows, columns: int) -> KeyRows:
-    return KeyRows(keys.hashes, keys.columns[:columns])
-
-
 def _newest(table: StateTable, parts: Sequence[StateRows], owners: Sequence[Rows]) -> OwnedRows:
     """The newest version of each row, without those deleted; newer parts come first."""
     if not parts:
         return OwnedRows(np.empty(0, dtype=np.int64), StateRows.none(table.schema))
     rows, owner = StateRows.concat(parts), np.concatenate(owners)
-    order = np.argsort(rows.keys.hashes, kind="stable")
-    groups = group_sorted(rows.keys, order, rows.keys.hashes.take(order))
-    newest = groups.order.take(groups.starts)
+    newest = np.argsort(rows.keys.hashes, kind="stable")
+    if not table.schema.append_only:
+        groups = group_sorted(rows.keys, newest, rows.keys.hashes.take(newest))
+        newest = groups.order.take(groups.starts)
     if rows.deleted is not None:
         newest = newest[~rows.deleted.take(newest)]
     live = rows.take(newest)

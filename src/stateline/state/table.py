@@ -11,20 +11,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from stateline.errors import InvalidInputError
 from stateline.key_groups import KeyGroupRange, hash_bounds
-from stateline.state.columns import Mask, take
-from stateline.state.gather import Piece, gather
+from stateline.state.columns import Mask, Rows, take
+from stateline.state.gather import Piece, Places, gather
 from stateline.state.keys import Hashes, KeyRows
 from stateline.state.rows import Run, SearchedBatches, StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.widths import retyped
 
-__all__ = ["Found", "StateTable"]
+__all__ = ["Found", "Located", "StateTable"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +39,28 @@ class Found:
 
     mask: Mask
     values: tuple[pa.Array, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Located:
+    """Rows that lie in ranges of hashes.
+
+    Attributes:
+        numbers: For each row the number of its range.
+        places: Where the rows are.
+        source: In what.
+    """
+
+    numbers: Rows
+    places: Places
+    source: SearchedBatches
+
+    def take(self, chosen: Rows) -> Located:
+        """Those numbered, ascending."""
+        return Located(self.numbers.take(chosen), self.places.take(chosen), self.source)
+
+
+_LOCATED_MAX: Final = 1 << 20
 
 
 class StateTable:
@@ -128,6 +151,34 @@ class StateTable:
         )
         return Found(mask, values)
 
+    def between(
+        self, lows: Hashes, highs: Hashes, looking: Mask | None = None, rows_max: int = _LOCATED_MAX
+    ) -> Iterator[Located]:
+        """All rows whose hashes lie in ranges, newest run first: older versions and tombstones too.
+
+        Args:
+            lows: Where each range begins, inclusive; ascending.
+            highs: Where it ends, inclusive; ascending, and of the same upper half.
+            looking: Which ranges are still of interest. The caller may take some out between two answers: so it is
+                asked about the first row of each range, before any other one is looked at.
+            rows_max: Rows that come at a time, if no single range has more of them in one batch of a run.
+
+        Yields:
+            Rows of one object each; none is empty.
+        """
+        for source, asked in _by_object(self.runs, lows):
+            numbers = np.concatenate([np.arange(part.start, part.stop) for part in asked])
+            if looking is not None:
+                numbers = numbers[looking[numbers]]
+            ranges = source.ranges_between(lows.take(numbers), highs.take(numbers))
+            if looking is not None:
+                for found, places in source.places_in(ranges.firsts(), rows_max):
+                    yield Located(numbers.take(found), places, source)
+                ranges = ranges.others()
+                ranges = ranges.take(np.flatnonzero(looking[numbers.take(ranges.numbers)]))
+            for found, places in source.places_in(ranges, rows_max):
+                yield Located(numbers.take(found), places, source)
+
     def scan(
         self, key_groups: KeyGroupRange | None = None, columns: Sequence[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
@@ -153,7 +204,7 @@ class StateTable:
             for batch in run.batches:
                 stored = (*batch.keys.columns, *batch.values)
                 arrays = [stored[number] for number in numbers]
-                gone = _gone(batch, runs[:age])
+                gone = _gone(batch, [] if self.schema.append_only else runs[:age])
                 if gone.any():
                     live = np.flatnonzero(~gone)
                     arrays = [take(array, live) for array in arrays]

@@ -7,7 +7,8 @@ import numpy as np
 from stateline.state.keys import KeyRows
 from stateline.state.rows import StateRows
 from stateline.state.table import StateTable
-from stateline.state.variables import Lifetime, RowCodec, Values, first_refused
+from stateline.state.time_to_live import Lifetime
+from stateline.state.variables import RowCodec, Values, first_refused
 
 __all__ = ["ValueState"]
 

@@ -26,7 +26,7 @@ from stateline.pipeline.plan import PipelinePlan, PipelineSettings
 from stateline.pipeline.subtask import TaskResources
 from stateline.state.open_runs import OpenRuns
 from stateline.state.stored import StoredState
-from stateline.state.variables import EXPIRY_COLUMN
+from stateline.state.time_to_live import EXPIRY_COLUMN
 from stateline.testing.clock import ManualClock
 
 __all__ = ["GraphHarness", "PipelineHarness", "Row", "Rows", "table_of"]

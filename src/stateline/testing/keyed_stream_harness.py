@@ -33,11 +33,13 @@ from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
+from stateline.pipeline.operators.deduplication import DropDuplicatesProgram
 from stateline.pipeline.operators.ranking import Ties
 from stateline.pipeline.operators.top import TopProgram
 from stateline.pipeline.plan import PipelineSettings
 from stateline.pipeline.windows import windows_over
 from stateline.state.aggregate import Aggregation
+from stateline.state.time_to_live import ttl_milliseconds
 from stateline.testing.clock import ManualClock
 from stateline.testing.operator_harness import StageHarness
 
@@ -63,6 +65,7 @@ class KeyedStreamHarness:
         key: One column, or several.
         watermark: Event-time column and delay, such as ``("at", "10 minutes")``.
         late_data: ``drop`` or ``keep``.
+        ttl: Time by :attr:`clock` after which a key that no row touched is forgotten.
         parallelism: Subtasks at the start.
         max_parallelism: Key groups.
         options: Settings by name, as for a keyed stream.
@@ -84,6 +87,7 @@ class KeyedStreamHarness:
         *,
         watermark: tuple[str, Duration] | None = None,
         late_data: str = "drop",
+        ttl: Duration | None = None,
         parallelism: int = 2,
         max_parallelism: int = 128,
         options: Mapping[str, str] | None = None,
@@ -103,7 +107,7 @@ class KeyedStreamHarness:
             "root": root or open_store(f"memory://{environment.ids.new_id()}"),
         }
         front = _Front(Graph((Input(name=name, watermark=plan),)), {}, {name: _Stream(given)})
-        self._open(front, Source("input", name), given, key, plan, _OPERATOR)
+        self._open(front, Source("input", name), given, key, plan, _OPERATOR, ttl)
 
     def _open(
         self,
@@ -113,7 +117,9 @@ class KeyedStreamHarness:
         key: str | Sequence[str],
         watermark: WatermarkPlan | None,
         name: str,
+        ttl: Duration | None,
     ) -> None:
+        self._ttl_ms = None if ttl is None else ttl_milliseconds(ttl, "KeyedStreamHarness")
         self._front, self._source, self._schema, self._watermark, self._name = front, source, schema, watermark, name
         self._is_behind = source.kind == "operator"
         self._updates = self._is_behind and front.programs[source.name].emits == "updates"
@@ -123,7 +129,9 @@ class KeyedStreamHarness:
             check_key_type(schema.field(column).type, column)
 
     @classmethod
-    def _of_stage(cls, stage: KeyedStageHarness, key: str | Sequence[str], name: str | None) -> KeyedStreamHarness:
+    def _of_stage(
+        cls, stage: KeyedStageHarness, key: str | Sequence[str], name: str | None, ttl: Duration | None
+    ) -> KeyedStreamHarness:
         stream = cls.__new__(cls)
         front, program = stage._front, stage.program  # noqa: SLF001 - one module
         if program.emits == "unknown":
@@ -136,10 +144,12 @@ class KeyedStreamHarness:
         stream._more, stream.clock = stage._more, stage.clock  # noqa: SLF001
         keys = [key] if isinstance(key, str) else list(key)
         times = sorted(program.event_time_columns, key=lambda column: column not in keys)  # One of the key first.
-        has_watermark = any(each.watermark is not None for each in front.graph.inputs_reaching(stage.name))
-        watermark = WatermarkPlan(column=times[0], delay_us=0) if times and has_watermark else None
+        reaching = front.graph.inputs_reaching(stage.name)
+        delays_us = [each.watermark.delay_us for each in reaching if each.watermark is not None]
+        watermark = WatermarkPlan(column=times[0], delay_us=max(delays_us)) if times and delays_us else None
         name = name or f"{stage.name}_by_{key if isinstance(key, str) else '_'.join(key)}"
-        stream._open(front, Source("operator", stage.name), program.columns_handed_on, key, watermark, name)  # noqa: SLF001
+        source = Source("operator", stage.name)
+        stream._open(front, source, program.columns_handed_on, key, watermark, name, ttl)  # noqa: SLF001
         return stream
 
     def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> KeyedStageHarness:
@@ -174,6 +184,19 @@ class KeyedStreamHarness:
             columns=columns,
             watermark=self._watermark,
             state_defaults=state_defaults,
+            ttl_ms=self._ttl_ms,
+        )
+        return self._harness(program)
+
+    def drop_duplicates(self, *, within_watermark: bool = False, ttl: Duration | None = None) -> KeyedStageHarness:
+        """As :meth:`stateline.spark.KeyedStream.drop_duplicates`."""
+        program = DropDuplicatesProgram.bind(
+            self._schema,
+            self._keys,
+            watermark=self._watermark,
+            within_watermark=within_watermark,
+            ttl_ms=self._ttl_ms if ttl is None else ttl_milliseconds(ttl, "drop_duplicates"),
+            updates=self._updates,
         )
         return self._harness(program)
 
@@ -257,6 +280,7 @@ class KeyedStreamHarness:
             watermark=self._watermark,
             updates=self._updates,
             behind=self._is_behind,
+            ttl_ms=self._ttl_ms,
         )
         return self._harness(program)
 
@@ -320,9 +344,11 @@ class KeyedStageHarness(StageHarness):
         self._front = front
         self._more = more
 
-    def key_by(self, key: str | Sequence[str], *, name: str | None = None) -> KeyedStreamHarness:
+    def key_by(
+        self, key: str | Sequence[str], *, name: str | None = None, ttl: Duration | None = None
+    ) -> KeyedStreamHarness:
         """As :meth:`stateline.spark.PipelineStage.key_by`."""
-        return KeyedStreamHarness._of_stage(self, key, name)  # noqa: SLF001 - one module
+        return KeyedStreamHarness._of_stage(self, key, name, ttl)  # noqa: SLF001 - one module
 
 
 def _renamed(source: Source, names: Mapping[str, str]) -> Source:

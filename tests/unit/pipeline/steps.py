@@ -6,8 +6,10 @@ import pyarrow as pa
 
 from stateline.key_groups import KeyGroupRange, hash_columns
 from stateline.pipeline.operators.api import HASH_COLUMN, WEIGHT_COLUMN, BatchContext
-from stateline.state.snapshot import merge_once
+from stateline.state.merge import merge_runs
 from stateline.state.table import StateTable
+
+ALL = KeyGroupRange(0, 7)
 
 
 class Steps:
@@ -15,7 +17,7 @@ class Steps:
 
     def __init__(self, made, schema):
         self.made, self.schema, self.number = made, schema, 0
-        self.tables = {name: StateTable(kept, KeyGroupRange(0, 7), 8) for name, kept in made.tables.items()}
+        self.tables = {name: StateTable(kept, ALL, 8) for name, kept in made.tables.items()}
 
     def run(self, rows, **context):
         """Output and retracted rows of a batch."""
@@ -29,7 +31,10 @@ class Steps:
         done = self.made.process([batch] if rows else [], self.tables, context)
         for name, changes in done.changes.items():
             table = self.tables[name].with_changes(changes)
-            self.tables[name], _ = merge_once(table, None)
+            if self.number % 3 == 2:
+                whole = merge_runs(table.runs, ALL, 8, drop_tombstones=True, expired=done.expired.get(name))
+                table = StateTable(table.schema, ALL, 8, [whole])
+            self.tables[name] = table
         self.number += 1
         return tuple([] if table is None else table.to_pylist() for table in (done.output, done.retracted))
 

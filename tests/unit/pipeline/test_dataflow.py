@@ -114,7 +114,9 @@ def test_late_rows_are_an_output_of_their_own_and_reach_no_operator():
     graph = Graph(
         (Input(name="counts", watermark=WATERMARK),),
         (
-            replace(OperatorPlan.of("counts", program, (Source("input", "counts"),)), late_columns=tuple(EVENTS.names)),
+            replace(
+                OperatorPlan.of("counts", program, (Source("input", "counts"),)), late_columns={0: tuple(EVENTS.names)}
+            ),
             OperatorPlan.of("late", late, (Source("late", "counts"),)),
         ),
     )

@@ -18,11 +18,12 @@ from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_columns
 from stateline.state import keys as keys_module
 from stateline.state.keys import group_rows, key_rows
+from stateline.state.merge import Expired, MergeSettings
 from stateline.state.rows import Run, StateRows
 from stateline.state.run import EncodedRun
 from stateline.state.run_store import RunWriter
 from stateline.state.schema import StateSchema
-from stateline.state.snapshot import Snapshot
+from stateline.state.snapshot import Layers, Snapshot
 from stateline.state.snapshot import snapshot as added_snapshot
 from stateline.state.table import StateTable
 
@@ -129,3 +130,16 @@ def handle_of(encoded: EncodedRun, name: str = "shared/run.arrow", key_groups: K
         last_key_group=key_groups.end,
         checkpoint_id=0,
     )
+
+
+def merge_once(
+    table: StateTable, settings: MergeSettings | None = None, expired: Expired | None = None
+) -> tuple[StateTable, int]:
+    """Does in memory what a checkpoint would do whose changes are the newest run.
+
+    Returns:
+        The table with the same live rows, and how many runs took part in merges.
+    """
+    layers = Layers(table, max(len(table.runs) - 1, 0), settings or MergeSettings(), expired)
+    runs = (*layers.kept(), *layers.made())
+    return StateTable(table.schema, table.key_groups, table.max_parallelism, runs), layers.merged

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from state_kit import ALL, MAX_PARALLELISM, StoredRuns, collide, run_of
+from state_kit import ALL, MAX_PARALLELISM, StoredRuns, collide, merge_once, run_of
 
 from stateline.blob.memory import MemoryStore
 from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
@@ -24,7 +24,6 @@ from stateline.state import aggregate as agg
 from stateline.state.merge import MergeSettings
 from stateline.state.rows import Run, StateRows
 from stateline.state.run_store import RunReader
-from stateline.state.snapshot import merge_once
 from stateline.state.table import StateTable
 
 D = decimal.Decimal

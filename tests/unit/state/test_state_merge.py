@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from state_kit import ALL, LONGS, MAX_PARALLELISM, changes, collide, contents, run_of, table_of
+from state_kit import ALL, LONGS, MAX_PARALLELISM, changes, collide, contents, merge_once, run_of, table_of
 
 from stateline.errors import InvalidInputError
 from stateline.key_groups import KeyGroupRange, key_group_of, stable_hash
@@ -22,7 +22,7 @@ from stateline.state.merge import (
     plan_merges,
 )
 from stateline.state.rows import Run, StateRows
-from stateline.state.snapshot import Layers, merge_once
+from stateline.state.snapshot import Layers
 from stateline.state.table import StateTable
 
 LEFT, RIGHT = KeyGroupRange(0, 7), KeyGroupRange(8, 15)

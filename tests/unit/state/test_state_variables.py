@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pyarrow as pa
 import pytest
-from state_kit import ALL, MAX_PARALLELISM, collide
+from state_kit import ALL, MAX_PARALLELISM, collide, merge_once
 
 from stateline.key_groups import KeyGroupRange, key_group_of
 from stateline.state import subkeys
@@ -16,11 +16,11 @@ from stateline.state.list_state import POSITION, ListState
 from stateline.state.map_state import MapState
 from stateline.state.merge import MergeSettings
 from stateline.state.schema import StateSchema
-from stateline.state.snapshot import merge_once
 from stateline.state.table import StateTable
+from stateline.state.time_to_live import EXPIRY_COLUMN, Lifetime, expiry_test
 from stateline.state.timers import EXPIRY, Timers, expired_timers
 from stateline.state.value_state import ValueState
-from stateline.state.variables import EXPIRY_COLUMN, Lifetime, expiry_test, variable_schema
+from stateline.state.variables import variable_schema
 
 GROUPING = pa.schema([pa.field("k", pa.string()), pa.field("d", pa.int32())])
 VALUE = pa.schema([pa.field("v", pa.int64())])

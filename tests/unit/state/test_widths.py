@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from state_kit import ALL, LONGS, MAX_PARALLELISM, StoredRuns, changes, contents, run_of
+from state_kit import ALL, LONGS, MAX_PARALLELISM, StoredRuns, changes, contents, merge_once, run_of
 
 from stateline.blob.memory import MemoryStore
 from stateline.checkpoint.api import SubtaskState
@@ -22,12 +22,11 @@ from stateline.state.rows import StateRows
 from stateline.state.run import encode_run
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
-from stateline.state.snapshot import merge_once
 from stateline.state.stored import SliceReader
 from stateline.state.subkeys import rows_of_keys, rows_where
 from stateline.state.table import StateTable
+from stateline.state.time_to_live import EXPIRY_COLUMN, expiry_test
 from stateline.state.timers import expired_timers, next_timer
-from stateline.state.variables import EXPIRY_COLUMN, expiry_test
 from stateline.state.widths import concat, declared_field, narrowed_schema
 
 EDGES = [

@@ -43,6 +43,7 @@ from stateline.state.merge import Expired
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
+from stateline.state.time_to_live import Lifetime, LiveTable, expiry_test, with_expiry
 
 __all__ = ["CHECKPOINT_COLUMN", "OUTPUT_MODES", "AggregateProgram"]
 
@@ -62,6 +63,7 @@ class AggregateProgram(OperatorProgram):
     _window: WindowPlan | None
     _watermark: WatermarkPlan | None
     _closes_by: tuple[int, int] | None
+    _ttl_ms: int | None = None
 
     @classmethod
     def bind(
@@ -75,6 +77,7 @@ class AggregateProgram(OperatorProgram):
         watermark: WatermarkPlan | None = None,
         updates: bool = False,
         behind: bool = False,
+        ttl_ms: int | None = None,
     ) -> Self:
         """Checks keys, aggregations and mode against the columns of the input.
 
@@ -88,11 +91,12 @@ class AggregateProgram(OperatorProgram):
             updates: Rows of the input may be taken back: they carry weights.
             behind: The input is the output of another operator: a key that has the watermark is final when that has
                 passed it.
+            ttl_ms: A key that no row touched for so many milliseconds of processing time is forgotten.
 
         Raises:
             InvalidInputError: Nothing to keep, a name that is taken, a column that does not exist or does not fit, an
                 unknown mode, a mode that needs windows or a watermark, an aggregation of which no row can be taken
-                back.
+                back, or a time to live in mode ``append`` or where rows may be taken back.
         """
         mode = parse_choice(output_mode, OUTPUT_MODES, "output mode")
         _check_names(keys, aggregations, window)
@@ -105,15 +109,31 @@ class AggregateProgram(OperatorProgram):
                 hint="Give the stream windows, .window(column, size), and a watermark on the same column: "
                 "KeyedStream(..., watermark=(column, delay)). Or use mode update",
             )
+        if mode == "append" and ttl_ms is not None:
+            raise InvalidInputError(
+                "cannot be used in mode append: the row of a window that is forgotten would never come",
+                operation="aggregate",
+                subject="ttl",
+                hint="Leave it out: the state of a window goes when the watermark passes its end",
+            )
         grouped = list(keys)
         if window is not None:
             start = schema.field(window.column).with_name(WINDOW_START)
             schema = pa.schema([*(field for field in schema if field.name != WINDOW_START), start])
             grouped.append(WINDOW_START)
-        aggregation = KeyedAggregation.bind(schema, grouped, aggregations, updates=updates, tables=True)
+        if updates and ttl_ms is not None:
+            raise InvalidInputError(
+                "cannot follow an operator that replaces rows: what is forgotten could not be taken back",
+                operation="aggregate",
+                subject="ttl",
+                hint="Leave it out, or let the operator in front append, such as windows in mode 'append'",
+            )
+        aggregation = KeyedAggregation.bind(schema, grouped, aggregations, updates=updates, tables=ttl_ms is None)
         if closes_by is None or mode == "complete":
-            return cls(aggregation, mode, window, None, None)
-        return cls(aggregation, mode, window, watermark, closes_by)
+            watermark, closes_by = None, None
+        program = cls(aggregation, mode, window, watermark, closes_by, ttl_ms)
+        program.tables  # noqa: B018 - refuses names that are taken
+        return program
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -143,7 +163,8 @@ class AggregateProgram(OperatorProgram):
 
     @property
     def emits(self) -> Emits:
-        return _EMITS[self._mode]
+        # Of a key that is forgotten nobody knows the row that its next one replaces.
+        return "unknown" if self._ttl_ms is not None else _EMITS[self._mode]
 
     @property
     def event_time_columns(self) -> tuple[str, ...]:
@@ -157,17 +178,21 @@ class AggregateProgram(OperatorProgram):
 
     @property
     def tables(self) -> Mapping[str, StateSchema]:
+        schema = self._aggregation.state_schema
         values = {each.name: each.schema for each in self._aggregation.value_tables}
-        return {_TABLE: self._aggregation.state_schema} | values
+        return {_TABLE: schema if self._ttl_ms is None else with_expiry(schema, "aggregate"), **values}
 
     @property
     def definition(self) -> str:
-        if self._window is None:
-            closing = {} if self._closes_by is None else {"closes": True}
-            return json.dumps(json.loads(self._aggregation.definition) | closing)
-        # Where windows close, a window that is not stored is a closed one: so that belongs to the meaning.
-        windows = {"window": self._window.definition, "closes": self.closes_windows}
-        return json.dumps(json.loads(self._aggregation.definition) | windows)
+        more: dict[str, Any] = {}
+        if self._window is not None:
+            # Where windows close, a window that is not stored is a closed one: so that belongs to the meaning.
+            more |= {"window": self._window.definition, "closes": self.closes_windows}
+        elif self._closes_by is not None:
+            more["closes"] = True
+        if self._ttl_ms is not None:
+            more["ttl"] = True
+        return json.dumps(json.loads(self._aggregation.definition) | more)
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -183,6 +208,7 @@ class AggregateProgram(OperatorProgram):
     ) -> Processed:
         """Merges the rows into the state of their keys, and hands on what the output mode says."""
         table = tables[_TABLE]
+        live = LiveTable(table, Lifetime(context.now_ms, self._ttl_ms))
         received = list(batches)
         metrics = {"rows": sum(batch.num_rows for batch in received)}
         rows = pa.Table.from_batches(received) if received else None
@@ -191,8 +217,8 @@ class AggregateProgram(OperatorProgram):
         if rows is not None and rows.num_rows:
             hashes = rows.column(HASH_COLUMN).to_numpy() if self.wants_hash else None
             weights = rows.column(WEIGHT_COLUMN).to_numpy().astype(np.int64) if self._aggregation.updates else None
-            update = self._aggregation.update(table, rows, hashes, weights, tables)
-            changes, output, value_changes = update.changes, [update.output], update.value_changes
+            update = self._aggregation.update(live, rows, hashes, weights, tables)
+            changes, output, value_changes = live.written(update.changes), [update.output], update.value_changes
             if context.retracts and self._mode == "update":
                 retracted = [self._aggregation.before(update)]
         else:
@@ -205,12 +231,12 @@ class AggregateProgram(OperatorProgram):
         elif self._mode == "append":
             output = []
         if self._mode == "complete":
-            output = [self._aggregation.results(batch) for batch in table.with_changes(changes).scan()]
+            output = [self._aggregation.results(batch) for batch in live.with_changes(changes).scan()]
         return Processed(
             changes={name: rows for name, rows in {_TABLE: changes, **value_changes}.items() if len(rows)},
-            expired=self._forgotten_values(context),
             output=self._output(output, context),
             retracted=self._output(retracted, context),
+            expired=self._expired(context),
             metrics=metrics,
         )
 
@@ -225,8 +251,10 @@ class AggregateProgram(OperatorProgram):
             until=(context.watermark_us or 0) - size_us,
         )
 
-    def _forgotten_values(self, context: BatchContext) -> dict[str, Expired]:
-        """The values of closed keys go when runs are merged: nobody looks at values of a key without state."""
+    def _expired(self, context: BatchContext) -> dict[str, Expired]:
+        """Keys that are forgotten; and the values of closed keys, at which nobody looks: the keys have no state."""
+        if self._ttl_ms is not None:
+            return {_TABLE: expiry_test(context.now_ms)}
         if self._closes_by is None or context.watermark_us is None:
             return {}
         column, size_us = self._closes_by

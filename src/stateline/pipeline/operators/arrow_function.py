@@ -36,11 +36,12 @@ from stateline.errors import ErrorKind, InvalidInputError, StatelineError, UserC
 from stateline.options import check_known, parse_choice
 from stateline.pipeline.event_time import WatermarkPlan
 from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, Emits, OperatorProgram, Processed, Reading
-from stateline.state.columns import Rows, contiguous
+from stateline.state.columns import Rows, contiguous, take
 from stateline.state.keys import Groups, KeyRows, group_rows, key_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema, is_kept_alike
-from stateline.state.table import StateTable
+from stateline.state.table import Found, StateTable
+from stateline.state.time_to_live import Lifetime, LiveTable, expiry_test, with_expiry
 
 __all__ = ["KEY_INDEX", "ArrowFunction", "ArrowFunctionProgram"]
 
@@ -67,6 +68,7 @@ class ArrowFunctionProgram(OperatorProgram):
     _columns: tuple[str, ...]
     _watermark: WatermarkPlan | None
     _mode: str
+    _ttl_ms: int | None = None
 
     @classmethod
     def bind(
@@ -81,8 +83,11 @@ class ArrowFunctionProgram(OperatorProgram):
         columns: Sequence[str] | None = None,
         watermark: WatermarkPlan | None = None,
         state_defaults: Mapping[str, Any] | None = None,
+        ttl_ms: int | None = None,
     ) -> Self:
         """Checks everything that can be checked before the function is called.
+
+        With ``ttl_ms`` a key that had no event for so many milliseconds of processing time has no state any more.
 
         Raises:
             InvalidInputError: No function of two or three arguments, an unknown mode or column, a name that is taken,
@@ -103,7 +108,7 @@ class ArrowFunctionProgram(OperatorProgram):
                 "must not be empty", operation=_OPERATION, subject="state_schema", hint="Name at least one column"
             )
         state = StateSchema(pa.schema([schema.field(key) for key in keys]), state_schema.remove_metadata())
-        return cls(
+        program = cls(
             function,
             _takes_context(function),
             state.with_defaults(state_defaults or {}),
@@ -111,7 +116,10 @@ class ArrowFunctionProgram(OperatorProgram):
             tuple(dict.fromkeys([*keys, *read])),
             watermark if watermark is not None and watermark.drops_late_rows else None,
             output_mode,
+            ttl_ms,
         )
+        program.tables  # noqa: B018 - refuses names that are taken
+        return program
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -139,12 +147,13 @@ class ArrowFunctionProgram(OperatorProgram):
 
     @property
     def tables(self) -> Mapping[str, StateSchema]:
-        return {_TABLE: self._state}
+        return {_TABLE: self._state if self._ttl_ms is None else with_expiry(self._state, _OPERATION)}
 
     @property
     def definition(self) -> str:
         """The keys, as text. The function may change, and what it keeps may evolve."""
-        return json.dumps({"keys": list(self.key_columns), "program": "apply_arrow"})
+        lifetime = {} if self._ttl_ms is None else {"ttl": True}
+        return json.dumps({"keys": list(self.key_columns), "program": "apply_arrow"} | lifetime)
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -155,20 +164,25 @@ class ArrowFunctionProgram(OperatorProgram):
     ) -> Processed:
         """Calls the function with the events and the state of their keys, and checks what comes back."""
         received = list(batches)
+        expired = {} if self._ttl_ms is None else {_TABLE: expiry_test(context.now_ms)}
         events = pa.Table.from_batches(received) if received else None
         if events is None or events.num_rows == 0:
-            return Processed(changes={})
+            return Processed(changes={}, expired=expired)
         metrics = {"rows": events.num_rows}
-        table = tables[_TABLE]
+        table = LiveTable(tables[_TABLE], Lifetime(context.now_ms, self._ttl_ms))
         keys = [events.column(name) for name in self.key_columns]
         groups = group_rows(key_rows(self._state, keys, events.column(HASH_COLUMN).to_numpy()))
         metrics["keys"] = len(groups)
         found = table.probe(groups.keys)
         state = pa.table([*groups.keys.columns, *found.values], schema=self._state.row)
         output, new_state, deleted = self._call(self._indexed(events, groups), state, context)
-        changes = self._changes(groups.keys, new_state, deleted)
+        untouched = None if self._ttl_ms is None else found
+        changes = self._changes(groups.keys, new_state, deleted, untouched)
         return Processed(
-            changes={} if changes is None else {_TABLE: changes}, output=self._checked_output(output), metrics=metrics
+            changes={} if changes is None else {_TABLE: table.written(changes)},
+            output=self._checked_output(output),
+            expired=expired,
+            metrics=metrics,
         )
 
     def _indexed(self, events: pa.Table, groups: Groups) -> pa.Table:
@@ -195,8 +209,8 @@ class ArrowFunctionProgram(OperatorProgram):
         output, new_state, deleted = (*returned, None)[:3]
         return output, new_state, deleted
 
-    def _changes(self, keys: KeyRows, new_state: Any, deleted: Any) -> StateRows | None:
-        """What is to be stored, ascending by hash."""
+    def _changes(self, keys: KeyRows, new_state: Any, deleted: Any, renewed: Found | None) -> StateRows | None:
+        """What is to be stored, ascending by hash; also what is ``renewed`` as it was."""
         parts = []
         taken = np.zeros(len(keys), dtype=np.bool_)
         if new_state is not None:
@@ -209,6 +223,9 @@ class ArrowFunctionProgram(OperatorProgram):
             rows = self._places(keys, table, taken, "deleted")
             nothing = tuple(pa.nulls(len(rows), field.type) for field in self._state.values)
             parts.append(StateRows(keys.take(rows), nothing, np.ones(len(rows), dtype=np.bool_)))
+        if renewed is not None:
+            rows = np.flatnonzero(renewed.mask & ~taken)
+            parts.append(StateRows(keys.take(rows), tuple(take(column, rows) for column in renewed.values)))
         parts = [part for part in parts if len(part)]
         if not parts:
             return None

@@ -22,9 +22,10 @@ from stateline.state.list_state import ListState
 from stateline.state.map_state import MapState
 from stateline.state.rows import StateRows
 from stateline.state.table import StateTable
+from stateline.state.time_to_live import Lifetime
 from stateline.state.timers import Timers
 from stateline.state.value_state import ValueState
-from stateline.state.variables import Lifetime, Values
+from stateline.state.variables import Values
 
 __all__ = ["Cursor", "ProcessorHandle"]
 

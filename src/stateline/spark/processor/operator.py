@@ -50,8 +50,9 @@ from stateline.state.keys import KeyRows, key_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
+from stateline.state.time_to_live import expiry_test
 from stateline.state.timers import EXPIRY, Timers, expired_timers, next_timer
-from stateline.state.variables import expiry_test, variable_schema
+from stateline.state.variables import variable_schema
 
 __all__ = ["Form", "OutputMode", "ProcessorProgram"]
 

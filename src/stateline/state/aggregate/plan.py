@@ -24,6 +24,7 @@ from stateline.state.keys import KeyRows, group_rows, key_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema, stored_type
 from stateline.state.table import Found, StateTable
+from stateline.state.time_to_live import LiveTable
 
 __all__ = ["KeyedAggregation", "Update"]
 
@@ -146,7 +147,7 @@ class KeyedAggregation:
 
     def update(
         self,
-        table: StateTable,
+        table: StateTable | LiveTable,
         rows: Rows,
         hashes: npt.NDArray[Any] | None = None,
         weights: npt.NDArray[np.int64] | None = None,
