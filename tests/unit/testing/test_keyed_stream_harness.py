@@ -201,3 +201,22 @@ def test_an_operator_behind_another_one_and_streams_of_the_same_schema_are_told_
         KeyedStreamHarness(schema, "key").apply_arrow(
             lambda events, state: (None, None), schema.remove(0), schema.remove(0)
         ).key_by("value")
+
+
+def test_rows_beside_versions_and_beside_state():
+    prices = pa.schema([("code", pa.string()), ("since", pa.timestamp("us", "UTC")), ("price", pa.int64())])
+    left = KeyedStreamHarness(SCHEMA, "key", watermark=("at", "1 second"))
+    joined = left.join_asof(KeyedStreamHarness(prices, "code", watermark=("since", "1 second")), how="left")
+    rows = [{"key": "a", "value": second, "at": second * SECOND} for second in (1, 3, 9)]
+    joined.run_batch(rows, [{"code": "a", "since": second * SECOND, "price": second} for second in (2, 9)])
+    found = joined.run_batch([], [])
+    assert sorted((row["value"], row["price"]) for row in found) == [(1, None), (3, 2)]
+
+    totals = KeyedStreamHarness(SCHEMA, "key", name="totals").aggregate(total=sum("value"))
+    beside = KeyedStreamHarness(SCHEMA, "key").lookup(totals)
+    assert [row["total"] for row in beside.run_batch(rows[:1], rows)] == [None]
+    assert [row["total"] for row in beside.run_batch(rows[:1], [])] == [13]
+
+    totals.run_batch(rows)
+    elsewhere = KeyedStreamHarness(SCHEMA, "key").lookup(totals.root.url, columns=["total"], how="inner")
+    assert [row["total"] for row in elsewhere.run_batch([*rows[:1], {"key": "b"}])] == [13]
