@@ -165,11 +165,36 @@ class KeyedRows:
         if self.frame is not None:
             check_collation(self.frame, columns, what)
 
+    @property
+    def keyed_schema(self) -> pa.Schema:
+        """The schema, its key columns as the user spells them."""
+        spelled = dict(zip(self.key_columns, self.keys, strict=True))
+        names = (self.columns.own(name) for name in self.schema.names)
+        return pa.schema(
+            [field.with_name(spelled.get(name, name)) for name, field in zip(names, self.schema, strict=True)]
+        )
+
     def feeding(
-        self, name: str, program: OperatorProgram, *others: KeyedRows, initial: DataFrame | None = None
+        self,
+        name: str,
+        program: OperatorProgram,
+        *others: KeyedRows,
+        initial: DataFrame | None = None,
+        beside: Pipeline | None = None,
     ) -> tuple[Pipeline, OperatorPlan]:
-        """The pipeline with an operator that reads these rows, and those of others on its further sides."""
+        """The pipeline with an operator that reads these rows, and those of others on its further sides.
+
+        Args:
+            name: Of the operator.
+            program: What it computes.
+            others: The rows of its further sides.
+            initial: Rows for its first batch.
+            beside: A pipeline that is to run beside it, as one with it.
+        """
         pipeline, sources = self.pipeline, [self.source]
+        if beside is not None:
+            pipeline, made = pipeline.merged(beside)
+            sources = [_renamed(source, made.mine) for source in sources]
         for other in others:
             pipeline, made = pipeline.merged(other.pipeline, "join")
             sources = [_renamed(source, made.mine) for source in sources]

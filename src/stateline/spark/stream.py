@@ -11,7 +11,7 @@ Every misspelled column, wrong type or unknown option is refused by the call tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import pyarrow as pa
@@ -20,24 +20,27 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from stateline.errors import InvalidInputError
-from stateline.options import check_kind, parse_choice
-from stateline.pipeline.event_time import WINDOW_START, Duration, LateData, WatermarkPlan, WindowPlan
-from stateline.pipeline.graph import OperatorPlan, Source
+from stateline.options import check_kind
+from stateline.pipeline.event_time import Duration, LateData, WatermarkPlan, WindowPlan
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
+from stateline.pipeline.operators.asof import AsofHow, AsofMode
 from stateline.pipeline.operators.deduplication import DropDuplicatesProgram
-from stateline.pipeline.operators.late_output import LateRowsProgram
+from stateline.pipeline.operators.lookup import LookupHow
 from stateline.pipeline.operators.ranking import Ties
 from stateline.pipeline.operators.top import TopProgram
 from stateline.pipeline.windows import windows_over
 from stateline.spark.arrow_types import declared_schema
 from stateline.spark.initial_state import initial_rows
 from stateline.spark.keyed_rows import KeyedRows, pipeline_settings
+from stateline.spark.pipeline import Pipeline
 from stateline.spark.processor.operator import ProcessorProgram
 from stateline.spark.stage_outputs import StageOutputs
 from stateline.spark.stream_checks import check_columns, shipped
 from stateline.spark.stream_joins import join_of
+from stateline.spark.stream_late_rows import late_output_of
+from stateline.spark.stream_lookups import asof_join_of, lookup_of
 from stateline.state.aggregate import Aggregation
 from stateline.state.time_to_live import ttl_milliseconds
 
@@ -409,6 +412,65 @@ class KeyedStream:
         self._rows.check_collations(compared, "aggregated column")
         return self._stage(program)
 
+    def join_asof(
+        self,
+        other: KeyedStream,
+        *,
+        how: AsofHow = "inner",
+        mode: AsofMode = "wait",
+        suffix: str = "_right",
+        tolerance: Duration | None = None,
+        deleted: str | None = None,
+    ) -> PipelineStage:
+        """Joins each row with the version of ``other`` that held at its event time: ``docs/lookups.md``.
+
+        The output has the key columns, other columns of this stream, and other columns of ``other``.
+
+        Args:
+            other: A stream with keys of the same types, in the same checkpoint. Both streams have a watermark.
+            how: ``inner``: rows without a version do not come out. ``left``: they do, with nulls.
+            mode: ``wait``: a row comes out when the watermark has reached its time, so that its result does not depend
+                on what came first. ``now``: it comes out at once, with the versions that are known by then.
+            suffix: Added to names of ``other`` that are taken.
+            tolerance: A version that is older than this at the time of the row does not count.
+            deleted: A boolean column of ``other``: true in a row from whose time on its key has no version.
+
+        Raises:
+            InvalidInputError: See :meth:`AsofProgram.bind`; or the streams have different checkpoints.
+        """
+        check_kind(other, KeyedStream, "other", "a KeyedStream, or stage.key_by(...)")
+        program = asof_join_of(self._rows, other._rows, how, mode, suffix, tolerance, deleted)
+        return self._stage(program, other)
+
+    def lookup(
+        self,
+        source: PipelineStage | str,
+        *,
+        operator: str | None = None,
+        columns: Sequence[str] | None = None,
+        how: LookupHow = "left",
+        suffix: str = "_right",
+        options: Mapping[str, str] | None = None,
+    ) -> PipelineStage:
+        """Puts what another operator keeps of its key beside each row: ``docs/lookups.md``.
+
+        Args:
+            source: A stage of the same checkpoint, whose state is that before the batch; or the URL of another root,
+                whose newest state when the batch begins is read, of one of its checkpoints, or of a savepoint.
+            operator: Whose state; not needed where there is one.
+            columns: Which of its columns; all by default.
+            how: ``left``: rows of which nothing is known come out with nulls. ``inner``: they do not come out.
+            suffix: Added to names of the state that are taken.
+            options: Settings of the other root's store.
+
+        Raises:
+            NotFoundError: There is no checkpoint at the URL.
+            InvalidInputError: No such operator or column, keys of other types, a name that is taken, or the URL is
+                that of this stream's own checkpoint.
+        """
+        program, beside = lookup_of(self._rows, source, operator, columns, how, suffix, options)
+        return self._stage(program, beside=beside)
+
     def _check_final(self, operation: str) -> None:
         """Checks that rows stay as they are, for an operator that cannot take them back.
 
@@ -423,7 +485,13 @@ class KeyedStream:
                 hint="Use mode append in front, where rows are final: windows with a watermark, sessions, joins",
             )
 
-    def _stage(self, program: OperatorProgram, *others: KeyedStream, initial: DataFrame | None = None) -> PipelineStage:
+    def _stage(
+        self,
+        program: OperatorProgram,
+        *others: KeyedStream,
+        initial: DataFrame | None = None,
+        beside: Pipeline | None = None,
+    ) -> PipelineStage:
         forgets = any(stream._ttl_ms is not None for stream in (self, *others))  # noqa: SLF001 - of this class
         if forgets and not isinstance(program, _FORGETTING):
             raise InvalidInputError(
@@ -437,7 +505,7 @@ class KeyedStream:
         check_columns(output, output.names, "output_schema")
         shipped(program, "KeyedStream", f"operator {self._name}")  # Or every batch would fail, with Spark's words.
         further = (other._rows for other in others)  # noqa: SLF001 - of this class
-        pipeline, operator = self._rows.feeding(self._name, program, *further, initial=initial)
+        pipeline, operator = self._rows.feeding(self._name, program, *further, initial=initial, beside=beside)
         given = tuple(stream._schema for stream in (self, *others))  # noqa: SLF001 - of this class
         return PipelineStage(pipeline, operator, program, given)
 
@@ -473,25 +541,8 @@ class PipelineStage(StageOutputs):
         Raises:
             InvalidInputError: No row is late for the operator: it has no watermark, or keeps late rows.
         """
-        number = ("left", "right").index(parse_choice(side, ("left", "right"), "side"))
-        operator = self._operator
-        if number >= len(operator.readings) or operator.readings[number].late_by is None:
-            raise InvalidInputError(
-                "cannot have late rows",
-                operation="late_rows",
-                subject=f"operator {operator.name!r}, side {side}",
-                hint="Rows are late for windows, sessions, joins, deduplication and apply_arrow with a watermark, "
-                "unless late_data is keep",
-            )
-        given = self._given[number]
-        if operator.window is not None and WINDOW_START not in given.names:
-            given = given.append(given.field(operator.window.column).with_name(WINDOW_START))
-        program = LateRowsProgram(given, operator.readings[number].key_columns)
-        plan = replace(operator, late_columns={**operator.late_columns, number: tuple(program.output_schema.names)})
-        pipeline = self._pipeline.with_outputs_of(plan)
-        reader = OperatorPlan.of(name or f"{operator.name}_late", program, (Source("late", operator.name, number),))
-        pipeline = pipeline.with_operator(reader, program, None)
-        return PipelineStage(pipeline, pipeline.plan.graph.operator(reader.name), program, (given,))
+        pipeline, reader, program, given = late_output_of(self._pipeline, self._operator, self._given, side, name)
+        return PipelineStage(pipeline, reader, program, (given,))
 
 
 class WindowedStream:

@@ -30,11 +30,15 @@ from stateline.key_groups import check_key_type
 from stateline.options import check_kind, check_known, settings_from_options
 from stateline.pipeline.event_time import Duration, WatermarkPlan, WindowPlan
 from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
+from stateline.pipeline.lookups import find_lookup, lookup_in_operator, lookup_url
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
+from stateline.pipeline.operators.asof import AsofHow, AsofMode, AsofProgram
+from stateline.pipeline.operators.asof_sides import AsofSide
 from stateline.pipeline.operators.deduplication import DropDuplicatesProgram
 from stateline.pipeline.operators.join import Interval, JoinProgram, JoinSide
+from stateline.pipeline.operators.lookup import LookupHow, LookupProgram
 from stateline.pipeline.operators.ranking import Ties
 from stateline.pipeline.operators.top import TopProgram
 from stateline.pipeline.plan import PipelineSettings
@@ -50,7 +54,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyedStageHarness", "KeyedStreamHarness", "WindowedStreamHarness"]
 
-_OPERATOR: Final = "op"
 _STREAMS: Final = itertools.count()
 """Numbers for streams that no operator reads yet."""
 
@@ -95,7 +98,7 @@ class KeyedStreamHarness:
         options: Mapping[str, str] | None = None,
         clock: ManualClock | None = None,
         root: BlobStore | None = None,
-        name: str = _OPERATOR,
+        name: str = "op",
     ) -> None:
         given = _arrow_schema(schema, "schema")
         plan = None if watermark is None else WatermarkPlan.of(given, *watermark, late_data)
@@ -247,6 +250,53 @@ class KeyedStreamHarness:
         )
         return self._harness(program, other)
 
+    def join_asof(
+        self,
+        other: KeyedStreamHarness,
+        *,
+        how: AsofHow = "inner",
+        mode: AsofMode = "wait",
+        suffix: str = "_right",
+        tolerance: Duration | None = None,
+        deleted: str | None = None,
+    ) -> KeyedStageHarness:
+        """As :meth:`stateline.spark.KeyedStream.join_asof`."""
+        left, right = (
+            AsofSide(each._schema, tuple(each._keys), each._watermark, each._updates)  # noqa: SLF001 - of this class
+            for each in (self, other)
+        )
+        program = AsofProgram.bind(left, right, how=how, mode=mode, suffix=suffix, tolerance=tolerance, deleted=deleted)
+        return self._harness(program, other)
+
+    def lookup(
+        self,
+        source: KeyedStageHarness | str,
+        *,
+        operator: str | None = None,
+        columns: Sequence[str] | None = None,
+        how: LookupHow = "left",
+        suffix: str = "_right",
+    ) -> KeyedStageHarness:
+        """As :meth:`stateline.spark.KeyedStream.lookup`; ``source`` may be the URL of the root of another harness."""
+        if isinstance(source, KeyedStageHarness):
+            found, shown = lookup_in_operator(source.plan.graph.operator(source.name), operator, columns)
+            beside = source._front  # noqa: SLF001 - one module
+        else:
+            url = lookup_url(source, self._more["root"].url)
+            found, shown = find_lookup(url, operator, columns, {}, self._more["environment"])
+            beside = None
+        program = LookupProgram.bind(
+            self._schema,
+            self._keys,
+            found,
+            shown,
+            how=how,
+            suffix=suffix,
+            event_times=() if self._watermark is None else (self._watermark.column,),
+            updates=self._updates,
+        )
+        return self._harness(program, beside=beside)
+
     def process(
         self,
         processor: StatefulProcessor,
@@ -312,9 +362,16 @@ class KeyedStreamHarness:
         return self._harness(program)
 
     def _harness(
-        self, program: OperatorProgram, *others: KeyedStreamHarness, initial: pa.Table | None = None
+        self,
+        program: OperatorProgram,
+        *others: KeyedStreamHarness,
+        initial: pa.Table | None = None,
+        beside: _Front | None = None,
     ) -> KeyedStageHarness:
         front, sources = self._front, [self._source]
+        if beside is not None:
+            front, mine, _ = front.beside(beside)
+            sources = [_renamed(source, mine) for source in sources]
         for other in others:
             front, mine, theirs = front.beside(other._front)  # noqa: SLF001 - of this class
             sources = [_renamed(source, mine) for source in sources]
