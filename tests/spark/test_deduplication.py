@@ -93,6 +93,25 @@ def test_rows_pass_whole_in_files_with_every_column_as_it_came(events):
     assert [list(row) for row in found] == [["key", "value", "at"]] * 4
 
 
+EVERY_TYPE = (
+    "*", "array(value, null) as numbers", "map(coalesce(key, 'none'), at) as times", "cast(key as binary) as bytes",
+    "named_struct('x', value, 'y', array(named_struct('z', key))) as nested", "cast(value as decimal(20, 5)) as exact",
+    "cast(at as timestamp_ntz) as local", "cast(at as date) as day", "make_dt_interval(value) as length",
+    "cast(value as float) as number", "value > 1 as flag", "cast(value as tinyint) as tiny", "null as nothing",
+)  # fmt: skip
+
+
+def test_columns_of_every_type_pass_as_they_came(events):
+    events.add([("a", 1), ("b", 3), (None, None)], [("a", 4), ("c", 5), (None, 6)])
+    found = []
+    stream = events.keyed(events.events().selectExpr(*EVERY_TYPE), key=["key", "at"])
+    pipeline = stream.drop_duplicates(ttl="1 hour").for_each_batch(lambda rows, key: found.extend(rows.collect()))
+    pipeline.start(str(events.folder / "spark"), trigger={"availableNow": True}).awaitTermination()
+    expected = events.spark.read.parquet(str(events.folder / "source")).selectExpr(*EVERY_TYPE).collect()
+    assert sorted(map(str, found)) == sorted(map(str, expected))
+    assert found[0].__fields__ == expected[0].__fields__
+
+
 def test_keys_are_found_as_spark_finds_them_and_what_passes_feeds_an_aggregation(events):
     events.add([("a", 1), ("a", 1), ("b", 3)], [("a", 4), ("c", 5)])
     stage = events.keyed(events.events().withWatermark("at", "1 minute"), key="KEY").drop_duplicates()

@@ -421,8 +421,8 @@ class KeyedStream:
                 "cannot be used here: this operator does not forget keys by the clock",
                 operation="KeyedStream",
                 subject=f"ttl of operator {self._name!r}",
-                hint="Leave it out. aggregate, apply_arrow and drop_duplicates honour it; state variables of a "
-                "processor have a time to live of their own",
+                hint="Leave it out. aggregate, apply_arrow and drop_duplicates honour it; a join, and each state "
+                "variable of a processor, has one of its own",
             )
         output = program.output_schema
         check_columns(output, output.names, "output_schema")

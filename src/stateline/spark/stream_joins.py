@@ -25,7 +25,8 @@ def join_of(
     """The program of a join; see :meth:`~stateline.spark.stream.KeyedStream.join`."""
     interval = None if within is None else Interval.of(within)
     return JoinProgram.bind(
-        *(_side(rows, times_in_key=interval is None) for rows in (left, right)),
+        _side(left, times_in_key=interval is None),
+        _side(right, times_in_key=interval is None),
         how,
         interval=interval,
         suffix=suffix,

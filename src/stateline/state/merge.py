@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -250,8 +250,9 @@ def merge_windows(
     for low, high in itertools.pairwise(borders):
         stacks = [parts for run in reversed(runs) if (parts := run.between(low, high))]
         # The rows of one run are merged already: they are handed on as they lie.
-        parts = itertools.chain(*stacks)
-        windows = parts if len(stacks) < 2 else [_ordered(list(parts)) if append_only else _newest(list(parts))]
+        windows: Iterable[StateRows] = itertools.chain(*stacks)
+        if len(stacks) > 1:
+            windows = [(_ordered if append_only else _newest)(list(windows))]
         for window in windows:
             kept = _kept(window, drop_tombstones=drop_tombstones, expired=expired)
             if len(kept):

@@ -57,12 +57,12 @@ class OwnedRows:
     rows: StateRows
 
 
-def ordered_hashes(hashes: Hashes, order: Hashes) -> Hashes:
+def ordered_hashes(hashes: Hashes, order: Hashes | np.uint64) -> Hashes:
     """Hashes of rows that are ordered within their grouping key.
 
     Args:
         hashes: Of the grouping keys.
-        order: A number below 2**32 for each row.
+        order: A number below 2**32 for each row, or for all of them.
     """
     return (hashes & _UPPER) | order
 

@@ -15,8 +15,8 @@ from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext
 from stateline.pipeline.operators.join import Interval, JoinProgram, JoinSide
 from stateline.state import keys as keys_module
 from stateline.state.merge import MergeSettings
-from stateline.state.snapshot import merge_once
 from stateline.state.table import StateTable
+from tests.unit.state.state_kit import merge_once
 
 MAX_PARALLELISM = 16
 TIME = pa.timestamp("us", tz="UTC")

@@ -183,6 +183,17 @@ def test_within_a_batch_the_row_that_comes_first_passes_whatever_its_time():
     assert passed(ours.run_batch(rows(("a", 100), ("a", 90), ("b", 91), ("a", 300)))) == [0, 2]
 
 
+def test_when_a_stream_goes_quiet_the_watermark_makes_keys_forgotten_without_rows():
+    for round_ in ("finish", "advance_time"):
+        ours = harness(mark=watermark(), within_watermark=True)
+        ours.run_batch(rows(("a", 100)))
+        ours.run_batch(rows(("b", 130)))
+        assert getattr(ours, round_)() == []
+        assert passed(ours.run_batch(rows(("a", 120), ("b", 125)))) == [], "120 is late, b is remembered"
+        assert ours.metrics["rows_late"] == 1
+        assert passed(ours.run_batch(rows(("a", 121)))) == [0]
+
+
 def test_stored_keys_do_not_grow_without_bound_and_are_not_searched_for():
     ours = harness(mark=watermark(), within_watermark=True)
     largest = 0

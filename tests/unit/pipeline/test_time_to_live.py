@@ -186,6 +186,11 @@ def test_the_definition_says_that_there_is_one_and_not_how_long():
     assert "ttl" not in json.loads(program(ttl=None).definition)
 
 
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_nobody_can_take_a_row_back_whose_key_was_forgotten_without_a_trace(mode):
+    assert program(mode).emits == "unknown"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

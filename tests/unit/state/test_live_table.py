@@ -6,13 +6,12 @@ import random
 
 import pyarrow as pa
 import pytest
-from state_kit import ALL, LONGS, MAX_PARALLELISM, changes
+from state_kit import ALL, LONGS, MAX_PARALLELISM, changes, merge_once
 
 from stateline.errors import InternalError, InvalidInputError
 from stateline.state.columns import at_or_below
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
-from stateline.state.snapshot import merge_once
 from stateline.state.table import StateTable
 from stateline.state.time_to_live import (
     EXPIRY_COLUMN,

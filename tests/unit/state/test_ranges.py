@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from state_kit import ALL, MAX_PARALLELISM, contents, run_of
+from state_kit import ALL, MAX_PARALLELISM, contents, merge_once, run_of
 
 from stateline.key_groups import KeyGroupRange
 from stateline.state.keys import KeyRows
 from stateline.state.merge import MergeSettings
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
-from stateline.state.snapshot import merge_once
 from stateline.state.subkeys import LOWER_HALF, ordered_hashes
 from stateline.state.table import StateTable
 

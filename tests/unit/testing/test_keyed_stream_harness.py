@@ -201,3 +201,43 @@ def test_an_operator_behind_another_one_and_streams_of_the_same_schema_are_told_
         KeyedStreamHarness(schema, "key").apply_arrow(
             lambda events, state: (None, None), schema.remove(0), schema.remove(0)
         ).key_by("value")
+
+
+def test_duplicates_are_dropped_in_front_of_an_aggregation_and_late_rows_go_first_in_both():
+    stream = KeyedStreamHarness(SCHEMA, "key", watermark=("at", "10 seconds"))
+    harness = stream.drop_duplicates(within_watermark=True).key_by("value").window("at", "10 seconds")
+    harness = harness.aggregate("append", n=count())
+    shown = [
+        [(row["value"], row["window_start"].second, row["n"]) for row in harness.run_batch(batch)]
+        for batch in (
+            [{"key": key, "value": 1, "at": 100 * SECOND} for key in "aab"],
+            [{"key": "a", "value": 1, "at": 109 * SECOND}, {"key": "c", "value": 1, "at": 125 * SECOND}],
+            [{"key": "d", "value": 1, "at": 101 * SECOND}],
+            [{"key": "e", "value": 1, "at": 102 * SECOND}],
+        )
+    ]
+    assert shown == [[], [], [(1, 40, 3)], []], "a and b, and d that is not late yet; e is"
+
+
+def test_behind_an_operator_a_key_is_remembered_for_the_delay_of_the_stream():
+    first = KeyedStreamHarness(SCHEMA, ["key", "at"], watermark=("at", "10 seconds")).drop_duplicates()
+    second = first.key_by("key").drop_duplicates(within_watermark=True)
+    rows = [[{"key": "a", "at": at * SECOND}] for at in (100, 105, 111, 122, 123, 124)]
+    passed = [len(second.run_batch(batch)) for batch in rows]
+    assert passed == [1, 0, 0, 0, 0, 1], "forgotten at 110: the batch that reads 123 knows of 122, and so of 112"
+
+
+def test_keys_are_forgotten_by_the_clock():
+    stream = KeyedStreamHarness(SCHEMA, "key", ttl="1 minute")
+    harness = totals(stream)
+    harness.run_batch(rows(("a", 1), ("b", 1)))
+    stream.clock.advance(59)
+    harness.run_batch(rows(("a", 1)))
+    stream.clock.advance(1)
+    assert found(harness.run_batch(rows(("a", 1), ("b", 1)))) == [("a", 3, 3), ("b", 1, 1)]
+    once = KeyedStreamHarness(SCHEMA, "key", ttl="1 minute").drop_duplicates()
+    assert [len(once.run_batch(rows(("a", 1)))) for _ in range(2)] == [1, 0]
+    once.clock.advance(60)
+    assert len(once.run_batch(rows(("a", 1)))) == 1
+    with pytest.raises(InvalidInputError, match="1 millisecond or more"):
+        KeyedStreamHarness(SCHEMA, "key", ttl=0)

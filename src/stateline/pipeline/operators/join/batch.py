@@ -99,12 +99,14 @@ class JoinBatch:
     def over(self, side: int) -> Callable[[StateRows], Mask] | None:
         """The test of rows that no batch after this one needs; ``None`` if all may be needed."""
         layout, bound = self.sides[side], self.now[side].kept
+        if bound is None:
+            return None
 
         def is_over(rows: StateRows) -> Mask:
             mask: Mask = layout.lifetimes(rows) <= bound
             return mask
 
-        return None if bound is None else is_over
+        return is_over
 
 
 def _within(layout: SideTable, after: int | None, until: int) -> Callable[[StateRows], Mask]:

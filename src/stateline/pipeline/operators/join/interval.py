@@ -138,10 +138,9 @@ class Interval:
         over = np.flatnonzero(last >= _ORDERS)
         if len(over):  # The order has begun anew within the range. All that did end alike, so the ends ascend.
             anew = hashes.take(over)
-            begin, end = (np.full(len(over), bound, dtype=np.uint64) for bound in (0, width - 1))
             numbers = np.concatenate([over, numbers])
-            lows = np.concatenate([ordered_hashes(anew, begin), lows])
-            highs = np.concatenate([ordered_hashes(anew, end), highs])
+            lows = np.concatenate([ordered_hashes(anew, np.uint64(0)), lows])
+            highs = np.concatenate([ordered_hashes(anew, np.uint64(width - 1)), highs])
         if (lows[1:] < lows[:-1]).any():
             order = lows.argsort(kind="stable")
             numbers, lows, highs = numbers.take(order), lows.take(order), highs.take(order)
@@ -159,5 +158,4 @@ EQUAL_TIMES: Final = Interval(0, 0, slack_us=0)
 
 def all_of_keys(hashes: Hashes) -> Ranges:
     """The ranges of all rows of some grouping keys, whose hashes ascend."""
-    nothing = np.uint64(0)
-    return Ranges(np.arange(len(hashes)), ordered_hashes(hashes, nothing), ordered_hashes(hashes, LOWER_HALF))
+    return Ranges(np.arange(len(hashes)), ordered_hashes(hashes, np.uint64(0)), ordered_hashes(hashes, LOWER_HALF))

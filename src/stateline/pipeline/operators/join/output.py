@@ -60,7 +60,8 @@ class JoinedColumns:
         check_text(suffix, "suffix")
         left, right = sides
         keys = list(zip(left.keys.keys.names, right.keys.keys.names, strict=True))
-        fields, sources = [], []
+        fields: list[pa.Field] = []
+        sources: list[tuple[int | None, int | None]] = []
         for name, other in keys:
             nullable = any(schema.field(key).nullable for schema, key in zip(schemas, (name, other), strict=True))
             fields.append(pa.field(name, left.schema.row.field(name).type, nullable))
@@ -101,16 +102,19 @@ class JoinedColumns:
         columns = []
         for source in self.sources:
             own, other = source[side], source[1 - side]
-            columns.append(take(mine[own], pairs.numbers) if own is not None else theirs[other].take(pairs.places))
+            if own is not None:
+                columns.append(take(mine[own], pairs.numbers))
+            elif other is not None:
+                columns.append(theirs[other].take(pairs.places))
         return self._batch(columns)
 
     def alone(self, rows: StateRows, side: int) -> pa.RecordBatch:
         """Rows of one side without a row of the other."""
         mine = columns_of(rows)
-        kinds = self.schema.types
+        numbers = [source[side] for source in self.sources]
         columns = [
-            pa.nulls(len(rows), kind) if source[side] is None else mine[source[side]]
-            for source, kind in zip(self.sources, kinds, strict=True)
+            pa.nulls(len(rows), kind) if number is None else mine[number]
+            for number, kind in zip(numbers, self.schema.types, strict=True)
         ]
         return self._batch(columns)
 
