@@ -92,15 +92,15 @@ def rows_in(place: Path) -> int:
 
 
 def bytes_table(reports: list[Any], skip: int) -> str:
-    """What the counted checkpoints wrote, beside what they would have written without merges."""
-    counted = [report for report in reports if report["batch_id"] >= skip]
-    state, changed = ([report.get(name, 0) for report in counted] for name in ("state_bytes_written", "rows"))
-    plain = [report["state_bytes_written"] / max(report["rows"], 1) for report in counted if not report["runs_merged"]]
-    per_row = median(plain) if plain else float("nan")
-    stored = median([report["state_bytes"] for report in counted])
+    """What the counted checkpoints wrote, beside what the rows that came take when they are stored."""
+    counted = [report for report in reports[skip:] if report["rows"]]
+    of_a_row = median([report["state_bytes"] / report["state_rows"] for report in counted])
+    rows, written, stored = (
+        median([report[name] for report in counted]) for name in ("rows", "state_bytes_written", "state_bytes")
+    )
     return table(
-        ("state bytes of a checkpoint", "without merges", "of a row that came", "all state"),
-        [(f"{median(state):,.0f}", f"{per_row * median(changed):,.0f}", f"{per_row:.1f}", f"{stored:,.0f}")],
+        ("state bytes of a checkpoint", "of the rows that came", "with merges, times", "all state"),
+        [(f"{written:,.0f}", f"{of_a_row * rows:,.0f}", f"{written / (of_a_row * rows):.1f}", f"{stored:,.0f}")],
     )
 
 
@@ -133,6 +133,7 @@ def main(argv: list[str]) -> int:
     measured = [(how, engine) for how in arguments.how.split(",") for engine in arguments.engines.split(",")]
     rates: dict[str, list[float]] = {f"{how} {engine}": [] for how, engine in measured}
     batches: dict[str, list[Any]] = {name: [] for name in rates}
+    all_reports: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory(prefix="stateline-bench-") as folder:
         source = Path(folder, "source")
         source.mkdir()
@@ -160,7 +161,8 @@ def main(argv: list[str]) -> int:
                 rates[name].append(rate(done, arguments.skip))
                 batches[name].append([(item["batchId"], item["numInputRows"], item["durationMs"]) for item in done])
                 print(f"round {round_ + 1} {name:16} {rates[name][-1]:12,.0f} rows/s {rows:12,} rows out", flush=True)
-                if reports and round_ == 0:
+                if reports:
+                    all_reports[name] = reports
                     print(bytes_table(reports, arguments.skip), flush=True)
                 shutil.rmtree(place)
     rows = []
@@ -168,7 +170,8 @@ def main(argv: list[str]) -> int:
         ours = median(rates.get(f"{name.split()[0]} stateline", []))
         rows.append((name, f"{median(values):,.0f}", spread(values), f"{ours / median(values):.2f}x"))
     print("\n" + table(("engine", "rows/s (median)", "lowest .. highest", "stateline is"), rows))
-    figures = {"settings": vars(arguments), "rows_per_second": rates, "batches": batches, "spark": spark.version}
+    figures = {"settings": vars(arguments), "rows_per_second": rates, "batches": batches, "reports": all_reports}
+    figures["spark"] = spark.version
     print(f"\nEvery figure: {write_results('join', figures)}")
     spark.stop()
     return 0

@@ -416,7 +416,8 @@ class KeyedStream:
             )
 
     def _stage(self, program: OperatorProgram, *others: KeyedStream, initial: DataFrame | None = None) -> PipelineStage:
-        if self._ttl_ms is not None and not isinstance(program, _FORGETTING):
+        forgets = any(stream._ttl_ms is not None for stream in (self, *others))  # noqa: SLF001 - of this class
+        if forgets and not isinstance(program, _FORGETTING):
             raise InvalidInputError(
                 "cannot be used here: this operator does not forget keys by the clock",
                 operation="KeyedStream",

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from stateline.options import duration_microseconds
 from stateline.pipeline.event_time import Duration, WatermarkPlan
 from stateline.pipeline.operators.join import Interval, JoinProgram, JoinSide
 from stateline.spark.keyed_rows import KeyedRows
+from stateline.state.time_to_live import ttl_milliseconds
 
 __all__ = ["join_of"]
 
@@ -30,7 +30,7 @@ def join_of(
         how,
         interval=interval,
         suffix=suffix,
-        ttl_us=None if ttl is None else duration_microseconds(ttl, "ttl"),
+        ttl_ms=None if ttl is None else ttl_milliseconds(ttl, "join"),
     )
 
 

@@ -34,6 +34,7 @@ from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
 from stateline.pipeline.operators.deduplication import DropDuplicatesProgram
+from stateline.pipeline.operators.join import Interval, JoinProgram, JoinSide
 from stateline.pipeline.operators.ranking import Ties
 from stateline.pipeline.operators.top import TopProgram
 from stateline.pipeline.plan import PipelineSettings
@@ -71,6 +72,7 @@ class KeyedStreamHarness:
         options: Settings by name, as for a keyed stream.
         clock: Processing time; a new one by default.
         root: Store of the checkpoints, such as a :class:`stateline.testing.FaultyStore`; one in memory by default.
+        name: Of the operator; to be given where a pipeline has several that read streams.
 
     Attributes:
         clock: Processing time.
@@ -93,10 +95,11 @@ class KeyedStreamHarness:
         options: Mapping[str, str] | None = None,
         clock: ManualClock | None = None,
         root: BlobStore | None = None,
+        name: str = _OPERATOR,
     ) -> None:
         given = _arrow_schema(schema, "schema")
         plan = None if watermark is None else WatermarkPlan.of(given, *watermark, late_data)
-        name = f"stream {next(_STREAMS)}"
+        stream = f"stream {next(_STREAMS)}"
         self.clock = clock or ManualClock()
         environment = Environment(clock=self.clock)
         self._more: Mapping[str, Any] = {
@@ -106,8 +109,8 @@ class KeyedStreamHarness:
             "environment": environment,
             "root": root or open_store(f"memory://{environment.ids.new_id()}"),
         }
-        front = _Front(Graph((Input(name=name, watermark=plan),)), {}, {name: _Stream(given)})
-        self._open(front, Source("input", name), given, key, plan, _OPERATOR, ttl)
+        front = _Front(Graph((Input(name=stream, watermark=plan),)), {}, {stream: _Stream(given)})
+        self._open(front, Source("input", stream), given, key, plan, name, ttl)
 
     def _open(
         self,
@@ -223,6 +226,27 @@ class KeyedStreamHarness:
         )
         return self._harness(program)
 
+    def join(
+        self,
+        other: KeyedStreamHarness,
+        how: str = "inner",
+        *,
+        within: tuple[Duration, Duration] | None = None,
+        suffix: str = "_right",
+        ttl: Duration | None = None,
+    ) -> KeyedStageHarness:
+        """As :meth:`stateline.spark.KeyedStream.join`, in the root and with the clock of this stream."""
+        check_kind(other, KeyedStreamHarness, "other", "a KeyedStreamHarness")
+        program = JoinProgram.bind(
+            self._side(),
+            other._side(),
+            how,
+            interval=None if within is None else Interval.of(within),
+            suffix=suffix,
+            ttl_ms=None if ttl is None else ttl_milliseconds(ttl, "join"),
+        )
+        return self._harness(program, other)
+
     def process(
         self,
         processor: StatefulProcessor,
@@ -267,6 +291,9 @@ class KeyedStreamHarness:
             watermark=self._watermark,
         )
         return self._harness(program, initial=initial_state)
+
+    def _side(self) -> JoinSide:
+        return JoinSide(schema=self._schema, keys=self._keys, watermark=self._watermark, updates=self._updates)
 
     def _aggregated(
         self, output_mode: str, aggregations: Mapping[str, Aggregation], window: WindowPlan | None

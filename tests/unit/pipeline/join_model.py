@@ -36,9 +36,9 @@ def sides(*, late_data="drop", watermarks=True):
     ]
 
 
-def program_of(how, within_us=None, ttl_us=None, **more):
+def program_of(how, within_us=None, ttl_ms=None, **more):
     interval = None if within_us is None else Interval(*within_us)
-    return JoinProgram.bind(*sides(watermarks=within_us is not None, **more), how, interval=interval, ttl_us=ttl_us)
+    return JoinProgram.bind(*sides(watermarks=within_us is not None, **more), how, interval=interval, ttl_ms=ttl_ms)
 
 
 class JoinLife:

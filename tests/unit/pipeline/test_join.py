@@ -117,7 +117,7 @@ def test_any_times_and_hashes_do(monkeypatch, how, bits, base):
 @pytest.mark.parametrize("ttl_ms", [None, 25])
 @pytest.mark.parametrize("how", ["inner", "semi"])
 def test_joins_without_an_interval_agree_with_plain_python(how, ttl_ms):
-    life = JoinLife(program_of(how, ttl_us=None if ttl_ms is None else ttl_ms * MS), parallelism=2)
+    life = JoinLife(program_of(how, ttl_ms=ttl_ms), parallelism=2)
     model = JoinModel(how, ttl_ms=ttl_ms)
     streams = RandomStreams(f"{how}{ttl_ms}")
     for number in range(24):

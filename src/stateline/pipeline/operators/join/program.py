@@ -31,7 +31,6 @@ __all__ = ["HOWS", "JoinProgram", "JoinSide"]
 HOWS: Final = ("full", "inner", "left", "right", "semi")
 
 _TABLES: Final = ("left", "right")
-_MILLISECOND: Final = 1_000
 _OUTER: Final = {"left": (True, False), "right": (False, True), "full": (True, True)}
 """Whether rows of the left, and of the right, come out alone."""
 
@@ -73,7 +72,7 @@ class JoinProgram(OperatorProgram):
         *,
         interval: Interval | None = None,
         suffix: str = "_right",
-        ttl_us: int | None = None,
+        ttl_ms: int | None = None,
     ) -> Self:
         """Checks both sides, the kind of the join and its bounds.
 
@@ -86,7 +85,7 @@ class JoinProgram(OperatorProgram):
             how: ``inner``, ``left``, ``right``, ``full`` or ``semi``.
             interval: Which times match; ``None`` for all.
             suffix: Added to names of the right side that the left side has.
-            ttl_us: Processing time after which a row is forgotten, microseconds; without an interval only.
+            ttl_ms: Processing time after which a row is forgotten, milliseconds; without an interval only.
 
         Raises:
             InvalidInputError: An unknown kind, keys of another number or type, an interval without two watermarks, an
@@ -97,13 +96,13 @@ class JoinProgram(OperatorProgram):
         _check_keys(sides)
         for side, name in zip(sides, _TABLES, strict=True):
             _check_appends(side, name)
-        if interval is None and ttl_us is None and _times_are_keys(sides):
+        if interval is None and ttl_ms is None and _times_are_keys(sides):
             interval = EQUAL_TIMES
-        _check_bounds(sides, how, interval, ttl_us)
+        _check_bounds(sides, how, interval, ttl_ms)
         times = [None if side.watermark is None else side.watermark.column for side in sides]
         seen_from = (interval, None if interval is None else interval.mirrored())
         tables = tuple(
-            SideTable.of(side.schema, side.keys, seen, time, forgets=ttl_us is not None)
+            SideTable.of(side.schema, side.keys, seen, time, forgets=ttl_ms is not None)
             for side, seen, time in zip(sides, seen_from, times, strict=True)
         )
         layouts = (tables[LEFT], tables[RIGHT])
@@ -117,7 +116,6 @@ class JoinProgram(OperatorProgram):
         )
         drops = [side.watermark is not None and side.watermark.drops_late_rows for side in sides]
         late_by = [time if drop else None for time, drop in zip(times, drops, strict=True)]
-        ttl_ms = None if ttl_us is None else ttl_us // _MILLISECOND
         return cls(how, layouts, (late_by[LEFT], late_by[RIGHT]), not all(drops), ttl_ms, output)
 
     @property
@@ -275,7 +273,7 @@ def _times_are_keys(sides: tuple[JoinSide, JoinSide]) -> bool:
     return left is not None and left == right
 
 
-def _check_bounds(sides: tuple[JoinSide, JoinSide], how: str, interval: Interval | None, ttl_us: int | None) -> None:
+def _check_bounds(sides: tuple[JoinSide, JoinSide], how: str, interval: Interval | None, ttl_ms: int | None) -> None:
     if interval is None:
         if how in _OUTER:
             raise _refused(
@@ -283,10 +281,8 @@ def _check_bounds(sides: tuple[JoinSide, JoinSide], how: str, interval: Interval
                 "within",
                 "Give within=(lower, upper) and a watermark on both streams; or join inner",
             )
-        if ttl_us is not None and ttl_us < _MILLISECOND:
-            raise _refused(f"must be a millisecond or more, got {ttl_us} microseconds", "ttl", "Such as '1 day'")
         return
-    if ttl_us is not None:
+    if ttl_ms is not None:
         raise _refused("cannot be given with an interval, which bounds the state", "ttl", "Leave one of the two out")
     for side, name in zip(sides, _TABLES, strict=True):
         if side.watermark is None:
