@@ -1,9 +1,9 @@
 """Counts by key and window, then the best key of each window: one query of ours beside two of Spark over files.
 
-Spark has no best rows in a stream. Its second query, over the files that its first one has written in mode append, keeps
-the greatest count of each window and a key that has it, which is ``top`` of one row. With ``--then aggregate`` both keep
-the greatest count, and how many keys a window had. Spark's two queries are both counted; ours does all of it in one
-query and one checkpoint. Both write the last step as Parquet files, and the answers are compared.
+Spark has no best rows in a stream. Its second query, over the files that its first one has written in mode append,
+keeps the greatest count of each window and a key that has it, which is ``top`` of one row. With ``--then aggregate``
+both keep the greatest count, and how many keys a window had. Spark's two queries are both counted; ours does all of it
+in one query and one checkpoint. Both write the last step as Parquet files, and the answers are compared.
 
 Event time goes on by a quarter of a window from batch to batch, so about two windows of all keys are open. Engines run
 in one session, in turn, several rounds on empty state; the first round warms the JVM and is not counted.
