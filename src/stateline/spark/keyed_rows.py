@@ -132,6 +132,11 @@ class KeyedRows:
         """The schema, with a field more for each key or name in another spelling than the column's own."""
         return self.columns.spelled(self.schema, [*self.keys, *names])
 
+    def all_columns(self, spelled: Iterable[str] = ()) -> list[str]:
+        """The names of all columns: keys and some others as the user spells them."""
+        names = {self.columns.own(name): name for name in [*self.keys, *spelled]}
+        return [names.get(self.columns.own(name), name) for name in self.schema.names]
+
     def watermark_of(self, column: str, what: str) -> WatermarkPlan | None:
         """The watermark, as one of ``column`` where it governs several.
 

@@ -188,8 +188,7 @@ class KeyedStream:
             InvalidInputError: A function of other parameters, an unknown mode or column, a schema that cannot be kept.
         """
         if columns is None:
-            as_keys = dict(zip(self._rows.key_columns, self._keys, strict=True))
-            columns = [as_keys.get(self._rows.columns.own(name), name) for name in self._schema.names]
+            columns = self._rows.all_columns()
         self._check_final("apply_arrow")
         program = ArrowFunctionProgram.bind(
             self._rows.spelled(columns),
@@ -247,27 +246,20 @@ class KeyedStream:
     ) -> PipelineStage:
         """Keeps the best rows of each key: ``docs/top.md``.
 
-        The output has all columns, ``rank: int`` from 1, and ``checkpoint_id: long``. In each batch it has all rows, at
-        most ``n``, of each key whose best rows have changed.
+        The output has ``rank: int`` from 1, too: in each batch all rows of each key whose best rows have changed.
 
         Args:
             n: Rows of a key, 1 or more.
-            by: The column that says which row is better, or several: the next one decides among equal rows. Null comes
-                after all values, in either direction.
-            ascending: Whether smaller is better: for all columns, or for each.
-            ties: Which of equal rows is better: the one that came ``first`` or ``last``; or ``all`` are shown, with one
-                rank, though they be more than ``n``.
+            by: The column that says which row is better, or several: the next one decides among equal rows.
+            ascending: Whether smaller is better: for all columns, or for each. Null is worse than all values.
+            ties: Which of equal rows is better: that which came ``first`` or ``last``; or ``all`` are shown, as equals.
             columns: Columns that are kept and shown beside the key and ``by``. Default: all.
 
         Raises:
-            InvalidInputError: ``n`` below 1, a column that does not exist or has no order, a name that the output
-                needs, or rows that an operator in front takes back and that cannot be told from each other.
+            InvalidInputError: ``n`` below 1, a column that does not exist, has no order, or cannot be taken back.
         """
-        own = self._rows.columns.own
         order = [by] if isinstance(by, str) else list(by)
-        if columns is None:
-            named = {own(name): name for name in [*self._keys, *order]}
-            columns = [named.get(own(name), name) for name in self._schema.names]
+        columns = self._rows.all_columns(order) if columns is None else columns
         program = TopProgram.bind(
             self._rows.spelled([*order, *columns]),
             self._keys,
@@ -279,7 +271,7 @@ class KeyedStream:
             watermark=self._rows.watermark_of_key,
             updates=self._updates,
         )
-        self._rows.check_collations([own(column) for column in order], "column of top")
+        self._rows.check_collations(map(self._rows.columns.own, order), "column of top")
         return self._stage(program)
 
     def process(

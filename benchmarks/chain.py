@@ -1,0 +1,169 @@
+"""Counts by key and window, then the best key of each window: one query of ours beside two of Spark over files.
+
+Spark has no best rows in a stream. Its second query, over the files that its first one has written in mode append,
+keeps the greatest count of each window and a key that has it, which is ``top`` of one row. With ``--then aggregate``
+both keep the greatest count, and how many keys a window had. Spark's two queries are both counted; ours does all of it
+in one query and one checkpoint. Both write the last step as Parquet files, and the answers are compared.
+
+Event time goes on by a quarter of a window from batch to batch, so about two windows of all keys are open. Engines run
+in one session, in turn, several rounds on empty state; the first round warms the JVM and is not counted.
+"""
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.harness import median, own_workers, spark_as_it_comes, spread, table, write_results
+from benchmarks.stateful import ROCKSDB
+
+ENGINES = ("rocksdb", "stateline")
+THEN = ("top", "aggregate")
+START_US = 1_700_000_000_000_000
+WINDOW_US = 40_000_000
+WINDOW, DELAY = "40 seconds", "10 seconds"
+SCHEMA = "k long, v long, at timestamp"
+
+
+def make_source(folder: Path, *, batches: int, rows: int, keys: int, seed: int) -> None:
+    """One Parquet file per micro-batch, and two of one row each, much later: with the second one all windows close."""
+    generator = np.random.default_rng(seed)
+    step_us = WINDOW_US // 4
+    for batch in range(batches + 2):
+        ends = batch >= batches
+        size = 1 if ends else rows
+        times = START_US + (batch + 100 * ends) * step_us + generator.integers(0, step_us, size)
+        columns = {
+            "k": generator.integers(0, keys, size),
+            "v": generator.integers(0, 1000, size),
+            "at": pa.array(times, pa.timestamp("us", "UTC")),
+        }
+        pq.write_table(pa.table(columns), folder / f"{batch:05}.parquet")
+
+
+def run_spark(spark: Any, events: Any, folder: Path, then: str) -> float:
+    """Seconds of all micro-batches of both queries."""
+    from pyspark.sql import functions as F
+
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+    counted = (
+        events.withWatermark("at", DELAY)
+        .groupBy("k", F.window("at", WINDOW).alias("w"))
+        .agg(F.count("*").alias("n"), F.sum("v").alias("s"))
+    )
+    between = folder / "between"
+    seconds = write(counted.select("k", F.col("w.end").alias("window_end"), "n", "s"), between, folder / "spark-1")
+    closed = spark.readStream.schema("k long, window_end timestamp, n long, s long").parquet(str(between))
+    grouped = closed.withWatermark("window_end", "0 seconds").groupBy("window_end")
+    if then == "top":
+        best = grouped.agg(F.max(F.struct("n", "k")).alias("best")).select("window_end", "best.k", "best.n")
+    else:
+        best = grouped.agg(F.max("n").alias("most"), F.count("*").alias("keys"), F.sum("s").alias("s"))
+    return seconds + write(best, folder / "out", folder / "spark-2")
+
+
+def write(frame: Any, path: Path, checkpoint: Path) -> float:
+    writer = frame.writeStream.outputMode("append").format("parquet").option("path", str(path))
+    return seconds_of(writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start())
+
+
+def run_stateline(events: Any, folder: Path, then: str, parallelism: int) -> float:
+    """Seconds of all micro-batches."""
+    from stateline.spark import KeyedStream, count, max, sum
+
+    stream = KeyedStream(
+        events, key="k", checkpoint=f"file://{folder}/state", parallelism=parallelism, watermark=("at", DELAY)
+    )
+    by_window = stream.window("at", WINDOW).aggregate("append", n=count(), s=sum("v")).key_by("window_end")
+    if then == "top":
+        stage = by_window.top(1, ["n", "k"], columns=["n", "k"])
+    else:
+        stage = by_window.aggregate("append", most=max("n"), keys=count(), s=sum("s"))
+    pipeline = stage.write_files(f"file://{folder}/out")
+    return seconds_of(pipeline.start(str(folder / "spark"), trigger={"availableNow": True}))
+
+
+def seconds_of(query: Any) -> float:
+    query.awaitTermination()
+    return float(sum(item["durationMs"]["triggerExecution"] for item in query.recentProgress)) / 1000
+
+
+def answer(folder: Path, then: str) -> list[tuple[Any, ...]]:
+    """What an engine has written, for comparison."""
+    columns = ["n", "k"] if then == "top" else ["most", "keys", "s"]
+    written = pq.read_table(folder / "out")
+    ends = written["window_end"].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    return sorted(zip(ends.to_pylist(), *(written[name].to_pylist() for name in columns), strict=True))
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks chain", description=__doc__)
+    parser.add_argument("--rows", type=int, default=500_000, help="rows per micro-batch")
+    parser.add_argument("--keys", type=int, default=500_000, help="distinct keys; about twice as many are in windows")
+    parser.add_argument("--batches", type=int, default=12, help="micro-batches per round")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds that are counted; the median counts")
+    parser.add_argument("--then", choices=THEN, default="top", help="the second step")
+    parser.add_argument("--parallelism", type=int, default=2, help="cores, shuffle partitions and subtasks")
+    parser.add_argument("--engines", default=",".join(ENGINES), help="which, in which order")
+    arguments = parser.parse_args(argv)
+    unknown = set(arguments.engines.split(",")) - set(ENGINES)
+    if unknown:
+        parser.error(f"no such engine: {', '.join(sorted(unknown))}")
+
+    from stateline.spark import get_or_create_session
+
+    spark = get_or_create_session(
+        "stateline-benchmark",
+        master=f"local[{arguments.parallelism}]",
+        **{
+            "spark.sql.shuffle.partitions": str(arguments.parallelism),
+            "spark.driver.memory": "6g",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.session.timeZone": "UTC",
+        },
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    peers = spark_as_it_comes(spark)
+    rates: dict[str, list[float]] = {engine: [] for engine in arguments.engines.split(",")}
+    answers: dict[str, list[tuple[Any, ...]]] = {}
+    with tempfile.TemporaryDirectory(prefix="stateline-bench-") as folder:
+        source = Path(folder, "source")
+        source.mkdir()
+        make_source(source, batches=arguments.batches, rows=arguments.rows, keys=arguments.keys, seed=1)
+        for round_ in range(arguments.rounds + 1):
+            for engine in rates:
+                session = spark if engine == "stateline" else peers
+                own_workers(session, engine, tuned=session is spark)
+                reader = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+                events = reader.parquet(str(source))
+                place = Path(folder, f"{engine}-{round_}")
+                place.mkdir()
+                if engine == "rocksdb":
+                    seconds = run_spark(session, events, place, arguments.then)
+                else:
+                    seconds = run_stateline(events, place, arguments.then, arguments.parallelism)
+                answers[engine] = answer(place, arguments.then)
+                figure = arguments.rows * arguments.batches / seconds
+                if round_:
+                    rates[engine].append(figure)
+                print(f"round {round_ or 'not counted'} {engine:10} {figure:12,.0f} rows/s", flush=True)
+                shutil.rmtree(place)
+    if len(set(map(str, answers.values()))) > 1:
+        print(f"the answers differ: {answers}")
+        return 1
+    ours = median(rates.get("stateline", []))
+    rows = [
+        (engine, f"{median(values):,.0f}", spread(values), f"{ours / median(values):.2f}x")
+        for engine, values in rates.items()
+    ]
+    print("\n" + table(("engine", "rows/s (median)", "lowest .. highest", "stateline is"), rows))
+    figures = {"settings": vars(arguments), "rows_per_second": rates, "spark": spark.version}
+    print(f"\nEvery figure: {write_results('chain', figures)}")
+    spark.stop()
+    return 0
