@@ -15,7 +15,7 @@ $(shell rm -f $(STAMP))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check audit format bench demo fuzz soak clean
+.PHONY: help setup test check audit format bench demo nexmark fuzz soak clean
 
 help: ## Explain every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ bench: $(STAMP) ## Run the benchmarks, which print ratios of one run
 
 demo: $(STAMP) ## Stream 336,776 flights, kill the driver three times, compare every row
 	@$(BIN)/python -m examples.demo $(ARGS)
+
+nexmark: $(STAMP) ## Run a query of Nexmark, compare every row with SQL; ARGS="--query q7" picks one
+	@$(BIN)/python -m examples.nexmark $(ARGS)
 
 fuzz: $(STAMP) ## Feed every decoder of stored bytes with bad ones, for FUZZ_SECONDS (60) each
 	@$(BIN)/python -m tests.fuzz $(ARGS)
