@@ -1,8 +1,8 @@
 """The queries of Nexmark in Stateline, in Spark's own operators, and in Flink SQL where it is asked for.
 
-All engines read the same events and compute every row of their output, which goes nowhere. In Spark, state is in RocksDB
-with changelog checkpointing. A rate is rows read in a second of wall time, from the first batch that counts to the end of
-the query: closing what the last watermark has passed belongs to it.
+All engines read the same events and compute every row of their output, which goes nowhere. In Spark, state is in
+RocksDB with changelog checkpointing. A rate is rows read in a second of wall time, from the first batch that counts to
+the end of the query: closing what the last watermark has passed belongs to it.
 """
 
 import argparse
@@ -133,7 +133,15 @@ def main(argv: list[str]) -> int:
         )
         for name, ratio in ratios.items()
     ]
-    headers = ("query", "Stateline rows/s", "lowest .. highest", "Spark rows/s", "lowest .. highest", "ratio", "in Spark")
+    headers = (
+        "query",
+        "Stateline rows/s",
+        "lowest .. highest",
+        "Spark rows/s",
+        "lowest .. highest",
+        "ratio",
+        "in Spark",
+    )
     print("\n" + table(headers, rows))
     print(
         f"\nGeometric mean {geometric_mean(list(ratios.values())):.2f}x (wanted: {WANTED_MEAN:.0f}x), "

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from examples.nexmark.queries import LATENESS, WINDOW, Streams, figures_by_class, with_classes
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+
+from examples.nexmark.queries import LATENESS, WINDOW, Streams, figures_by_class, with_classes
 
 
 @dataclass(frozen=True)

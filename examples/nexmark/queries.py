@@ -95,14 +95,10 @@ def q5(streams: Streams) -> PipelineStage:
 def q7(streams: Streams) -> PipelineStage:
     """The highest bids of each window, ends included: the greatest price of a window, joined with the bids.
 
-    The greatest price of all bids needs no key. Sixteen groups of bids spread the work; a second step takes the
-    greatest of their prices.
+    All bids have one key. The windows are spread over the subtasks all the same, for their start is part of the key.
     """
-    prices = streams.bids.select("price", "dateTime", F.expr("auction % 16").alias("part"))
-    of_parts = streams.keyed(prices, "part").window("dateTime", WINDOW).aggregate("append", price=max("price"))
-    highest = of_parts.key_by("window_end").apply_arrow(
-        _highest, "unused boolean", "window_end timestamp, price long", "append"
-    )
+    prices = streams.bids.select(F.lit(0).alias("all"), "price", "dateTime")
+    highest = streams.keyed(prices, "all").window("dateTime", WINDOW).aggregate("append", price=max("price"))
     bids = streams.bids.select("price", "auction", "bidder", "dateTime", "extra")
     return highest.key_by("price").join(streams.keyed(bids, "price"), within=("-10 seconds", "0 seconds"))
 
@@ -272,18 +268,7 @@ def _valid_bids(streams: Streams, of_auction: list[str], of_bid: list[str]) -> P
 
 
 def _busiest(counts: pa.Table, _: pa.Table) -> tuple[pa.Table, None]:
-    """Of each window the auctions with most bids."""
-    return _greatest(counts, "bids").select(["auction", "window_end", "bids"]), None
-
-
-def _highest(prices: pa.Table, _: pa.Table) -> tuple[pa.Table, None]:
-    """Of each window the greatest price, once."""
-    of_windows = prices.group_by("window_end").aggregate([("price", "max")])
-    return of_windows.rename_columns(["window_end", "price"]), None
-
-
-def _greatest(rows: pa.Table, column: str) -> pa.Table:
-    """The rows that have the greatest value of their key."""
-    greatest = rows.group_by("key_index").aggregate([(column, "max")])
-    limits = greatest.sort_by("key_index")[f"{column}_max"]
-    return rows.filter(pc.equal(rows[column], limits.take(rows["key_index"])))
+    """Of each window the auctions with most bids; keys are windows."""
+    greatest = counts.group_by("key_index").aggregate([("bids", "max")]).sort_by("key_index")
+    limits = greatest["bids_max"].take(counts["key_index"])
+    return counts.filter(pc.equal(counts["bids"], limits)).select(["auction", "window_end", "bids"]), None
