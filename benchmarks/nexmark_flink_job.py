@@ -1,9 +1,10 @@
 """The queries of Nexmark in Flink SQL, as a program for an environment that has PyFlink and nothing of this repository.
 
-    python nexmark_flink_job.py REQUEST.json
+    python nexmark_flink_job.py REQUEST
 
-The request names the folder of the events, the queries and the parallelism. Each query runs over all events, into a
-sink that forgets; a line of JSON says how long its job ran.
+The request is JSON: folders of events, a folder for checkpoints, and the parallelism. Each line of the standard input
+names a query. It runs over the few events of ``warm_up`` twice and over all events once, into a sink that forgets; a
+line of JSON says how long the last two jobs took.
 """
 
 import json
@@ -89,7 +90,7 @@ QUERIES = {
 }
 
 
-def make_environment(parallelism: int, checkpoints: str, mini_batch: bool):
+def make_environment(parallelism: int, checkpoints: str):
     from pyflink.table import EnvironmentSettings, TableEnvironment
 
     environment = TableEnvironment.create(EnvironmentSettings.in_streaming_mode())
@@ -101,10 +102,10 @@ def make_environment(parallelism: int, checkpoints: str, mini_batch: bool):
         "execution.checkpointing.storage": "filesystem",
         "execution.checkpointing.dir": f"file://{checkpoints}",
         "table.local-time-zone": "UTC",
-        "table.exec.mini-batch.enabled": str(mini_batch).lower(),
+        "table.exec.mini-batch.enabled": "true",
         "table.exec.mini-batch.allow-latency": "2 s",
         "table.exec.mini-batch.size": "50000",
-        "table.optimizer.distinct-agg.split.enabled": str(mini_batch).lower(),
+        "table.optimizer.distinct-agg.split.enabled": "true",
         "taskmanager.memory.managed.size": "2 g",
         "taskmanager.memory.network.min": "256 mb",
         "taskmanager.memory.network.max": "256 mb",
@@ -133,15 +134,16 @@ def run(environment, name: str) -> float:
 
 
 def main() -> None:
-    with open(sys.argv[1]) as file:
-        request = json.load(file)
-    environment = make_environment(request["parallelism"], request["checkpoints"], request["mini_batch"])
-    for name in request["queries"]:
+    request = json.loads(sys.argv[1])
+    environment = make_environment(request["parallelism"], request["checkpoints"])
+    for line in sys.stdin:
+        name = line.strip()
         create_tables(environment, request["warm_up"])
-        warm = run(environment, name)
+        run(environment, name)
+        warm_up_seconds = run(environment, name)
         create_tables(environment, request["source"])
         seconds = run(environment, name)
-        print(json.dumps({"query": name, "warm_up_seconds": warm, "seconds": seconds}), flush=True)
+        print(json.dumps({"query": name, "warm_up_seconds": warm_up_seconds, "seconds": seconds}), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from pyspark.sql.streaming import StreamingQuery
 
 from examples.nexmark.events import SCHEMAS, EventSettings, Kind
 from examples.nexmark.queries import FOLDERS, QUERIES, Streams
+from examples.nexmark.source import side_input
 from stateline.spark import PipelineStage, finish_files
 
-__all__ = ["Batch", "batches_of", "open_streams", "read_stream", "run_query"]
+__all__ = ["Batch", "batches_of", "open_streams", "run_query"]
 
 ALL_FILES: Mapping[str, bool] = {"availableNow": True}
 
@@ -33,21 +34,25 @@ class Batch:
     seconds: float
 
 
-def read_stream(spark: SparkSession, source: Path, kind: Kind) -> DataFrame:
-    """The events of one kind: a file in each micro-batch."""
-    reader = spark.readStream.schema(from_arrow_schema(SCHEMAS[kind])).option("maxFilesPerTrigger", 1)
-    return reader.parquet(str(source / kind))
-
-
 def open_streams(
-    spark: SparkSession, source: Path, checkpoint: Path, parallelism: int, longest_auction: dt.timedelta
+    spark: SparkSession,
+    source: Path,
+    checkpoint: Path,
+    parallelism: int,
+    longest_auction: dt.timedelta,
+    file_format: str = "parquet",
 ) -> Streams:
-    """All streams of a source."""
+    """All streams of a source: a file of each in each micro-batch."""
+
+    def read(kind: Kind) -> DataFrame:
+        reader = spark.readStream.schema(from_arrow_schema(SCHEMAS[kind])).option("maxFilesPerTrigger", 1)
+        return reader.format(file_format).load(str(source / kind))
+
     return Streams(
-        persons=read_stream(spark, source, "persons"),
-        auctions=read_stream(spark, source, "auctions"),
-        bids=read_stream(spark, source, "bids"),
-        side=spark.read.parquet(str(source / "side")),
+        persons=read("persons"),
+        auctions=read("auctions"),
+        bids=read("bids"),
+        side=spark.createDataFrame(side_input()),
         checkpoint=str(checkpoint),
         parallelism=parallelism,
         longest_auction=longest_auction,
