@@ -81,7 +81,7 @@ def q4(streams: Streams) -> PipelineStage:
     """The average of the highest bids of each category: a join, and two aggregations, which update their results."""
     highest = _valid_bids(streams, ["category"], ["price"]).key_by(["id", "category"]).aggregate(final=max("price"))
     averages = highest.key_by("category").aggregate(total=sum("final"), auctions=count())
-    return averages.select("category", average=pc.divide(pc.field("total"), pc.field("auctions")))
+    return averages.select("category", "checkpoint_id", average=pc.divide(pc.field("total"), pc.field("auctions")))
 
 
 def q5(streams: Streams) -> PipelineStage:
@@ -97,9 +97,8 @@ def q7(streams: Streams) -> PipelineStage:
 
     All bids have one key. The windows are spread over the subtasks all the same, for their start is part of the key.
     """
-    prices = streams.bids.select(F.lit(0).alias("all"), "price", "dateTime")
-    highest = streams.keyed(prices, "all").window("dateTime", WINDOW).aggregate("append", price=max("price"))
-    bids = streams.bids.select("price", "auction", "bidder", "dateTime", "extra")
+    bids = streams.bids.select(F.lit(0).alias("all"), "price", "auction", "bidder", "dateTime", "extra")
+    highest = streams.keyed(bids, "all").window("dateTime", WINDOW).aggregate("append", price=max("price"))
     return highest.key_by("price").join(streams.keyed(bids, "price"), within=("-10 seconds", "0 seconds"))
 
 
@@ -179,7 +178,7 @@ def q17(streams: Streams) -> PipelineStage:
     counts = figures_by_class("bids", count, "auction")
     stage = streams.keyed(bids, ["auction", "day"], None).aggregate(**counts, **figures)
     average = pc.divide(pc.field("sum_price"), pc.field("total_bids"))
-    return stage.select("auction", "day", *counts, *figures, avg_price=average)
+    return stage.select("auction", "day", *counts, *figures, "checkpoint_id", avg_price=average)
 
 
 def q18(streams: Streams) -> PipelineStage:
