@@ -96,6 +96,7 @@ ANSWERS: Final[Mapping[str, Answer]] = {
             GROUP BY ALL)
         SELECT * FROM counts WHERE window_end <= closed()
         QUALIFY bids = max(bids) OVER (PARTITION BY window_end)""",
+        key=("window_end",),
     ),
     "q7": Answer(
         "the highest bids of each window",

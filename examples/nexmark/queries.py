@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -85,11 +84,10 @@ def q4(streams: Streams) -> PipelineStage:
 
 
 def q5(streams: Streams) -> PipelineStage:
-    """The auctions with most bids in sliding windows. All counts of a window come when it closes, in one batch."""
+    """The auctions with most bids in sliding windows, and all of them where several have most."""
     bids = streams.bids.select("auction", "dateTime")
     counts = streams.keyed(bids, "auction").window("dateTime", WINDOW, "2 seconds").aggregate("append", bids=count())
-    columns = "auction long, window_end timestamp, bids long"
-    return counts.key_by("window_end").apply_arrow(_busiest, "unused boolean", columns, "append")
+    return counts.key_by("window_end").top(1, "bids", ties="all", columns=["auction"])
 
 
 def q7(streams: Streams) -> PipelineStage:
@@ -116,7 +114,9 @@ def q9(streams: Streams) -> PipelineStage:
     """The winning bid of each auction."""
     auctions = [name for name in streams.auctions.columns if name not in ("id", "dateTime", "expires")]
     bids = ["bidder", "price", "extra"]
-    return _valid_bids(streams, auctions, bids).key_by("id").top(1, "price")
+    return (
+        _valid_bids(streams, auctions, bids).key_by("id").top(1, ["price", "dateTime_right"], ascending=[False, True])
+    )
 
 
 def q10(streams: Streams) -> DataFrame:
@@ -183,7 +183,7 @@ def q17(streams: Streams) -> PipelineStage:
 
 def q18(streams: Streams) -> PipelineStage:
     """The last bid of each bidder for each auction."""
-    return streams.keyed(streams.bids, ["bidder", "auction"], None).top(1, "dateTime")
+    return streams.keyed(streams.bids, ["bidder", "auction"], None).top(1, "dateTime", ties="last")
 
 
 def q19(streams: Streams) -> PipelineStage:
@@ -264,10 +264,3 @@ def _valid_bids(streams: Streams, of_auction: list[str], of_bid: list[str]) -> P
     within = (dt.timedelta(), streams.longest_auction)
     joined = streams.keyed(auctions, "id").join(streams.keyed(bids, "auction"), within=within)
     return joined.where(pc.field("dateTime_right") <= pc.field("expires"))
-
-
-def _busiest(counts: pa.Table, _: pa.Table) -> tuple[pa.Table, None]:
-    """Of each window the auctions with most bids; keys are windows."""
-    greatest = counts.group_by("key_index").aggregate([("bids", "max")]).sort_by("key_index")
-    limits = greatest["bids_max"].take(counts["key_index"])
-    return counts.filter(pc.equal(counts["bids"], limits)).select(["auction", "window_end", "bids"]), None
