@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
@@ -71,9 +74,7 @@ def run(options: argparse.Namespace, folder: Path, place: Path, console: Console
     console.print(f"Spark runs on {describe_java()}", highlight=False, soft_wrap=True)
     began = time.monotonic()
     with console.status("The query runs"):
-        spark = get_or_create_session(
-            "stateline-nexmark", "local[2]", quiet=True, **{"spark.sql.session.timeZone": "UTC"}
-        )
+        spark = open_session()
         started = time.monotonic()
         batches = run_query(spark, options.query, source, settings, place, options.parallelism)
         ended = time.monotonic()
@@ -84,6 +85,27 @@ def run(options: argparse.Namespace, folder: Path, place: Path, console: Console
     for difference in comparison.differences:
         console.print(difference, style="red", highlight=False, markup=False)
     return comparison.is_equal
+
+
+def open_session() -> SparkSession:
+    """Spark on two cores.
+
+    It begins in a thread of its own: in the main one it would take Ctrl-C for itself, and ask the JVM first.
+    """
+    settings = {"spark.sql.session.timeZone": "UTC"}
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(get_or_create_session, "stateline-nexmark", "local[2]", quiet=True, **settings).result()
+
+
+def end_at_once() -> None:
+    """Lets Ctrl-C and SIGTERM interrupt this program wherever it is, without the log of calls that end so."""
+
+    def interrupt(*_: object) -> None:
+        logging.disable()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 def show(comparison: Comparison, console: Console) -> None:
@@ -102,6 +124,9 @@ def shortened(value: object) -> str:
 
 
 def report(batches: list[Batch], spark_seconds: float, seconds: float, console: Console) -> None:
+    if not batches:
+        console.print(f"No rows were read. From start to end {seconds:.1f} s.", highlight=False)
+        return
     rows, working = sum(batch.rows for batch in batches), sum(batch.seconds for batch in batches)
     rates = [batch.rows / batch.seconds for batch in batches]
     console.print(
@@ -116,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code: 0 all equal, 1 a difference or a failure, 2 a wrong option, 130 interrupted."""
     options = parse(arguments)
     console = Console()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    end_at_once()
     folder = Path(os.path.abspath(options.folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)

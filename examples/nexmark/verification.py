@@ -53,7 +53,7 @@ def compare(name: str, source: Path, output: Path) -> Comparison:
     answer = ANSWERS[name]
     with _opened(source, output) as database:
         database.execute(f"CREATE TEMP TABLE answer AS {answer.sql}")
-        database.execute(f"CREATE TEMP TABLE output AS {answer.reading.format(latest=_latest(answer))}")
+        database.execute(f"CREATE TEMP TABLE output AS {_reading(answer, output)}")
         columns = [row[0] for row in database.execute("DESCRIBE answer").fetchall()]
         names = ", ".join(columns)
         missing, unexpected = _with_ties(answer, columns) if answer.has_ties else _exact(names)
@@ -75,9 +75,19 @@ def compare(name: str, source: Path, output: Path) -> Comparison:
 def _opened(source: Path, output: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     with duckdb.connect() as database:
         database.execute(VIEWS.format(source=source))
-        files = f"'{output}/**/part-*.parquet', hive_partitioning = true, hive_types_autocast = false"
-        database.execute(f"CREATE VIEW written AS SELECT * FROM read_parquet({files})")
+        if _has_files(output):
+            files = f"'{output}/**/part-*.parquet', hive_partitioning = true, hive_types_autocast = false"
+            database.execute(f"CREATE VIEW written AS SELECT * FROM read_parquet({files})")
         yield database
+
+
+def _has_files(output: Path) -> bool:
+    """Whether there are any: a query without output writes none."""
+    return next(output.rglob("part-*.parquet"), None) is not None
+
+
+def _reading(answer: Answer, output: Path) -> str:
+    return answer.reading.format(latest=_latest(answer)) if _has_files(output) else "FROM answer LIMIT 0"
 
 
 def _latest(answer: Answer) -> str:

@@ -71,6 +71,11 @@ def test_rows_of_older_checkpoints_are_replaced(
     assert not compare("q17", source, tmp_path / "q17").is_equal
 
 
+def test_a_query_without_output_is_compared_too(source: Path, tmp_path: Path) -> None:
+    comparison = compare("q2", source, tmp_path / "nowhere")
+    assert (comparison.is_equal, comparison.rows, comparison.missing > 0) == (False, 0, True)
+
+
 @pytest.fixture
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three bids for one auction at one time: two of the same bidder, and two of the same price."""
