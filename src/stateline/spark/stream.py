@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
@@ -30,7 +29,6 @@ from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunc
 from stateline.pipeline.operators.deduplication import DropDuplicatesProgram
 from stateline.pipeline.operators.late_output import LateRowsProgram
 from stateline.pipeline.operators.ranking import Ties
-from stateline.pipeline.operators.selection import SelectionProgram
 from stateline.pipeline.operators.top import TopProgram
 from stateline.pipeline.windows import windows_over
 from stateline.spark.arrow_types import declared_schema
@@ -464,34 +462,6 @@ class PipelineStage(StageOutputs):
                 and nobody knows which.
         """
         return KeyedStream._of_stage(self, key, name, ttl)  # noqa: SLF001 - one module
-
-    def where(self, condition: pc.Expression) -> PipelineStage:
-        """The rows of the output for which a condition holds, such as ``pc.field("price") > 100``.
-
-        Where rows of the output replace earlier ones, an operator behind it sees a row go that no longer fits.
-
-        Raises:
-            InvalidInputError: No Arrow expression, no such column, or no condition.
-        """
-        return self._choosing(SelectionProgram.filtered(self._program, condition))
-
-    def select(self, *columns: str, **expressions: pc.Expression) -> PipelineStage:
-        """Columns of the output, and others that are computed from them for each row.
-
-            stage.select("auction", average=pc.divide(pc.field("total"), pc.field("bids")))
-
-        A column that is the time of an event stays one, also under another name.
-
-        Raises:
-            InvalidInputError: No column of that name, no Arrow expression, or one that cannot be computed.
-        """
-        return self._choosing(SelectionProgram.projected(self._program, columns, expressions))
-
-    def _choosing(self, program: SelectionProgram) -> PipelineStage:
-        operator = OperatorPlan.of(self._operator.name, program, self._operator.sources)
-        operator = replace(operator, late_columns=self._operator.late_columns)
-        pipeline = self._pipeline.with_program(operator, program)
-        return replace(self, _pipeline=pipeline, _operator=operator, _program=program)
 
     def late_rows(self, side: Literal["left", "right"] = "left", *, name: str | None = None) -> PipelineStage:
         """The rows that come too late for this operator, in place of being dropped: all columns that it is given.
