@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from examples.nexmark.queries import LATENESS, WINDOW, Streams, figures_by_class, with_classes
+from examples.nexmark.queries import CLASSES, LATENESS, WINDOW, Streams
 
 
 @dataclass(frozen=True)
@@ -69,28 +69,33 @@ def q12(streams: Streams) -> DataFrame:
     return bids.groupBy("bidder", F.window("now", WINDOW)).count()
 
 
-def _approximate_figures() -> list:
-    figures = {
-        **figures_by_class("bids", F.count, "auction"),
-        **figures_by_class("bidders", F.approx_count_distinct, "bidder"),
-        **figures_by_class("auctions", F.approx_count_distinct, "auction"),
-    }
-    return [figure.alias(name) for name, figure in figures.items()]
+def with_day(streams: Streams) -> DataFrame:
+    return streams.bids.withColumn("day", F.date_format("dateTime", "yyyy-MM-dd"))
+
+
+def by_class(name: str, figure: str) -> list[Column]:
+    """A figure in total and for each class of prices."""
+    parts = {which: f"{figure} FILTER (WHERE {test})" for which, test in CLASSES.items()}
+    return [F.expr(part).alias(f"{which}_{name}") for which, part in {"total": figure, **parts}.items()]
+
+
+def approximate_figures() -> list[Column]:
+    bidders, auctions = "approx_count_distinct(bidder)", "approx_count_distinct(auction)"
+    return [*by_class("bids", "count(*)"), *by_class("bidders", bidders), *by_class("auctions", auctions)]
 
 
 def q15(streams: Streams) -> DataFrame:
-    return with_classes(streams.bids).groupBy("day").agg(*_approximate_figures())
+    return with_day(streams).groupBy("day").agg(*approximate_figures())
 
 
 def q16(streams: Streams) -> DataFrame:
-    bids = with_classes(streams.bids, "channel", F.date_format("dateTime", "HH:mm").alias("minute"))
-    return bids.groupBy("channel", "day").agg(F.max("minute").alias("minute"), *_approximate_figures())
+    minute = F.max(F.date_format("dateTime", "HH:mm")).alias("minute")
+    return with_day(streams).groupBy("channel", "day").agg(minute, *approximate_figures())
 
 
 def q17(streams: Streams) -> DataFrame:
-    counts = [figure.alias(name) for name, figure in figures_by_class("bids", F.count, "auction").items()]
     figures = [F.min("price"), F.max("price"), F.expr("sum(price) div count(*)"), F.sum("price")]
-    return with_classes(streams.bids, "price").groupBy("auction", "day").agg(*counts, *figures)
+    return with_day(streams).groupBy("auction", "day").agg(*by_class("bids", "count(*)"), *figures)
 
 
 def _ranked(streams: Streams, keys: list[str], by: str, *limit: int) -> DataFrame:

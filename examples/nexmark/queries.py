@@ -17,12 +17,19 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stateline.spark import KeyedStream, PipelineStage, count, count_distinct, max, min, sum
+from stateline.state.aggregate.api import Function
 
-__all__ = ["QUERIES", "Query", "Streams", "figures_by_class", "with_classes"]
+__all__ = ["CLASSES", "FOLDERS", "LATENESS", "QUERIES", "WINDOW", "Query", "Streams"]
 
 LATENESS: Final = "4 seconds"
 """Rows may come this much later than the newest one."""
 WINDOW: Final = "10 seconds"
+CLASSES: Final[Mapping[str, str]] = {
+    "rank1": "price < 10000",
+    "rank2": "price >= 10000 AND price < 1000000",
+    "rank3": "price >= 1000000",
+}
+"""Of prices, each about a third of all bids."""
 
 
 @dataclass(frozen=True)
@@ -162,20 +169,22 @@ def q14(streams: Streams) -> DataFrame:
 
 def q15(streams: Streams) -> PipelineStage:
     """Bids, bidders and auctions of each day, in total and by class of price."""
-    return streams.keyed(with_classes(streams.bids), "day", None).aggregate(**_distinct_figures())
+    bids = _with_classes(streams.bids, "bidder", "auction")
+    return streams.keyed(bids, "day", None).aggregate(**_distinct_figures())
 
 
 def q16(streams: Streams) -> PipelineStage:
     """The same of each channel and day, and the last minute with a bid."""
-    bids = with_classes(streams.bids, "channel", F.date_format("dateTime", "HH:mm").alias("minute"))
+    minute = F.date_format("dateTime", "HH:mm").alias("minute")
+    bids = _with_classes(streams.bids, "bidder", "auction", "channel", minute)
     return streams.keyed(bids, ["channel", "day"], None).aggregate(minute=max("minute"), **_distinct_figures())
 
 
 def q17(streams: Streams) -> PipelineStage:
     """Figures of each auction and day."""
-    bids = with_classes(streams.bids, "price")
+    bids = _with_classes(streams.bids, "auction", "price")
+    counts = _by_class("bids", count())
     figures = {"min_price": min("price"), "max_price": max("price"), "sum_price": sum("price")}
-    counts = figures_by_class("bids", count, "auction")
     stage = streams.keyed(bids, ["auction", "day"], None).aggregate(**counts, **figures)
     average = pc.divide(pc.field("sum_price"), pc.field("total_bids"))
     return stage.select("auction", "day", *counts, *figures, "checkpoint_id", avg_price=average)
@@ -224,30 +233,20 @@ FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {"q10": ("day", "minute")}
 """Columns that become folders of the output."""
 
 
-def with_classes(bids: DataFrame, *others: str | Column) -> DataFrame:
-    """Bids by day, with their bidder and auction once more for the class of their price: null in the other classes."""
-    classes = ["price < 10000", "price >= 10000 AND price < 1000000", "price >= 1000000"]
-    parts = [
-        F.when(F.expr(test), F.col(name)).alias(f"rank{place}_{name}")
-        for place, test in enumerate(classes, start=1)
-        for name in ("bidder", "auction")
-    ]
+def _with_classes(bids: DataFrame, *columns: str | Column) -> DataFrame:
+    """Columns of bids, the day, and for each class of prices whether the price is in it."""
     day = F.date_format("dateTime", "yyyy-MM-dd").alias("day")
-    return bids.select("bidder", "auction", day, *others, *parts)
+    return bids.select(*columns, day, *(F.expr(test).alias(name) for name, test in CLASSES.items()))
 
 
-def figures_by_class(name: str, figure: Callable, column: str) -> dict:
-    """A figure of a column in total and in each of three classes of price."""
-    parts = {f"rank{place}_{name}": figure(f"rank{place}_{column}") for place in (1, 2, 3)}
-    return {f"total_{name}": figure(column), **parts}
+def _by_class(name: str, figure: Function) -> dict[str, Function]:
+    """A figure in total and for each class of prices."""
+    return {f"total_{name}": figure, **{f"{which}_{name}": figure.where(which) for which in CLASSES}}
 
 
-def _distinct_figures() -> dict:
-    return {
-        **figures_by_class("bids", count, "auction"),
-        **figures_by_class("bidders", count_distinct, "bidder"),
-        **figures_by_class("auctions", count_distinct, "auction"),
-    }
+def _distinct_figures() -> dict[str, Function]:
+    bidders, auctions = count_distinct("bidder"), count_distinct("auction")
+    return {**_by_class("bids", count()), **_by_class("bidders", bidders), **_by_class("auctions", auctions)}
 
 
 def _converted() -> Column:
