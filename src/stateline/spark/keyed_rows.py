@@ -23,6 +23,7 @@ from stateline.spark.pipeline import Pipeline
 from stateline.spark.stream_checks import check_collation, check_columns, check_reserved, check_shared, key_names
 from stateline.spark.stream_columns import StreamColumns
 from stateline.spark.stream_time import stream_watermark
+from stateline.state.aggregate import Aggregation
 
 __all__ = ["KeyedRows", "pipeline_settings"]
 
@@ -131,6 +132,19 @@ class KeyedRows:
     def spelled(self, names: Iterable[object]) -> pa.Schema:
         """The schema, with a field more for each key or name in another spelling than the column's own."""
         return self.columns.spelled(self.schema, [*self.keys, *names])
+
+    def read_by(self, aggregations: Mapping[str, Aggregation]) -> pa.Schema:
+        """The schema as :meth:`spelled`, for what aggregations read."""
+        return self.spelled(name for one in aggregations.values() for name in getattr(one, "columns", ()) or ())
+
+    def check_compared(self, aggregations: Mapping[str, Aggregation]) -> None:
+        """Refuses aggregations that compare strings which Spark compares by other rules than their bytes.
+
+        Raises:
+            InvalidInputError: There are such.
+        """
+        compared = [self.columns.own(column) for one in aggregations.values() for column in one.compared]
+        self.check_collations(compared, "aggregated column")
 
     def watermark_of(self, column: str, what: str) -> WatermarkPlan | None:
         """The watermark, as one of ``column`` where it governs several.

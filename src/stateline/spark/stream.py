@@ -10,7 +10,7 @@ Every misspelled column, wrong type or unknown option is refused by the call tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -38,10 +38,12 @@ from stateline.spark.processor.operator import ProcessorProgram
 from stateline.spark.stage_outputs import StageOutputs
 from stateline.spark.stream_checks import check_columns, shipped
 from stateline.spark.stream_joins import join_of
+from stateline.spark.stream_sessions import sessions_of
+from stateline.spark.windowed_stream import WindowedStream
 from stateline.state.aggregate import Aggregation
 from stateline.state.time_to_live import ttl_milliseconds
 
-__all__ = ["KeyedStream", "PipelineStage", "WindowedStream"]
+__all__ = ["KeyedStream", "PipelineStage"]
 
 _FORGETTING: Final = (AggregateProgram, ArrowFunctionProgram, DropDuplicatesProgram)
 """Operators that forget keys by the clock."""
@@ -365,7 +367,7 @@ class KeyedStream:
 
     def window(
         self, column: str, size: Duration, slide: Duration | None = None, *, start: Duration = "0 seconds"
-    ) -> WindowedStream:
+    ) -> WindowedStream[PipelineStage]:
         """Groups by windows of event time too: every row counts for each window that its time is in.
 
         The windows are exactly those of ``pyspark.sql.functions.window``. Their start is part of the key: the output
@@ -386,6 +388,24 @@ class KeyedStream:
         plan = windows_over(self._schema, own, size, slide, start, behind=self._rows.frame is None)
         return WindowedStream(lambda mode, aggregations: self._aggregated(mode, aggregations, plan, watermark))
 
+    def sessions(self, column: str, gap: Duration) -> WindowedStream[PipelineStage]:
+        """Groups by sessions of event time too: rows of a key that follow upon each other, with no gap between them.
+
+        The sessions are those of ``pyspark.sql.functions.session_window``: a row at ``t`` opens ``[t, t + gap)``, and
+        what overlaps or touches becomes one. The output has the columns ``window_start`` (inclusive) and
+        ``window_end`` (exclusive: the last row and the gap) after the key columns. Rows without a time are in no
+        session. A key may have any number of sessions: only those are read that rows of a batch touch.
+
+        Args:
+            column: Event time: a timestamp column.
+            gap: The time without rows after which a session is over, such as ``"10 minutes"``.
+
+        Raises:
+            InvalidInputError: No timestamp column, a gap of nothing or less.
+        """
+        program = sessions_of(self._rows, column, gap)
+        return WindowedStream(lambda mode, aggregations: self._stage(program(mode, aggregations)))
+
     def _aggregated(
         self,
         output_mode: str,
@@ -393,9 +413,8 @@ class KeyedStream:
         window: WindowPlan | None,
         watermark: WatermarkPlan | None,
     ) -> PipelineStage:
-        named = [name for one in aggregations.values() for name in getattr(one, "columns", ()) or ()]
         program = AggregateProgram.bind(
-            self._rows.spelled(named),
+            self._rows.read_by(aggregations),
             self._keys,
             aggregations,
             output_mode=output_mode,
@@ -405,8 +424,7 @@ class KeyedStream:
             behind=self._rows.frame is None,
             ttl_ms=self._ttl_ms,
         )
-        compared = [self._rows.columns.own(column) for one in aggregations.values() for column in one.compared]
-        self._rows.check_collations(compared, "aggregated column")
+        self._rows.check_compared(aggregations)
         return self._stage(program)
 
     def _check_final(self, operation: str) -> None:
@@ -492,18 +510,3 @@ class PipelineStage(StageOutputs):
         reader = OperatorPlan.of(name or f"{operator.name}_late", program, (Source("late", operator.name, number),))
         pipeline = pipeline.with_operator(reader, program, None)
         return PipelineStage(pipeline, pipeline.plan.graph.operator(reader.name), program, (given,))
-
-
-class WindowedStream:
-    """A keyed stream in windows of event time, made by :meth:`KeyedStream.window`."""
-
-    def __init__(self, aggregated: Callable[[str, Mapping[str, Aggregation]], PipelineStage]) -> None:
-        self._aggregated = aggregated
-
-    def aggregate(self, output_mode: str = "update", /, **aggregations: Aggregation) -> PipelineStage:
-        """Keeps aggregations per key and window; see :meth:`KeyedStream.aggregate`.
-
-        With a watermark on the windows' column, a window closes when the watermark passes its end: in the modes
-        ``update`` and ``append`` its state goes then, and in ``append`` that is when its row appears.
-        """
-        return self._aggregated(output_mode, aggregations)
