@@ -23,6 +23,7 @@ from stateline.spark.pipeline import Pipeline
 from stateline.spark.stream_checks import check_collation, check_columns, check_reserved, check_shared, key_names
 from stateline.spark.stream_columns import StreamColumns
 from stateline.spark.stream_time import stream_watermark
+from stateline.state.aggregate import Aggregation
 
 __all__ = ["KeyedRows", "pipeline_settings"]
 
@@ -136,6 +137,19 @@ class KeyedRows:
         """The names of all columns: keys and some others as the user spells them."""
         names = {self.columns.own(name): name for name in [*self.keys, *spelled]}
         return [names.get(self.columns.own(name), name) for name in self.schema.names]
+
+    def read_by(self, aggregations: Mapping[str, Aggregation]) -> pa.Schema:
+        """The schema as :meth:`spelled`, for what aggregations read."""
+        return self.spelled(name for one in aggregations.values() for name in getattr(one, "columns", ()) or ())
+
+    def check_compared(self, aggregations: Mapping[str, Aggregation]) -> None:
+        """Refuses aggregations that compare strings which Spark compares by other rules than their bytes.
+
+        Raises:
+            InvalidInputError: There are such.
+        """
+        compared = [self.columns.own(column) for one in aggregations.values() for column in one.compared]
+        self.check_collations(compared, "aggregated column")
 
     def watermark_of(self, column: str, what: str) -> WatermarkPlan | None:
         """The watermark, as one of ``column`` where it governs several.

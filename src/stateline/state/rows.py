@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds
-from stateline.state.columns import Mask, Rows, take
+from stateline.state.columns import Mask, Rows, take, words_of
 from stateline.state.gather import Places, Scattered, one_stretch
 from stateline.state.hash_filter import HashFilter
 from stateline.state.keys import Hashes, KeyRows, equal_keys
@@ -233,6 +233,7 @@ class SearchedBatches:
         self._misses = 0
         self._filter: HashFilter | None = None
         self._filter_of_upper_halves: HashFilter | None = None
+        self._bounds: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -246,6 +247,15 @@ class SearchedBatches:
     def values(self) -> list[Scattered]:
         """The value columns."""
         return [Scattered(column) for column in zip(*(batch.values for batch in self._batches), strict=True)]
+
+    def bounds(self, column: int) -> tuple[int, int]:
+        """The least and the greatest word in a column, keys before values, of all rows, also of those that delete."""
+        found = self._bounds.get(column)
+        if found is None:
+            words = [words_of((*batch.keys.columns, *batch.values)[column]) for batch in self._batches]
+            found = min(int(part.min()) for part in words), max(int(part.max()) for part in words)
+            self._bounds[column] = found
+        return found
 
     def between(self, low: int, high: int) -> list[StateRows]:
         """The rows whose hash is in ``[low, high)``, without a copy; only the outer batches need a look inside."""
@@ -307,18 +317,23 @@ class SearchedBatches:
             # Another key of the same hash: the one we look for may be the next row.
             needles, places = self._next(hashes, needles[~equal], places.take(np.flatnonzero(~equal)))
 
-    def ranges_between(self, lows: Hashes, highs: Hashes) -> RowRanges:
+    def ranges_between(self, lows: Hashes, highs: Hashes, *, preceded: bool = False) -> RowRanges:
         """The rows in ranges of hashes. All hashes of a range have one upper half; both bounds ascend.
 
         Args:
             lows: Where each range begins, inclusive.
             highs: Where it ends, inclusive.
+            preceded: Whether a range begins with the last row before it of its upper half that deletes nothing.
         """
         if not self._batches or len(lows) == 0:
             return RowRanges.none()
         numbers = self._possible_ranges(lows)
         lows, highs = (lows, highs) if len(numbers) == len(lows) else (lows.take(numbers), highs.take(numbers))
         starts, ends = self._below(lows, "left"), self._below(highs, "right")
+        if preceded:
+            before = self._live_before(starts)
+            same = (self._hashes_at(self._places(np.maximum(before, 0))) ^ lows) <= ~_UPPER_HALF
+            starts = np.where(same & (before >= 0), before, starts)
         hits = np.flatnonzero(ends > starts)
         if self._filter_of_upper_halves is None and self._is_filter_due(len(numbers) - len(hits)):
             self._filter_of_upper_halves = HashFilter(self._upper_halves())
@@ -373,6 +388,25 @@ class SearchedBatches:
             if first < end:
                 below[first:end] = batch.keys.hashes.searchsorted(hashes[first:end], side=side) + before
         return below
+
+    def _live_before(self, rows: Rows) -> Rows:
+        """For each of rows, counted through all batches, the last one before it that does not delete its key; or -1."""
+        if not self.has_tombstones:
+            return rows - 1
+        before: Rows = self._live.take(self._live[1:].searchsorted(rows))
+        return before
+
+    @cached_property
+    def _live(self) -> Rows:
+        """-1, then all rows that do not delete their key, counted through all batches."""
+        marks = (np.ones(len(batch), np.bool_) if batch.deleted is None else ~batch.deleted for batch in self._batches)
+        return np.concatenate(([-1], np.flatnonzero(np.concatenate(list(marks)))))
+
+    def _places(self, rows: Rows) -> Places:
+        """The places of rows that are counted through all batches, and ascend."""
+        borders = np.array(self._ends)
+        ends = rows.searchsorted(borders[1:])
+        return Places(rows - borders[:-1].repeat(np.diff(ends, prepend=0)), ends)
 
     def _cut_at_batches(self, numbers: Rows, starts: Rows, ends: Rows) -> RowRanges:
         """Ranges of rows, counted through all batches, so that each lies in one batch; ascending by batch."""

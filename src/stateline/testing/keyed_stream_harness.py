@@ -28,7 +28,7 @@ from stateline.environment import Environment
 from stateline.errors import InvalidInputError, NotInstalledError
 from stateline.key_groups import check_key_type
 from stateline.options import check_kind, check_known, settings_from_options
-from stateline.pipeline.event_time import Duration, WatermarkPlan, WindowPlan
+from stateline.pipeline.event_time import Duration, SessionPlan, WatermarkPlan, WindowPlan
 from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
 from stateline.pipeline.lookups import find_lookup, lookup_in_operator, lookup_url
 from stateline.pipeline.operators.aggregation import AggregateProgram
@@ -40,6 +40,7 @@ from stateline.pipeline.operators.deduplication import DropDuplicatesProgram
 from stateline.pipeline.operators.join import Interval, JoinProgram, JoinSide
 from stateline.pipeline.operators.lookup import LookupHow, LookupProgram
 from stateline.pipeline.operators.ranking import Ties
+from stateline.pipeline.operators.sessions import SessionProgram
 from stateline.pipeline.operators.top import TopProgram
 from stateline.pipeline.plan import PipelineSettings
 from stateline.pipeline.windows import windows_over
@@ -168,6 +169,24 @@ class KeyedStreamHarness:
         """As :meth:`stateline.spark.KeyedStream.window`."""
         window = windows_over(self._schema, column, size, slide, start, behind=self._is_behind)
         return WindowedStreamHarness(lambda mode, aggregations: self._aggregated(mode, aggregations, window))
+
+    def sessions(self, column: str, gap: Duration) -> WindowedStreamHarness:
+        """As :meth:`stateline.spark.KeyedStream.sessions`."""
+        sessions = SessionPlan.of(self._schema, column, gap)
+
+        def aggregated(mode: str, aggregations: Mapping[str, Aggregation]) -> KeyedStageHarness:
+            program = SessionProgram.bind(
+                self._schema,
+                self._keys,
+                sessions,
+                aggregations,
+                output_mode=mode,
+                watermark=self._watermark,
+                updates=self._updates,
+            )
+            return self._harness(program)
+
+        return WindowedStreamHarness(aggregated)
 
     def apply_arrow(
         self,
@@ -440,7 +459,7 @@ def _renamed(source: Source, names: Mapping[str, str]) -> Source:
 
 
 class WindowedStreamHarness:
-    """What :meth:`KeyedStreamHarness.window` returns.
+    """What :meth:`KeyedStreamHarness.window` and :meth:`KeyedStreamHarness.sessions` return.
 
     Args:
         aggregated: Makes the harness of an output mode and aggregations.
