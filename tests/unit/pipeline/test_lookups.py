@@ -390,7 +390,10 @@ def test_a_state_that_is_not_in_the_pipeline_is_refused():
         lookup_in_operator(OperatorPlan.of("look", program), None, None)
     with pytest.raises(InvalidInputError, match="Give operator=, one of: totals/a, totals/b"):
         lookup_in_operator(replace(plan, tables={"a": plan.tables["aggregates"], "b": ""}), None, None)
-    with pytest.raises(InvalidInputError, match="the checkpoint of this stream itself"):
-        lookup_url("/tmp/of/mine/", "/tmp/of/mine")
+    for own in ("/tmp/of/mine/", "file:///tmp/of/mine", "/tmp/of/../of/mine/chk-3"):
+        with pytest.raises(InvalidInputError, match="the checkpoint of this stream itself"):
+            lookup_url(own, "/tmp/of/mine")
+    for other in ("/tmp/of", "/tmp/of/mine/savepoint-1f", "s3://bucket/mine", "memory://mine"):
+        assert lookup_url(other, "/tmp/of/mine") == other
     with pytest.raises(InvalidInputError, match="source"):
         lookup_url(7, "/tmp/of/mine")
