@@ -11,9 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore
 from stateline.errors import InvalidInputError, NotFoundError
+from stateline.pipeline.operators.aggregation import AggregateProgram
+from stateline.pipeline.plan import PipelineSettings
 from stateline.spark import KeyedStream, count, sum
+from stateline.spark.job.batch_job import BatchJob
+from stateline.testing import OperatorHarness
 
 pytestmark = pytest.mark.spark
 
@@ -154,6 +159,28 @@ def test_rows_see_the_newest_state_of_another_root_and_of_a_stage_beside_them(or
     found = {(row["currency"], row["amount"]): row["amount_right"] for row in rows_of(tmp_path / "out")}
     assert found == {("a", 1): 1, ("b", 2): 2, (None, 3): None, ("a", 10): 11, ("c", 20): 20}
     assert [(row["currency"], row["amount"], row["n"]) for row in rows_of(tmp_path / "own")] == [("a", 10, 1)]
+
+
+def test_a_batch_whose_runs_were_taken_away_by_the_other_root_is_computed_again(orders, tmp_path, monkeypatch):
+    schema = pa.schema([("k", pa.string()), ("v", pa.int64())])
+    counts = AggregateProgram.bind(schema, ["k"], {"n": count()})
+    settings = PipelineSettings(retained_checkpoints=2, inline_bytes=0)
+    other = OperatorHarness(counts, schema, root=open_store(f"file://{tmp_path}/other"), settings=settings)
+    other.run_batch([{"k": "a", "v": 1}])
+    seen, run = [], BatchJob.__call__
+
+    def interrupted(self, batch, inputs):
+        seen.append(inputs[0].lookups["lookup"].checkpoint_id)
+        for _ in range(5 if len(seen) == 1 else 0):
+            other.run_batch([{"k": "a", "v": 1}])
+        return run(self, batch, inputs)
+
+    monkeypatch.setattr(BatchJob, "__call__", interrupted)
+    orders.add([{"Currency": "a", "ordered_at": seconds(0), "amount": 1}])
+    stream = KeyedStream(orders.stream(), "Currency", str(tmp_path / "root"))
+    finish(stream.lookup(str(tmp_path / "other")).write_files(str(tmp_path / "out")))
+    assert seen == [0, 5]
+    assert [row["n"] for row in rows_of(tmp_path / "out")] == [6]
 
 
 def test_what_cannot_be_is_refused_by_the_call(orders, rates, tmp_path):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from stateline.blob import BlobStore
+from stateline.blob.places import is_within
 from stateline.blob.urls import absolute_url
 from stateline.changelog.host_cache import HostCache
 from stateline.checkpoint import Checkpoint, CheckpointStore
@@ -91,7 +92,8 @@ def lookup_url(pointer: str, own_root: str) -> str:
     """
     check_kind(pointer, str, "source", "a stage of the same checkpoint, or the URL of another root")
     url = absolute_url(pointer)
-    if absolute_url(split_pointer(url)[0]) == own_root.rstrip("/"):
+    root, _ = split_pointer(url)
+    if is_within(root, own_root) and is_within(own_root, root):
         raise InvalidInputError(
             "is the checkpoint of this stream itself",
             operation=_OPERATION,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
+import math
 import random
+import zoneinfo
 from dataclasses import replace
 
 import pyarrow as pa
@@ -325,6 +329,54 @@ def test_a_late_version_that_is_kept_holds_for_rows_to_come():
         job.batch([], [version | {"since": 50 * SECOND, "rate": 2.0}])
         (row,) = job.batch([{"at": 101 * SECOND, "k": "a", "amount": 1, "rate": 0.0}], [])
         assert row["rate_right"] == rate
+
+
+NAN = math.nan
+VALUES = {
+    "long": (pa.int64(), [0, -1, 2**62, None]),
+    "text": (pa.string(), ["", "a", "é" * 40, None]),
+    "words": (pa.dictionary(pa.int32(), pa.string()), ["a", "b", None]),
+    "large": (pa.large_string(), ["a", "b", None]),
+    "binary": (pa.binary(), [b"", b"\x00", None]),
+    "boolean": (pa.bool_(), [True, False, None]),
+    "double": (pa.float64(), [0.0, 0.5, NAN, None]),
+    "date": (pa.date32(), [dt.date(2024, 1, 1), dt.date(1960, 1, 1), None]),
+    "moment": (pa.timestamp("us", "UTC"), [dt.datetime(2024, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC")), None]),
+    "decimal": (pa.decimal128(10, 2), [decimal.Decimal("1.50"), decimal.Decimal("-2.00"), None]),
+}
+NESTED = {
+    "list": (pa.list_(pa.string()), [["a", None], [], None]),
+    "struct": (pa.struct([("x", pa.int64()), ("y", pa.list_(pa.int8()))]), [{"x": 1, "y": [2]}, None]),
+    "map": (pa.map_(pa.string(), pa.int64()), [[("a", 1)], [], None]),
+}
+
+
+@pytest.mark.parametrize("kind", [*VALUES, *NESTED])
+def test_columns_of_every_type_come_out_as_they_came(kind):
+    type_, values = (VALUES | NESTED)[kind]
+    key = ("key", type_) if kind in VALUES else ("key", pa.string())
+    left = pa.schema([key, ("at", TIME), ("mine", type_)])
+    right = pa.schema([key, ("since", TIME), ("theirs", type_)])
+    joining = AsofProgram.bind(side(left, "key", "at"), side(right, "key", "since"))
+    inputs = tuple(
+        Input(name=name, watermark=each)
+        for name, each in (
+            ("join", side(left, "key", "at").watermark),
+            ("join.right", side(right, "key", "since").watermark),
+        )
+    )
+    plan = OperatorPlan.of("join", joining, (Source("input", "join"), Source("input", "join.right")))
+    job = GraphHarness(Graph(inputs, (plan,)), {"join": joining}, {"join": left, "join.right": right})
+    for place, value in enumerate(values):
+        keyed = {"key": value if kind in VALUES else str(place)}
+        versions = [keyed | {"since": place * SECOND, "theirs": values[place - 1]}]
+        job.run_batch({"join": [keyed | {"at": (place + 1) * SECOND, "mine": value}], "join.right": versions})
+    job.restart(parallelism=3)
+    end = [{"key": None, "at": 90 * SECOND}], [{"key": None, "since": 90 * SECOND}]
+    job.run_batch({"join": end[0], "join.right": end[1]})
+    out = job.run_batch({"join": [], "join.right": []})["join"]
+    expected = [(value, values[place - 1]) for place, value in enumerate(values) if kind in NESTED or value is not None]
+    assert sorted(repr((row["mine"], row["theirs"])) for row in out) == sorted(map(repr, expected))
 
 
 def test_the_names_of_the_output():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
 import random
 from dataclasses import dataclass, replace
 
@@ -11,17 +13,27 @@ import pyarrow.compute as pc
 import pytest
 
 from stateline.blob import open_store
+from stateline.changelog.host_cache import HostCache
 from stateline.checkpoint import CheckpointStore, create_savepoint
 from stateline.environment import Environment
 from stateline.errors import DataLossError, InvalidInputError, NotFoundError
+from stateline.key_groups import KeyGroupRange
 from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
-from stateline.pipeline.lookups import find_lookup, lookup_in_operator, lookup_url
+from stateline.pipeline.lookups import (
+    LookupRoot,
+    LookupRoots,
+    find_lookup,
+    lookup_in_operator,
+    lookup_url,
+    open_lookup,
+)
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.operators.api import HASH_COLUMN, OperatorProgram, Processed
 from stateline.pipeline.operators.lookup import LookupProgram
 from stateline.pipeline.plan import PipelineSettings
 from stateline.state.aggregate import count, sum
 from stateline.state.keys import group_rows, key_rows
+from stateline.state.open_runs import OpenRuns
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.subkeys import subkey_changes
@@ -53,6 +65,18 @@ def sent(*codes):
 
 def as_rows(rows):
     return sorted((tuple(row.items()) for row in rows), key=repr)
+
+
+KEYS = {
+    "byte": (pa.int8(), [1, -1]),
+    "text": (pa.string(), ["", "a", "é" * 40]),
+    "binary": (pa.binary(), [b"", b"\x00"]),
+    "boolean": (pa.bool_(), [True, False]),
+    "double": (pa.float64(), [0.0, 1.5, float("nan")]),
+    "date": (pa.date32(), [dt.date(2024, 1, 1), dt.date(1960, 1, 1)]),
+    "moment": (pa.timestamp("us", "UTC"), [dt.datetime(2024, 1, 1, tzinfo=dt.UTC)]),
+    "decimal": (pa.decimal128(10, 2), [decimal.Decimal("1.50"), decimal.Decimal("-2.00")]),
+}
 
 
 class Totals:
@@ -233,6 +257,33 @@ class Keeping(OperatorProgram):
         return Processed(changes={"kept": changes})
 
 
+def test_runs_of_another_root_are_kept_on_this_host(tmp_path):
+    other = table()
+    other.run_batch([{"k": "a", "v": 1}])
+    what, _ = found_in(other.root.url)
+    given = LookupRoots({other.root.url: other.root}).slice(what, KeyGroupRange(0, 7), 8)
+    root = LookupRoot(other.root, HostCache(tmp_path, 1 << 20))
+    for _ in range(2):
+        opened = open_lookup(what, given, ("look", "lookup", 0, 7), root, other.environment, OpenRuns())
+        assert [batch.to_pylist() for batch in opened.scan()] == [[{"k": "a", "n": 1, "total": 1}]]
+        other.root.delete([info.name for info in other.root.list("shared/")])
+    with pytest.raises(DataLossError, match="lookup"):
+        open_lookup(what, given, ("look", "lookup", 0, 7), LookupRoot(other.root), other.environment, OpenRuns())
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_keys_of_every_type_are_found(kind):
+    type_, values = KEYS[kind]
+    kept, stream = pa.schema([("k", type_), ("v", pa.int64())]), pa.schema([("code", type_), ("n", pa.int64())])
+    other = table(Keeping(kept), kept)
+    other.run_batch([{"k": value, "v": number} for number, value in enumerate(values)])
+    rows = [{"code": value, "n": number} for number, value in enumerate([*values, None])]
+    out = lookup(other.root.url, schema=stream).run_batch(rows)
+    assert {row["n"]: row["v"] for row in out} == {number: number for number in range(len(values))} | {
+        len(values): None
+    }
+
+
 def test_what_has_outlived_its_time_is_not_there():
     schema = pa.schema([("k", pa.string()), ("v", pa.int64()), ("expires_at_ms", pa.int64())])
     other = table(Keeping(schema), schema)
@@ -339,7 +390,10 @@ def test_a_state_that_is_not_in_the_pipeline_is_refused():
         lookup_in_operator(OperatorPlan.of("look", program), None, None)
     with pytest.raises(InvalidInputError, match="Give operator=, one of: totals/a, totals/b"):
         lookup_in_operator(replace(plan, tables={"a": plan.tables["aggregates"], "b": ""}), None, None)
-    with pytest.raises(InvalidInputError, match="the checkpoint of this stream itself"):
-        lookup_url("/tmp/of/mine/", "/tmp/of/mine")
+    for own in ("/tmp/of/mine/", "file:///tmp/of/mine", "/tmp/of/../of/mine/chk-3"):
+        with pytest.raises(InvalidInputError, match="the checkpoint of this stream itself"):
+            lookup_url(own, "/tmp/of/mine")
+    for other in ("/tmp/of", "/tmp/of/mine/savepoint-1f", "s3://bucket/mine", "memory://mine"):
+        assert lookup_url(other, "/tmp/of/mine") == other
     with pytest.raises(InvalidInputError, match="source"):
         lookup_url(7, "/tmp/of/mine")
