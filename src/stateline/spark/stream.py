@@ -241,9 +241,7 @@ class KeyedStream:
         ties: Ties = "first",
         columns: Sequence[str] | None = None,
     ) -> PipelineStage:
-        """Keeps the best rows of each key: ``docs/top.md``.
-
-        The output has ``rank: int`` from 1, too: in each batch all rows of each key whose best rows have changed.
+        """Keeps the best rows of each key; all are put out, with their ``rank``, when they change: ``docs/top.md``.
 
         Args:
             n: Rows of a key, 1 or more.
