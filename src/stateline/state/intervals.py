@@ -31,7 +31,8 @@ import pyarrow as pa
 from stateline.state.columns import Mask, Rows, from_words, take, words_of
 from stateline.state.gather import Piece, Places, gather
 from stateline.state.keys import Hashes, KeyRows, equal_keys, group_rows
-from stateline.state.rows import SearchedBatches, StateRows
+from stateline.state.rows import StateRows
+from stateline.state.runs import SearchedBatches
 from stateline.state.subkeys import LOWER_HALF, in_lower_half, ordered_hashes, rows_of_keys
 from stateline.state.table import Located, StateTable
 

@@ -21,7 +21,8 @@ from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.state.columns import Mask, Rows, take
 from stateline.state.gather import Piece, Places, gather
 from stateline.state.keys import Hashes, KeyRows
-from stateline.state.rows import Run, SearchedBatches, StateRows
+from stateline.state.rows import StateRows
+from stateline.state.runs import Run, SearchedBatches
 from stateline.state.schema import StateSchema
 from stateline.state.widths import retyped
 

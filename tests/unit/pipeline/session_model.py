@@ -17,7 +17,8 @@ from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext
 from stateline.pipeline.operators.sessions import SessionProgram
 from stateline.state import keys
 from stateline.state.aggregate import collect_list, count, max, sum
-from stateline.state.rows import Run, StateRows
+from stateline.state.rows import StateRows
+from stateline.state.runs import Run
 from stateline.state.table import StateTable
 from tests.unit.state.state_kit import merge_once
 

@@ -10,7 +10,8 @@ from state_kit import ALL, MAX_PARALLELISM, contents, merge_once, run_of
 from stateline.key_groups import KeyGroupRange
 from stateline.state.keys import KeyRows
 from stateline.state.merge import MergeSettings
-from stateline.state.rows import Run, StateRows
+from stateline.state.rows import StateRows
+from stateline.state.runs import Run
 from stateline.state.schema import StateSchema
 from stateline.state.subkeys import LOWER_HALF, ordered_hashes
 from stateline.state.table import StateTable
