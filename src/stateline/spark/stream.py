@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -37,9 +37,6 @@ from stateline.spark.stream_operators import StreamOperators
 from stateline.state.time_to_live import ttl_milliseconds
 
 __all__ = ["KeyedStream", "PipelineStage"]
-
-_FORGETTING: Final = (AggregateProgram, ArrowFunctionProgram, DropDuplicatesProgram)
-"""Operators that forget keys by the clock."""
 
 
 class KeyedStream(StreamOperators["PipelineStage"]):
@@ -220,9 +217,9 @@ class KeyedStream(StreamOperators["PipelineStage"]):
         beside: Pipeline | None = None,
     ) -> PipelineStage:
         forgets = any(stream._ttl_ms is not None for stream in (self, *others))  # noqa: SLF001 - of this class
-        if forgets and not isinstance(program, _FORGETTING):
+        if forgets and program.ttl_ms is None:
             raise InvalidInputError(
-                "cannot be used here: this operator does not forget keys by the clock",
+                "cannot be used here: this operator forgets no keys by the clock of the stream",
                 operation="KeyedStream",
                 subject=f"ttl of operator {self._name!r}",
                 hint="Leave it out. aggregate, apply_arrow and drop_duplicates honour it; a join, and each state "

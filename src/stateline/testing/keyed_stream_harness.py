@@ -387,6 +387,13 @@ class KeyedStreamHarness:
         initial: pa.Table | None = None,
         beside: _Front | None = None,
     ) -> KeyedStageHarness:
+        if self._ttl_ms is not None and program.ttl_ms is None:
+            raise InvalidInputError(
+                "cannot be used here: this operator forgets no keys by the clock of the stream",
+                operation="KeyedStreamHarness",
+                subject=f"ttl of operator {self._name!r}",
+                hint="Leave it out: aggregate, apply_arrow and drop_duplicates honour it",
+            )
         front, sources = self._front, [self._source]
         if beside is not None:
             front, mine, _ = front.beside(beside)

@@ -241,6 +241,8 @@ def test_keys_are_forgotten_by_the_clock():
     assert len(once.run_batch(rows(("a", 1)))) == 1
     with pytest.raises(InvalidInputError, match="1 millisecond or more"):
         KeyedStreamHarness(SCHEMA, "key", ttl=0)
+    with pytest.raises(InvalidInputError, match="forgets no keys by the clock"):
+        KeyedStreamHarness(SCHEMA, "key", ttl="1 minute").top(1, by="value")
 
 
 def test_rows_beside_versions_and_beside_state():

@@ -177,6 +177,10 @@ class AggregateProgram(OperatorProgram):
         return self._window
 
     @property
+    def ttl_ms(self) -> int | None:
+        return self._ttl_ms
+
+    @property
     def tables(self) -> Mapping[str, StateSchema]:
         schema = self._aggregation.state_schema
         values = {each.name: each.schema for each in self._aggregation.value_tables}

@@ -226,6 +226,11 @@ class OperatorProgram(Protocol):
         return self.closes_windows
 
     @property
+    def ttl_ms(self) -> int | None:
+        """Processing time after which it forgets a key, milliseconds; ``None`` where the clock makes it forget none."""
+        return None
+
+    @property
     def acts_on_time(self) -> bool:
         """Whether processing time that passes changes state or output, even without rows."""
         return False
