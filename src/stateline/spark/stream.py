@@ -20,11 +20,8 @@ from pyspark.sql import DataFrame
 from stateline.errors import InvalidInputError
 from stateline.options import check_kind
 from stateline.pipeline.event_time import Duration, LateData
-from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.operators.api import OperatorProgram
-from stateline.pipeline.operators.arrow_function import ArrowFunctionProgram
 from stateline.pipeline.operators.asof import AsofHow, AsofMode
-from stateline.pipeline.operators.deduplication import DropDuplicatesProgram
 from stateline.pipeline.operators.lookup import LookupHow
 from stateline.spark.keyed_rows import KeyedRows, pipeline_settings
 from stateline.spark.pipeline import Pipeline
