@@ -394,7 +394,7 @@ def test_the_names_of_the_output():
         ({}, {}, {"tolerance": "-1 second"}, "tolerance"),
         ({}, {}, {"deleted": "rate"}, "must be a boolean column"),
         ({}, {}, {"deleted": "went"}, "deleted"),
-        ({}, {}, {"suffix": ""}, "the name of two columns"),
+        ({}, {}, {"suffix": ""}, "which is taken"),
         ({}, {}, {"suffix": None}, "suffix"),
         ({"watermark": None}, {}, {}, "the left stream: must have a watermark"),
         ({}, {"watermark": None}, {}, "the right stream: must have a watermark"),

@@ -140,6 +140,33 @@ def interrupted(harness, before):
     return attempts
 
 
+def test_random_lives_of_a_table_give_each_batch_the_state_of_one_of_its_records():
+    draw, again = random.Random(11), 0
+    other, model, stream = table(), Totals(), None
+    at_record = {}
+
+    def go_on(times):
+        for _ in range(times):
+            rows = [{"k": f"k{draw.randrange(9)}", "v": 1} for _ in range(draw.choice([0, 1, 9]))]
+            other.run_batch(rows)
+            model.run(rows)
+            at_record[other.checkpoint.checkpoint_id] = dict(model.totals)
+
+    go_on(1)
+    stream = lookup(other.root.url)
+    for _ in range(25):
+        attempts = interrupted(stream, lambda number: go_on(draw.choice([0, 4]) if number < 3 else 0))
+        rows = sent(*(f"k{draw.randrange(12)}" for _ in range(20)))
+        seen = Totals()
+        out = stream.run_batch(rows)
+        (record,) = attempts[-1]
+        seen.totals = at_record[record]
+        assert as_rows(out) == as_rows(seen.beside(rows, "left"))
+        again += len(attempts) - 1
+        stream.restart(parallelism=draw.randint(1, 4))
+    assert again > 3
+
+
 def test_a_batch_whose_runs_are_taken_away_is_computed_again_with_the_newer_record():
     other = table()
     other.run_batch([{"k": "a", "v": 1}])
@@ -350,7 +377,7 @@ def test_what_cannot_be_looked_up_is_refused_before_anything_runs():
             lookup(url, keys=keys)
     with pytest.raises(InvalidInputError, match="how"):
         lookup(url, how="right")
-    with pytest.raises(InvalidInputError, match="the name of two columns"):
+    with pytest.raises(InvalidInputError, match="which is taken"):
         lookup(url, suffix="")
 
 

@@ -234,7 +234,7 @@ class AsofProgram(OperatorProgram):
         later = np.flatnonzero(waits)
         kept = arrived.take(later)
         due = arrived.take(np.flatnonzero(~waits))
-        if border is not None:
+        if border is not None and border != context.late_watermark_us:
             due = _concat([self._come(table, context.late_watermark_us, border), due])
         if len(later) == 0:
             return due, None

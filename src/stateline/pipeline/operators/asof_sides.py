@@ -9,9 +9,10 @@ from typing import Final
 import pyarrow as pa
 
 from stateline.errors import ErrorKind, InvalidInputError
-from stateline.options import check_known, check_text, duration_microseconds
+from stateline.options import check_known, duration_microseconds
 from stateline.pipeline.event_time import Duration, WatermarkPlan
 from stateline.pipeline.operators.api import Reading
+from stateline.pipeline.operators.suffixes import names_beside
 from stateline.state.schema import stored_key_type, stored_type
 
 __all__ = ["AsofSide", "asof_columns", "check_asof_sides", "check_deleted", "parse_tolerance"]
@@ -90,22 +91,11 @@ def asof_columns(left: AsofSide, right: AsofSide, suffix: str, deleted: str | No
     Raises:
         InvalidInputError: A name of the right is taken, with its suffix too.
     """
-    check_text(suffix, "suffix")
     fields = [*left.key_fields, *left.others]
-    taken = {field.name.lower() for field in fields}
-    for field in right.others:
-        if field.name == deleted:
-            continue
-        name = field.name + suffix if field.name.lower() in taken else field.name
-        if name.lower() in taken:
-            raise _refused(
-                "is the name of two columns of the output",
-                f"column {name!r}",
-                "Give another suffix=, or rename the column of the right stream",
-            )
-        taken.add(name.lower())
-        fields.append(pa.field(name, field.type, is_outer or field.nullable))
-    return pa.schema(fields)
+    others = [field for field in right.others if field.name != deleted]
+    names = names_beside((field.name for field in fields), (field.name for field in others), suffix, _OPERATION)
+    beside = (pa.field(name, field.type, is_outer or field.nullable) for name, field in zip(names, others, strict=True))
+    return pa.schema([*fields, *beside])
 
 
 def check_asof_sides(left: AsofSide, right: AsofSide) -> None:

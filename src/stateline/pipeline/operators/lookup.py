@@ -29,6 +29,7 @@ from stateline.pipeline.operators.api import (
     OperatorProgram,
     Processed,
 )
+from stateline.pipeline.operators.suffixes import names_beside
 from stateline.state.columns import Mask, Rows, contiguous, valid_mask
 from stateline.state.keys import KeyRows, group_rows, key_rows
 from stateline.state.schema import StateSchema, stored_key_type
@@ -226,15 +227,9 @@ def _check_same_types(schema: pa.Schema, keys: Sequence[str], lookup: Lookup) ->
 
 
 def _output_schema(rows: list[pa.Field], lookup: Lookup, shown: Sequence[str], suffix: str) -> pa.Schema:
-    check_kind(suffix, str, "suffix")
-    fields = list(rows)
-    for column in shown:
-        taken = {field.name for field in fields}
-        name = column + suffix if column in taken else column
-        if name in taken:
-            raise _refused("is the name of two columns of the output", f"column {name!r}", "Give another suffix=")
-        fields.append(lookup.schema.values.field(column).with_name(name))
-    return pa.schema(fields)
+    names = names_beside((field.name for field in rows), shown, suffix, _OPERATION)
+    values = lookup.schema.values
+    return pa.schema([*rows, *(values.field(own).with_name(name) for own, name in zip(shown, names, strict=True))])
 
 
 def _types(fields: Sequence[pa.Field]) -> str:
