@@ -15,7 +15,7 @@ $(shell rm -f $(STAMP))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check audit format bench demo fuzz soak clean
+.PHONY: help setup test check audit format bench demo nexmark fuzz soak clean
 
 help: ## Explain every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ bench: $(STAMP) ## Run the benchmarks, which print ratios of one run
 demo: $(STAMP) ## Stream 336,776 flights, kill the driver three times, compare every row
 	@$(BIN)/python -m examples.demo $(ARGS)
 
+nexmark: $(STAMP) ## Run a query of Nexmark, compare every row with SQL; ARGS="--query q7" picks one
+	@$(BIN)/python -m examples.nexmark $(ARGS)
+
 fuzz: $(STAMP) ## Feed every decoder of stored bytes with bad ones, for FUZZ_SECONDS (60) each
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
@@ -62,4 +65,4 @@ soak: $(STAMP) ## Look for trouble for SOAK_MINUTES (60), appending to soak-repo
 	@$(BIN)/python -m tests.soak
 
 clean: ## Remove .venv and caches, never data
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .fuzz
+	rm -rf $(VENV) .venv-flink .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .fuzz

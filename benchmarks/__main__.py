@@ -6,10 +6,12 @@ import sys
 
 import benchmarks
 
+NO_BENCHMARKS = ("harness", "modelled_store", "nexmark_flink", "nexmark_flink_job", "nexmark_spark")
+
 
 def main() -> int:
     known = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name[0] != "_")
-    known = [name for name in known if name not in ("harness", "modelled_store")]
+    known = [name for name in known if name not in NO_BENCHMARKS]
     if len(sys.argv) < 2 or sys.argv[1] not in known:
         print(f"usage: python -m benchmarks NAME [options]\n\nNAME is one of: {', '.join(known)}", file=sys.stderr)
         return 2

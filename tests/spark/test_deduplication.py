@@ -6,10 +6,11 @@ import collections
 import random
 
 import pytest
+from pyspark.sql import functions as F
 
 from stateline.errors import InvalidInputError
 from stateline.spark import count
-from tests.spark.event_files import LATE_AND_EARLY, EventFiles
+from tests.spark.event_files import LATE_AND_EARLY, EventFiles, same
 
 KINDS = {
     "for ever": (["key"], None, False),
@@ -93,6 +94,33 @@ def test_rows_pass_whole_in_files_with_every_column_as_it_came(events):
     assert [list(row) for row in found] == [["key", "value", "at"]] * 4
 
 
+def test_windows_over_what_passed_answer_as_sparks_own_chain_batch_by_batch(events):
+    events.add(*LATE_AND_EARLY, *drawn("windows", 10))
+    once = events.keyed(watermark=("at", "10 minutes")).drop_duplicates(within_watermark=True)
+    found = events.run(once.key_by("key").window("at", "10 minutes").aggregate("append", n=count()))
+    theirs = events.events().withWatermark("at", "10 minutes").dropDuplicatesWithinWatermark(["key"])
+    theirs = theirs.groupBy("key", F.window("at", "10 minutes")).agg(F.count("*").alias("n"))
+    assert same(found) == same(events.spark_answer(theirs, "append"))
+    assert len(same(found)) > 2
+
+
+def test_behind_an_operator_keys_are_remembered_as_long_as_in_sparks_own_chain(events):
+    events.add(*drawn("chain", 18))
+    found = {}
+
+    def keep(rows, key):
+        found[key.checkpoint_id] = rows.toArrow().to_pylist()
+
+    first = events.keyed(key=["key", "at"], watermark=("at", "10 minutes")).drop_duplicates()
+    second = first.key_by("key").drop_duplicates(within_watermark=True).for_each_batch(keep)
+    second.start(str(events.folder / "spark"), trigger={"availableNow": True}).awaitTermination()
+    theirs = events.events().withWatermark("at", "10 minutes").dropDuplicates(["key", "at"])
+    theirs = events.spark_answer(theirs.dropDuplicatesWithinWatermark(["key"]), "append")
+    kind = "within watermark"
+    assert keys_of(found, kind) == keys_of(theirs, kind)
+    assert len(keys_of(found, kind)) > 3
+
+
 EVERY_TYPE = (
     "*", "array(value, null) as numbers", "map(coalesce(key, 'none'), at) as times", "cast(key as binary) as bytes",
     "named_struct('x', value, 'y', array(named_struct('z', key))) as nested", "cast(value as decimal(20, 5)) as exact",
@@ -130,6 +158,7 @@ def test_keys_are_found_as_spark_finds_them_and_what_passes_feeds_an_aggregation
         ),
         (lambda stream: stream().drop_duplicates(ttl="-1 hour"), "must be 1 millisecond or more"),
         (lambda stream: stream().drop_duplicates(ttl="1 month"), "no fixed length"),
+        (lambda stream: stream(ttl="1 hour").top(1, by="at"), "forgets no keys by the clock"),
         (lambda stream: stream(ttl=0), "must be 1 millisecond or more"),
         (lambda stream: stream(ttl="soon"), "ttl"),
         (lambda stream: stream().aggregate(n=count()).key_by("key").drop_duplicates(), "replaces"),

@@ -23,7 +23,7 @@ from stateline.environment import Environment
 from stateline.errors import InvalidInputError, NotFoundError
 from stateline.options import check_kind
 
-__all__ = ["Located", "Snapshot", "locate", "resolve_pointer"]
+__all__ = ["Located", "Snapshot", "locate", "located", "resolve_pointer", "split_pointer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +56,12 @@ class Located:
     savepoint: Savepoint | None = None
 
 
-def locate(
-    pointer: str, *, options: Mapping[str, str] | None = None, environment: Environment | None = None
-) -> Located:
-    """What a pointer names; arguments and errors as :func:`resolve_pointer`, but no checkpoint is looked for."""
+def split_pointer(pointer: str) -> tuple[str, int | None]:
+    """The URL of the root or folder that a pointer names, and the checkpoint, if it names one.
+
+    Raises:
+        InvalidInputError: It is empty, or no text.
+    """
     check_kind(pointer, str, "pointer")
     trimmed = pointer.rstrip("/").removesuffix(f"/{METADATA}").rstrip("/")
     if not trimmed:
@@ -68,9 +70,21 @@ def locate(
         )
     parent, _, leaf = trimmed.rpartition("/")
     checkpoint_id = id_of_record(f"{leaf}/{METADATA}")
+    return (trimmed, None) if checkpoint_id is None else (parent or ".", checkpoint_id)
+
+
+def locate(
+    pointer: str, *, options: Mapping[str, str] | None = None, environment: Environment | None = None
+) -> Located:
+    """What a pointer names; arguments and errors as :func:`resolve_pointer`, but no checkpoint is looked for."""
+    url, checkpoint_id = split_pointer(pointer)
+    return located(open_store(url, options, environment), checkpoint_id)
+
+
+def located(store: BlobStore, checkpoint_id: int | None = None) -> Located:
+    """As :func:`locate`, of a pointer that was split, and whose store is open."""
     if checkpoint_id is not None:
-        return Located(store=open_store(parent or ".", options, environment), checkpoint_id=checkpoint_id)
-    store = open_store(trimmed, options, environment)
+        return Located(store=store, checkpoint_id=checkpoint_id)
     try:
         return Located(store=store, savepoint=open_savepoint(store))
     except NotFoundError:

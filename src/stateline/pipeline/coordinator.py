@@ -51,7 +51,9 @@ from stateline.handles import CommitPoint
 from stateline.key_groups import check_parallelism, range_for_subtask
 from stateline.pipeline.compatibility import Step, check_continuation, decided_earlier, next_properties, next_step
 from stateline.pipeline.delivery import Delivery, deliveries_of
-from stateline.pipeline.messages import Batch, BatchReport, SubtaskInput, SubtaskResult, SubtaskRunner
+from stateline.pipeline.graph import OperatorPlan
+from stateline.pipeline.lookups import LookupRoots
+from stateline.pipeline.messages import Batch, BatchReport, LookupSlice, SubtaskInput, SubtaskResult, SubtaskRunner
 from stateline.pipeline.open_files import FinishFiles, due_files, files_by_subtask, files_due_at, with_files_finished
 from stateline.pipeline.operators.api import BatchContext
 from stateline.pipeline.plan import PipelinePlan
@@ -84,6 +86,7 @@ class MicroBatchCoordinator(Generic[D]):
         deliver: Hands over rows that a checkpoint delivers; called after the checkpoint exists, until it returns.
         upkeep: Where old checkpoints are let go beside the next batch; ``None`` for within their own.
         copies: The copies of this host; ``None`` for none.
+        lookups: The other roots that its operators look into.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class MicroBatchCoordinator(Generic[D]):
         deliver: Callable[[Delivery], None] | None = None,
         upkeep: Upkeep | None = None,
         copies: HostCache | None = None,
+        lookups: LookupRoots | None = None,
     ) -> None:
         check_parallelism(plan.parallelism, plan.max_parallelism)
         self._plan = plan
@@ -106,6 +110,7 @@ class MicroBatchCoordinator(Generic[D]):
         self._environment = environment
         self._deliver = deliver
         self._upkeep = upkeep
+        self._lookups = lookups or LookupRoots({})
         self._segments = Segments(checkpoints.store, environment, copies=copies)
         self._newest: Checkpoint | None = None
         self._started = False
@@ -292,7 +297,7 @@ class MicroBatchCoordinator(Generic[D]):
         began, now = clock.monotonic(), self._time()
         watermarks = Watermarks.of(plan.graph, newest)
         with self._fenced():
-            results = self._run_subtasks(batch, self._inputs(newest, now, watermarks))
+            results = self._lookups.attempts(lambda: self._run_subtasks(batch, self._inputs(newest, now, watermarks)))
             computed = clock.monotonic()
             operators, outputs, deliveries = self._gathered(results)
             record = Checkpoint(
@@ -365,10 +370,25 @@ class MicroBatchCoordinator(Generic[D]):
                     states={table: stack[subtask] for table, stack in states.items()},
                     open_files=tuple(files.get(subtask, ())),
                     context=context,
+                    lookups=self._lookup_slices(newest, operator, subtask),
                 )
                 for subtask in range(self._plan.parallelism)
             ]
         return inputs
+
+    def _lookup_slices(self, newest: Checkpoint | None, operator: OperatorPlan, subtask: int) -> dict[str, LookupSlice]:
+        parallelism, key_groups = self._plan.parallelism, self._plan.max_parallelism
+        owned = range_for_subtask(subtask, parallelism, key_groups)
+        return {
+            name: self._lookups.slice(lookup, owned, key_groups)
+            if lookup.root is not None
+            else LookupSlice(
+                state=self._states(newest, lookup.state)[subtask],
+                max_parallelism=key_groups,
+                checkpoint_id=_next_id(newest) - 1,
+            )
+            for name, lookup in operator.lookups.items()
+        }
 
     def _states(self, newest: Checkpoint | None, name: str) -> Sequence[SubtaskState]:
         plan = self._plan

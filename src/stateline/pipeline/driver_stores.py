@@ -1,9 +1,9 @@
-"""The stores that a driver has open: those of the checkpoint root and of every output."""
+"""The stores that a driver has open: those of the checkpoint root, of every output, and of other roots."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from stateline.blob import BlobStore, open_store
@@ -22,10 +22,12 @@ class DriverStores(Closable):
     Attributes:
         root: The checkpoint root.
         outputs: The outputs by operator.
+        lookups: The other roots that operators look into, by URL.
     """
 
     root: BlobStore
     outputs: Mapping[str, BlobStore]
+    lookups: Mapping[str, BlobStore] = field(default_factory=dict)
 
     @classmethod
     def open(cls, plan: PipelinePlan, environment: Environment) -> Self:
@@ -46,6 +48,7 @@ class DriverStores(Closable):
                 for operator in plan.graph.operators
                 if operator.output is not None
             },
+            lookups={url: opened(url, options) for url, options in plan.graph.lookup_roots.items()},
         )
         folder = plan.settings.local_copies
         if folder not in (AUTO_COPIES, NO_COPIES):
@@ -55,5 +58,5 @@ class DriverStores(Closable):
 
     def close(self) -> None:
         """Gives descriptors and connections back. Idempotent."""
-        for store in (self.root, *self.outputs.values()):
+        for store in (self.root, *self.outputs.values(), *self.lookups.values()):
             store.close()

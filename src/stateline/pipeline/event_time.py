@@ -26,6 +26,7 @@ __all__ = [
     "Duration",
     "EventTimeWatch",
     "LateData",
+    "SessionPlan",
     "WatermarkPlan",
     "WindowPlan",
 ]
@@ -134,6 +135,42 @@ class WindowPlan:
         shift = {"shift_us": self.shift_us} if self.shift_us else {}
         lengths = {"size_us": self.size_us, "slide_us": self.slide_us, "start_us": self.start_us}
         return {"column": self.column, **lengths, **shift}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionPlan:
+    """Sessions: rows of a key that follow upon each other with a gap of so long at most.
+
+    Attributes:
+        column: Event time: a timestamp column.
+        gap_us: A row at ``t`` opens ``[t, t + gap)``, microseconds; 1 or more.
+    """
+
+    column: str
+    gap_us: int
+
+    @classmethod
+    def of(cls, schema: pa.Schema, column: str, gap: Duration) -> Self:
+        """Checks what the user said against the columns of the stream.
+
+        Raises:
+            InvalidInputError: No such column, no timestamp, a gap of nothing or less.
+        """
+        _check_timestamp(schema, column, "sessions")
+        gap_us = _length(gap, "gap of the sessions")
+        if gap_us == 0:
+            raise InvalidInputError(
+                f"must be longer than nothing, got {gap!r}",
+                operation="sessions",
+                subject="gap of the sessions",
+                hint="Give the time without rows after which a session is over, such as '10 minutes'",
+            )
+        return cls(column=column, gap_us=gap_us)
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """What decides which session a row is in, for the text that a checkpoint keeps."""
+        return {"column": self.column, "gap_us": self.gap_us}
 
 
 class EventTimeWatch:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput
 from stateline.pipeline.event_time import WatermarkPlan, WindowPlan
-from stateline.pipeline.operators.api import Emits, OperatorProgram, Reading
+from stateline.pipeline.operators.api import Emits, Lookup, OperatorProgram, Reading
 
 __all__ = ["Graph", "Input", "Merged", "OperatorPlan", "Reader", "Source"]
 
@@ -79,6 +79,7 @@ class OperatorPlan:
         window: Windows of event time, whose start is the last key column.
         acts_on_watermark: Whether a watermark that advances changes its state or output, even without rows.
         acts_on_time: The same for processing time.
+        lookups: State of other operators that it reads, by a name of its own.
     """
 
     name: str
@@ -97,6 +98,7 @@ class OperatorPlan:
     window: WindowPlan | None = None
     acts_on_watermark: bool = False
     acts_on_time: bool = False
+    lookups: Mapping[str, Lookup] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, program: OperatorProgram, sources: tuple[Source, ...] = ()) -> Self:
@@ -114,6 +116,7 @@ class OperatorPlan:
             window=program.window,
             acts_on_watermark=program.acts_on_watermark,
             acts_on_time=program.acts_on_time,
+            lookups=dict(program.lookups),
         )
 
     def state_name(self, table: str) -> str:
@@ -171,7 +174,8 @@ class Graph:
         operators: At least one in a pipeline that runs.
 
     Raises:
-        InvalidInputError: Two have one name, or an operator reads what is not there before it.
+        InvalidInputError: Two have one name, an operator reads what is not there before it, or looks up what is not
+            there at all.
     """
 
     inputs: tuple[Input, ...] = ()
@@ -192,6 +196,16 @@ class Graph:
                     hint=f"The inputs are {sorted(inputs)}; the operators before it are {sorted(before)}",
                 )
             before.add(operator.name)
+        states = {operator.state_name(table) for operator in self.operators for table in operator.tables}
+        for operator in self.operators:
+            for lookup in operator.lookups.values():
+                if lookup.root is None and lookup.state not in states:
+                    raise InvalidInputError(
+                        f"cannot look up {lookup.state!r}: no operator has such a state",
+                        operation="graph",
+                        subject=f"operator {operator.name!r}",
+                        hint=f"The states are {sorted(states)}",
+                    )
 
     @classmethod
     def of_one_input(cls, operators: Iterable[OperatorPlan], watermark: WatermarkPlan | None = None) -> Self:
@@ -295,6 +309,12 @@ class Graph:
             else:
                 reached |= {each.name for each in self.inputs_reaching(source.name)}
         return tuple(each for each in self.inputs if each.name in reached)
+
+    @property
+    def lookup_roots(self) -> dict[str, Mapping[str, str]]:
+        """The other roots that operators look into: the settings of their stores by URL."""
+        looked_up = (lookup for operator in self.operators for lookup in operator.lookups.values())
+        return {lookup.root: lookup.options for lookup in looked_up if lookup.root is not None}
 
     def watermark_read_by(self, name: str, side: int = 0) -> WatermarkPlan | None:
         """The watermark of the input whose rows an operator receives as they come; ``None`` without one."""

@@ -12,7 +12,7 @@ from stateline.checkpoint import Checkpoint, SubtaskState
 from stateline.handles import FinishedFile, OpenFile, RowsHandle
 from stateline.pipeline.operators.api import BatchContext
 
-__all__ = ["Batch", "BatchReport", "SubtaskInput", "SubtaskResult", "SubtaskRunner"]
+__all__ = ["Batch", "BatchReport", "LookupSlice", "SubtaskInput", "SubtaskResult", "SubtaskRunner"]
 
 D = TypeVar("D")
 
@@ -34,6 +34,20 @@ class Batch(Generic[D]):
     data: D
 
 
+class LookupSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a subtask looks up: state of another operator, of at least the hashes that the subtask owns.
+
+    Attributes:
+        state: Key groups and runs.
+        max_parallelism: How many key groups there are where the state is from.
+        checkpoint_id: The checkpoint that has it.
+    """
+
+    state: SubtaskState
+    max_parallelism: int
+    checkpoint_id: int
+
+
 class SubtaskInput(msgspec.Struct, frozen=True, kw_only=True):
     """What the driver tells one subtask of one operator, beside its rows.
 
@@ -43,6 +57,7 @@ class SubtaskInput(msgspec.Struct, frozen=True, kw_only=True):
         states: Its key groups and its runs so far, by table.
         open_files: Output files it goes on with.
         context: Which batch it is, and when.
+        lookups: State of others that it reads, by the name that its program gives it.
     """
 
     operator: str
@@ -50,6 +65,7 @@ class SubtaskInput(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[str, SubtaskState]
     open_files: tuple[OpenFile, ...]
     context: BatchContext
+    lookups: dict[str, LookupSlice] = {}
 
 
 class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):

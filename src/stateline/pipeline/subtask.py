@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,11 +25,13 @@ from stateline.files import FileOutput, FilesContext, FilesResult, FileWriter
 from stateline.files.nulls import broken_promise
 from stateline.files.pending import add_rows
 from stateline.handles import RowsHandle
+from stateline.key_groups import range_for_subtask
 from stateline.pipeline.event_time import EventTimeWatch
 from stateline.pipeline.graph import OperatorPlan
 from stateline.pipeline.late_rows import LateRows
+from stateline.pipeline.lookups import LookupRoot, open_lookup
 from stateline.pipeline.messages import SubtaskInput, SubtaskResult
-from stateline.pipeline.operators.api import OperatorProgram, Processed
+from stateline.pipeline.operators.api import Lookup, OperatorProgram, Processed
 from stateline.pipeline.plan import PipelinePlan
 from stateline.state.merge import MergeSettings
 from stateline.state.open_runs import OpenRuns
@@ -53,6 +55,7 @@ class TaskResources:
         merging: When runs are merged.
         open_runs: Runs that are open; by default those that all tasks of this process share.
         inline_bytes: Sections of so many bytes in all come with the result.
+        lookups: The other roots that the operator looks into, by URL.
     """
 
     root: BlobStore
@@ -62,6 +65,7 @@ class TaskResources:
     merging: MergeSettings = field(default_factory=MergeSettings)
     open_runs: OpenRuns | None = None
     inline_bytes: int = 0
+    lookups: Mapping[str, LookupRoot] = field(default_factory=dict)
 
     @property
     def segments(self) -> Segments:
@@ -125,6 +129,7 @@ def run_operator(
         name: _open_table(resources, schema, given, name, plan.max_parallelism)
         for name, schema in program.tables.items()
     }
+    looked_up = {name: _open_lookup(resources, plan, given, name, lookup) for name, lookup in program.lookups.items()}
     opened = clock.monotonic()
     watches = [
         EventTimeWatch(plan.graph.watermark_read_by(given.operator, side), reading.columns)
@@ -135,7 +140,7 @@ def run_operator(
         for side, reading in enumerate(program.readings)
     ]
     received = [rows.taken_out(watch.watch(side)) for side, watch, rows in zip(sides, watches, late, strict=True)]
-    processed = program.process_sides(received, tables, given.context)
+    processed = program.process_sides(received, tables | looked_up, given.context)
     computed = clock.monotonic()
     segment = resources.segments.writer(resources.inline_bytes)
     metrics = dict(processed.metrics)
@@ -228,6 +233,15 @@ def _open_table(
     )
     stack = (given.operator, name, state.key_groups.start, state.key_groups.end)
     return StateTable(schema, state.key_groups, max_parallelism, reader.open_stack(stack, state.runs))
+
+
+def _open_lookup(
+    resources: TaskResources, plan: PipelinePlan, given: SubtaskInput, name: str, lookup: Lookup
+) -> StateTable:
+    owned = range_for_subtask(given.subtask, plan.parallelism, plan.max_parallelism)
+    root = LookupRoot(resources.root, resources.cache) if lookup.root is None else resources.lookups[lookup.root]
+    stack = (given.operator, name, owned.start, owned.end)
+    return open_lookup(lookup, given.lookups[name], stack, root, resources.environment, resources.open_runs)
 
 
 def _check_not_null(schema: pa.Schema, rows: pa.Table | None, operator: str) -> None:

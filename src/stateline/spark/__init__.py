@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from stateline.spark.pipeline import Pipeline
     from stateline.spark.session import get_or_create_session, register
     from stateline.spark.sinks.finish_files import finish_files
-    from stateline.spark.stream import KeyedStream, PipelineStage, WindowedStream
+    from stateline.spark.stream import KeyedStream, PipelineStage
+    from stateline.spark.windowed_stream import WindowedStream
 
 __all__ = [
     "Aggregator",
@@ -43,7 +44,7 @@ _MODULES: Final = {
     "KeyedStream": "stateline.spark.stream",
     "Pipeline": "stateline.spark.pipeline",
     "PipelineStage": "stateline.spark.stream",
-    "WindowedStream": "stateline.spark.stream",
+    "WindowedStream": "stateline.spark.windowed_stream",
     "describe_java": "stateline.spark.java",
     "finish_files": "stateline.spark.sinks.finish_files",
     "get_or_create_session": "stateline.spark.session",

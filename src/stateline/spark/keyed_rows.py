@@ -23,6 +23,7 @@ from stateline.spark.pipeline import Pipeline
 from stateline.spark.stream_checks import check_collation, check_columns, check_reserved, check_shared, key_names
 from stateline.spark.stream_columns import StreamColumns
 from stateline.spark.stream_time import stream_watermark
+from stateline.state.aggregate import Aggregation
 
 __all__ = ["KeyedRows", "pipeline_settings"]
 
@@ -137,6 +138,19 @@ class KeyedRows:
         names = {self.columns.own(name): name for name in [*self.keys, *spelled]}
         return [names.get(self.columns.own(name), name) for name in self.schema.names]
 
+    def read_by(self, aggregations: Mapping[str, Aggregation]) -> pa.Schema:
+        """The schema as :meth:`spelled`, for what aggregations read."""
+        return self.spelled(name for one in aggregations.values() for name in getattr(one, "columns", ()) or ())
+
+    def check_compared(self, aggregations: Mapping[str, Aggregation]) -> None:
+        """Refuses aggregations that compare strings which Spark compares by other rules than their bytes.
+
+        Raises:
+            InvalidInputError: There are such.
+        """
+        compared = [self.columns.own(column) for one in aggregations.values() for column in one.compared]
+        self.check_collations(compared, "aggregated column")
+
     def watermark_of(self, column: str, what: str) -> WatermarkPlan | None:
         """The watermark, as one of ``column`` where it governs several.
 
@@ -170,11 +184,36 @@ class KeyedRows:
         if self.frame is not None:
             check_collation(self.frame, columns, what)
 
+    @property
+    def keyed_schema(self) -> pa.Schema:
+        """The schema, its key columns as the user spells them."""
+        spelled = dict(zip(self.key_columns, self.keys, strict=True))
+        names = (self.columns.own(name) for name in self.schema.names)
+        return pa.schema(
+            [field.with_name(spelled.get(name, name)) for name, field in zip(names, self.schema, strict=True)]
+        )
+
     def feeding(
-        self, name: str, program: OperatorProgram, *others: KeyedRows, initial: DataFrame | None = None
+        self,
+        name: str,
+        program: OperatorProgram,
+        *others: KeyedRows,
+        initial: DataFrame | None = None,
+        beside: Pipeline | None = None,
     ) -> tuple[Pipeline, OperatorPlan]:
-        """The pipeline with an operator that reads these rows, and those of others on its further sides."""
+        """The pipeline with an operator that reads these rows, and those of others on its further sides.
+
+        Args:
+            name: Of the operator.
+            program: What it computes.
+            others: The rows of its further sides.
+            initial: Rows for its first batch.
+            beside: A pipeline that is to run beside it, as one with it.
+        """
         pipeline, sources = self.pipeline, [self.source]
+        if beside is not None:
+            pipeline, made = pipeline.merged(beside)
+            sources = [_renamed(source, made.mine) for source in sources]
         for other in others:
             pipeline, made = pipeline.merged(other.pipeline, "join")
             sources = [_renamed(source, made.mine) for source in sources]

@@ -98,6 +98,10 @@ class Pipeline:
             self, _plan=replace(self._plan, graph=self._plan.graph.with_outputs_of(operator)), _functions=functions
         )
 
+    def with_program(self, operator: OperatorPlan, program: OperatorProgram) -> Pipeline:
+        """The pipeline with an operator that has another program, and no outputs; nothing reads it yet."""
+        return replace(self.with_outputs_of(operator), _programs={**self._programs, operator.name: program})
+
     @property
     def plan(self) -> PipelinePlan:
         """What runs, as plain values."""

@@ -1,9 +1,12 @@
-"""Where the output of an operator goes: exactly-once files, a function of the user's, or nowhere."""
+"""What becomes of the output of an operator: what is chosen of it, and where that goes: files, a function, nowhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
+
+import pyarrow.compute as pc
 
 from stateline.blob.urls import absolute_url
 from stateline.errors import InvalidInputError
@@ -12,6 +15,7 @@ from stateline.files.nulls import check_countable
 from stateline.options import check_kind, plain_options
 from stateline.pipeline.graph import OperatorPlan
 from stateline.pipeline.operators.api import OperatorProgram
+from stateline.pipeline.operators.selection import SelectionProgram
 from stateline.pipeline.output_columns import columns_of
 from stateline.spark.pipeline import Pipeline
 from stateline.spark.sinks.for_each_batch import BatchFunction
@@ -27,6 +31,34 @@ class StageOutputs:
     _pipeline: Pipeline
     _operator: OperatorPlan
     _program: OperatorProgram
+
+    def where(self, condition: pc.Expression) -> Self:
+        """The rows of the output for which a condition holds, such as ``pc.field("price") > 100``.
+
+        Where rows of the output replace earlier ones, an operator behind it sees a row go that no longer fits.
+
+        Raises:
+            InvalidInputError: No Arrow expression, no such column, or no condition.
+        """
+        return self._choosing(SelectionProgram.filtered(self._program, condition))
+
+    def select(self, *columns: str, **expressions: pc.Expression) -> Self:
+        """Columns of the output, and others that are computed from them for each row.
+
+            stage.select("auction", average=pc.divide(pc.field("total"), pc.field("bids")))
+
+        A column that is the time of an event stays one, also under another name.
+
+        Raises:
+            InvalidInputError: No column of that name, no Arrow expression, or one that cannot be computed.
+        """
+        return self._choosing(SelectionProgram.projected(self._program, columns, expressions))
+
+    def _choosing(self, program: SelectionProgram) -> Self:
+        operator = OperatorPlan.of(self._operator.name, program, self._operator.sources)
+        operator = replace(operator, late_columns=self._operator.late_columns)
+        pipeline = self._pipeline.with_program(operator, program)
+        return replace(self, _pipeline=pipeline, _operator=operator, _program=program)
 
     def write_files(
         self,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pyarrow as pa
-
 from stateline.pipeline.event_time import Duration, WatermarkPlan
 from stateline.pipeline.operators.join import Interval, JoinProgram, JoinSide
 from stateline.spark.keyed_rows import KeyedRows
@@ -37,15 +35,11 @@ def join_of(
 def _side(rows: KeyedRows, *, times_in_key: bool) -> JoinSide:
     """One side, which is given all columns: those of the key as the user spells them, the others by their own names."""
     spelled = dict(zip(rows.key_columns, rows.keys, strict=True))
-    names = [rows.columns.own(name) for name in rows.schema.names]
-    schema = pa.schema(
-        [field.with_name(spelled.get(name, name)) for name, field in zip(names, rows.schema, strict=True)]
-    )
     watermark = rows.watermark
     if watermark is not None:
         column = _event_time(rows, watermark) if times_in_key else watermark.column
         watermark = replace(watermark, column=spelled.get(column, column))
-    return JoinSide(schema=schema, keys=list(rows.keys), watermark=watermark, updates=rows.updates)
+    return JoinSide(schema=rows.keyed_schema, keys=list(rows.keys), watermark=watermark, updates=rows.updates)
 
 
 def _event_time(rows: KeyedRows, watermark: WatermarkPlan) -> str:

@@ -5,12 +5,14 @@
     backend                                     a plain program's door: put, get, aggregate, checkpoint, restore
     aggregate                                   vectorised aggregation over a table
     value_state list_state map_state timers     what a stateful processor keeps per key, for the keys of a batch
-    variables   subkeys                         their tables; several rows per grouping key in its key group
+    variables   time_to_live                    their tables; rows that count as absent from a moment on
+    subkeys     intervals  versions             several rows per grouping key: in its key group, disjoint, by time
     snapshot    rescale                         what a checkpoint of a subtask makes; slices for another parallelism
     table       merge                           search newest first; keep the stack short
     run_store   open_runs                       runs in a store, open in this process
     run                                         the bytes of a run
-    rows        gather    keys    columns       rows in memory, whole-key comparison, grouping, raw columns
+    runs        rows                            runs in memory and the search through them; their rows
+    gather      keys      columns               rows put together, whole-key comparison, grouping, raw columns
     schema                                      names and types, and how they evolve
 
 A micro-batch goes from top to bottom and back: its keys are grouped, looked up in the table, merged with what is

@@ -27,7 +27,7 @@ from stateline.state.columns import Mask, Rows, fixed_words, valid_mask
 from stateline.state.keys import Hashes, KeyRows
 from stateline.state.merge import merge_windows
 from stateline.state.rescale import narrowed
-from stateline.state.rows import Run
+from stateline.state.runs import Run
 from stateline.state.schema import StateSchema
 from stateline.state.stored import SliceReader
 from stateline.state.table import Found, StateTable

@@ -27,6 +27,7 @@ __all__ = [
     "take",
     "valid_mask",
     "word_type",
+    "words_of",
 ]
 
 Rows = npt.NDArray[np.int64]
@@ -65,6 +66,18 @@ def fixed_words(column: pa.Array) -> npt.NDArray[Any] | None:
     return np.frombuffer(values, dtype=dtype)[column.offset : column.offset + len(column)]
 
 
+def words_of(column: pa.Array) -> npt.NDArray[Any]:
+    """As :func:`fixed_words`, of a column that has them.
+
+    Raises:
+        InternalError: It has a type of another kind.
+    """
+    words = fixed_words(column)
+    if words is None:
+        raise InternalError("expected whole numbers or times", operation="read", subject=str(column.type))
+    return words
+
+
 def word_type(kind: pa.DataType) -> type[Any] | None:
     """The type of the bit patterns of :func:`fixed_words`, if columns of a type have them."""
     return _WORDS.get(kind.bit_width) if _is_word(kind) else None
@@ -90,10 +103,8 @@ def at_or_below(column: pa.Array, bound: int) -> Mask:
     Raises:
         InternalError: A column of another type.
     """
-    words, valid = fixed_words(column), valid_mask(column)
-    if words is None:
-        raise InternalError("expected whole numbers or times", operation="at_or_below", subject=str(column.type))
-    mask: Mask = words <= bound
+    mask: Mask = words_of(column) <= bound
+    valid = valid_mask(column)
     return mask if valid is None else mask & valid
 
 

@@ -39,7 +39,8 @@ from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.options import normalise_settings, parse_int, parse_size, setting
 from stateline.state.columns import Mask, take
 from stateline.state.keys import group_sorted
-from stateline.state.rows import Run, StateRows
+from stateline.state.rows import StateRows
+from stateline.state.runs import Run
 
 __all__ = ["Counts", "Expired", "MergeSettings", "SlicedStack", "merge_runs", "merge_windows", "plan_merges"]
 

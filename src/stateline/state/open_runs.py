@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from stateline.key_groups import KeyGroupRange
-from stateline.state.rows import Run
+from stateline.state.runs import Run
 from stateline.state.schema import StateSchema
 from stateline.threads import new_lock
 

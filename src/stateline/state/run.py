@@ -53,8 +53,9 @@ from stateline.key_groups import KeyGroupRange, hash_bounds, key_group_of
 from stateline.options import normalise_settings, parse_choice, parse_int, parse_size, setting
 from stateline.state.evolution import apply_evolution, plan_evolution
 from stateline.state.keys import Hashes, KeyRows
-from stateline.state.rows import Run, StateRows
+from stateline.state.rows import StateRows
 from stateline.state.run_index import BatchEntry, RunIndex, corrupt_run, decode_entries, encode_index, inconsistency
+from stateline.state.runs import Run
 from stateline.state.schema import StateSchema
 from stateline.state.widths import narrowed_schema, retyped
 

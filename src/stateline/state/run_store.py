@@ -33,7 +33,7 @@ from stateline.key_groups import KeyGroupRange
 from stateline.options import normalise_settings, parse_int, parse_size, setting
 from stateline.state.keys import Hashes
 from stateline.state.open_runs import OpenKey, OpenRun, OpenRuns, StackKey
-from stateline.state.rows import Run, StateRows
+from stateline.state.rows import StateRows
 from stateline.state.run import (
     TAIL_GUESS_BYTES,
     RunSettings,
@@ -45,6 +45,7 @@ from stateline.state.run import (
     tail_bytes,
 )
 from stateline.state.run_index import RunIndex
+from stateline.state.runs import Run
 from stateline.state.schema import StateSchema
 
 __all__ = ["RunReader", "RunReaderSettings", "RunWriter", "process_open_runs"]

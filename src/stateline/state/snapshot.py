@@ -26,8 +26,9 @@ from stateline.checkpoint.api import SubtaskState
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.state.merge import Counts, Expired, MergeSettings, SlicedStack, merge_windows, plan_merges
-from stateline.state.rows import Run, StateRows
+from stateline.state.rows import StateRows
 from stateline.state.run_store import RunWriter
+from stateline.state.runs import Run
 from stateline.state.table import StateTable
 
 __all__ = ["Layers", "Snapshot", "snapshot"]

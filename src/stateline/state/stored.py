@@ -29,8 +29,8 @@ from stateline.options import check_known
 from stateline.state.columns import Column, from_words
 from stateline.state.keys import Hashes, KeyRows, group_rows, key_rows
 from stateline.state.rescale import state_of_range
-from stateline.state.rows import Run
 from stateline.state.run_store import RunReader
+from stateline.state.runs import Run
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
 

@@ -30,6 +30,7 @@ from stateline.state.table import Located, StateTable
 __all__ = [
     "LOWER_HALF",
     "OwnedRows",
+    "grouping_keys",
     "in_lower_half",
     "of_keys",
     "ordered_hashes",
@@ -72,6 +73,11 @@ def in_lower_half(numbers: Rows) -> Hashes:
     return numbers.view(np.uint64) & LOWER_HALF
 
 
+def grouping_keys(keys: KeyRows, columns: int) -> KeyRows:
+    """The grouping keys of rows, or of whole keys: their first columns, and of their hashes what rows are found by."""
+    return KeyRows(keys.hashes & _UPPER, keys.columns[:columns])
+
+
 def subkey_changes(
     table: StateTable,
     keys: KeyRows,
@@ -79,6 +85,7 @@ def subkey_changes(
     subkeys: Sequence[pa.Array],
     values: Sequence[pa.Array],
     deleted: Mask,
+    order: Hashes | None = None,
 ) -> StateRows:
     """Changes of a table with sub-keys, ascending by the hash that the module defines.
 
@@ -89,33 +96,41 @@ def subkey_changes(
         subkeys: One column per sub-key column.
         values: One column per value column.
         deleted: Which rows are tombstones.
+        order: For each row a number below 2**32 that orders it within its grouping key, and is always the same for one
+            whole key; ``None`` for the hash of the whole key.
     """
-    whole = subkey_rows(table.schema, keys, owners, subkeys)
+    whole = subkey_rows(table.schema, keys, owners, subkeys, order)
     rows = StateRows(whole, tuple(values), deleted if deleted.any() else None)
     return rows.take(np.argsort(whole.hashes, kind="stable"))
 
 
 def subkey_rows(
-    schema: StateSchema, keys: KeyRows, owners: Sequence[int] | Rows, subkeys: Sequence[pa.Array]
+    schema: StateSchema,
+    keys: KeyRows,
+    owners: Sequence[int] | Rows,
+    subkeys: Sequence[pa.Array],
+    order: Hashes | None = None,
 ) -> KeyRows:
     """Whole keys with the hashes that the module defines, in the order of ``owners``; see :func:`subkey_changes`."""
-    grouping = keys.take(np.array(owners, dtype=np.int64))
+    grouping = keys.take(np.asarray(owners, dtype=np.int64))
     whole = key_rows(schema, [*grouping.columns, *subkeys])
-    return KeyRows(ordered_hashes(grouping.hashes, whole.hashes >> _HALF), whole.columns)
+    return KeyRows(ordered_hashes(grouping.hashes, whole.hashes >> _HALF if order is None else order), whole.columns)
 
 
-def rows_of_keys(table: StateTable, keys: KeyRows) -> OwnedRows:
+def rows_of_keys(table: StateTable, keys: KeyRows, until: Hashes | None = None) -> OwnedRows:
     """All live rows of many grouping keys, in one pass over the runs.
 
     Args:
         table: A table with sub-keys.
         keys: Distinct grouping keys of this subtask, ascending by hash: the table's key without its sub-key.
+        until: For each key the place in its order up to which rows are wanted, inclusive; rows beyond it may come, too.
     """
     table.check_owned(keys)
     upper = keys.hashes & _UPPER
+    last = upper | (LOWER_HALF if until is None else until)
     parts: list[StateRows] = []
     owners: list[Rows] = []
-    for candidates in table.between(upper, upper | LOWER_HALF):
+    for candidates in table.between(upper, np.maximum.accumulate(last)):  # Keys may share an upper half.
         found = of_keys(candidates, keys.columns)
         if len(found.numbers):
             parts.append(found.source.rows(found.places))

@@ -21,7 +21,8 @@ from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.state.columns import Mask, Rows, take
 from stateline.state.gather import Piece, Places, gather
 from stateline.state.keys import Hashes, KeyRows
-from stateline.state.rows import Run, SearchedBatches, StateRows
+from stateline.state.rows import StateRows
+from stateline.state.runs import Run, SearchedBatches
 from stateline.state.schema import StateSchema
 from stateline.state.widths import retyped
 
@@ -152,7 +153,13 @@ class StateTable:
         return Found(mask, values)
 
     def between(
-        self, lows: Hashes, highs: Hashes, looking: Mask | None = None, rows_max: int = _LOCATED_MAX
+        self,
+        lows: Hashes,
+        highs: Hashes,
+        looking: Mask | None = None,
+        rows_max: int = _LOCATED_MAX,
+        *,
+        preceded: bool = False,
     ) -> Iterator[Located]:
         """All rows whose hashes lie in ranges, newest run first: older versions and tombstones too.
 
@@ -162,6 +169,8 @@ class StateTable:
             looking: Which ranges are still of interest. The caller may take some out between two answers: so it is
                 asked about the first row of each range, before any other one is looked at.
             rows_max: Rows that come at a time, if no single range has more of them in one batch of a run.
+            preceded: Whether of each object that last row comes, too, which lies before a range, has its upper half and
+                deletes nothing; and what deletes something between the two.
 
         Yields:
             Rows of one object each; none is empty.
@@ -170,7 +179,7 @@ class StateTable:
             numbers = np.concatenate([np.arange(part.start, part.stop) for part in asked])
             if looking is not None:
                 numbers = numbers[looking[numbers]]
-            ranges = source.ranges_between(lows.take(numbers), highs.take(numbers))
+            ranges = source.ranges_between(lows.take(numbers), highs.take(numbers), preceded=preceded)
             if looking is not None:
                 for found, places in source.places_in(ranges.firsts(), rows_max):
                     yield Located(numbers.take(found), places, source)

@@ -19,6 +19,7 @@ from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.dataflow import Dataflow, run_in_process
 from stateline.pipeline.delivery import Delivery
 from stateline.pipeline.graph import Graph
+from stateline.pipeline.lookups import LookupRoot, LookupRoots
 from stateline.pipeline.messages import Batch, BatchReport, SubtaskInput, SubtaskResult
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.parcels import Parcel
@@ -92,6 +93,7 @@ class PipelineHarness:
             for each in operators
             if each.output is not None
         }
+        self._lookups = {url: open_store(url, options) for url, options in self.plan.graph.lookup_roots.items()}
         self._rows: dict[int, dict[str, list[dict[str, Any]]]] = {}
         self.metrics: Mapping[str, float] = {}
         self._programs = dict(programs)
@@ -101,7 +103,13 @@ class PipelineHarness:
 
     def _new_driver(self) -> MicroBatchCoordinator[Rows]:
         return MicroBatchCoordinator(
-            self.plan, self.checkpoints, self._stores, self._run_subtasks, self.environment, self._hand_over
+            self.plan,
+            self.checkpoints,
+            self._stores,
+            self._run_subtasks,
+            self.environment,
+            self._hand_over,
+            lookups=LookupRoots(self._lookups),
         )
 
     # -- what a test does -----------------------------------------------------------------------------------------
@@ -214,6 +222,7 @@ class PipelineHarness:
             cache=None if self._copies is None else self._copies(subtask),
             open_runs=OpenRuns(),
             inline_bytes=self.plan.subtask_inline_bytes,
+            lookups={url: LookupRoot(store) for url, store in self._lookups.items()},
         )
 
 

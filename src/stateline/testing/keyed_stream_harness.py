@@ -28,14 +28,19 @@ from stateline.environment import Environment
 from stateline.errors import InvalidInputError, NotInstalledError
 from stateline.key_groups import check_key_type
 from stateline.options import check_kind, check_known, settings_from_options
-from stateline.pipeline.event_time import Duration, WatermarkPlan, WindowPlan
+from stateline.pipeline.event_time import Duration, SessionPlan, WatermarkPlan, WindowPlan
 from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
+from stateline.pipeline.lookups import find_lookup, lookup_in_operator, lookup_url
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.arrow_function import ArrowFunction, ArrowFunctionProgram
+from stateline.pipeline.operators.asof import AsofHow, AsofMode, AsofProgram
+from stateline.pipeline.operators.asof_sides import AsofSide
 from stateline.pipeline.operators.deduplication import DropDuplicatesProgram
 from stateline.pipeline.operators.join import Interval, JoinProgram, JoinSide
+from stateline.pipeline.operators.lookup import LookupHow, LookupProgram
 from stateline.pipeline.operators.ranking import Ties
+from stateline.pipeline.operators.sessions import SessionProgram
 from stateline.pipeline.operators.top import TopProgram
 from stateline.pipeline.plan import PipelineSettings
 from stateline.pipeline.windows import windows_over
@@ -50,7 +55,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyedStageHarness", "KeyedStreamHarness", "WindowedStreamHarness"]
 
-_OPERATOR: Final = "op"
 _STREAMS: Final = itertools.count()
 """Numbers for streams that no operator reads yet."""
 
@@ -95,7 +99,7 @@ class KeyedStreamHarness:
         options: Mapping[str, str] | None = None,
         clock: ManualClock | None = None,
         root: BlobStore | None = None,
-        name: str = _OPERATOR,
+        name: str = "op",
     ) -> None:
         given = _arrow_schema(schema, "schema")
         plan = None if watermark is None else WatermarkPlan.of(given, *watermark, late_data)
@@ -165,6 +169,24 @@ class KeyedStreamHarness:
         """As :meth:`stateline.spark.KeyedStream.window`."""
         window = windows_over(self._schema, column, size, slide, start, behind=self._is_behind)
         return WindowedStreamHarness(lambda mode, aggregations: self._aggregated(mode, aggregations, window))
+
+    def sessions(self, column: str, gap: Duration) -> WindowedStreamHarness:
+        """As :meth:`stateline.spark.KeyedStream.sessions`."""
+        sessions = SessionPlan.of(self._schema, column, gap)
+
+        def aggregated(mode: str, aggregations: Mapping[str, Aggregation]) -> KeyedStageHarness:
+            program = SessionProgram.bind(
+                self._schema,
+                self._keys,
+                sessions,
+                aggregations,
+                output_mode=mode,
+                watermark=self._watermark,
+                updates=self._updates,
+            )
+            return self._harness(program)
+
+        return WindowedStreamHarness(aggregated)
 
     def apply_arrow(
         self,
@@ -247,6 +269,53 @@ class KeyedStreamHarness:
         )
         return self._harness(program, other)
 
+    def join_asof(
+        self,
+        other: KeyedStreamHarness,
+        *,
+        how: AsofHow = "inner",
+        mode: AsofMode = "wait",
+        suffix: str = "_right",
+        tolerance: Duration | None = None,
+        deleted: str | None = None,
+    ) -> KeyedStageHarness:
+        """As :meth:`stateline.spark.KeyedStream.join_asof`."""
+        left, right = (
+            AsofSide(each._schema, tuple(each._keys), each._watermark, each._updates)  # noqa: SLF001 - of this class
+            for each in (self, other)
+        )
+        program = AsofProgram.bind(left, right, how=how, mode=mode, suffix=suffix, tolerance=tolerance, deleted=deleted)
+        return self._harness(program, other)
+
+    def lookup(
+        self,
+        source: KeyedStageHarness | str,
+        *,
+        operator: str | None = None,
+        columns: Sequence[str] | None = None,
+        how: LookupHow = "left",
+        suffix: str = "_right",
+    ) -> KeyedStageHarness:
+        """As :meth:`stateline.spark.KeyedStream.lookup`; ``source`` may be the URL of the root of another harness."""
+        if isinstance(source, KeyedStageHarness):
+            found, shown = lookup_in_operator(source.plan.graph.operator(source.name), operator, columns)
+            beside = source._front  # noqa: SLF001 - one module
+        else:
+            url = lookup_url(source, self._more["root"].url)
+            found, shown = find_lookup(url, operator, columns, {}, self._more["environment"])
+            beside = None
+        program = LookupProgram.bind(
+            self._schema,
+            self._keys,
+            found,
+            shown,
+            how=how,
+            suffix=suffix,
+            event_times=() if self._watermark is None else (self._watermark.column,),
+            updates=self._updates,
+        )
+        return self._harness(program, beside=beside)
+
     def process(
         self,
         processor: StatefulProcessor,
@@ -312,9 +381,23 @@ class KeyedStreamHarness:
         return self._harness(program)
 
     def _harness(
-        self, program: OperatorProgram, *others: KeyedStreamHarness, initial: pa.Table | None = None
+        self,
+        program: OperatorProgram,
+        *others: KeyedStreamHarness,
+        initial: pa.Table | None = None,
+        beside: _Front | None = None,
     ) -> KeyedStageHarness:
+        if self._ttl_ms is not None and program.ttl_ms is None:
+            raise InvalidInputError(
+                "cannot be used here: this operator forgets no keys by the clock of the stream",
+                operation="KeyedStreamHarness",
+                subject=f"ttl of operator {self._name!r}",
+                hint="Leave it out: aggregate, apply_arrow and drop_duplicates honour it",
+            )
         front, sources = self._front, [self._source]
+        if beside is not None:
+            front, mine, _ = front.beside(beside)
+            sources = [_renamed(source, mine) for source in sources]
         for other in others:
             front, mine, theirs = front.beside(other._front)  # noqa: SLF001 - of this class
             sources = [_renamed(source, mine) for source in sources]
@@ -383,7 +466,7 @@ def _renamed(source: Source, names: Mapping[str, str]) -> Source:
 
 
 class WindowedStreamHarness:
-    """What :meth:`KeyedStreamHarness.window` returns.
+    """What :meth:`KeyedStreamHarness.window` and :meth:`KeyedStreamHarness.sessions` return.
 
     Args:
         aggregated: Makes the harness of an output mode and aggregations.

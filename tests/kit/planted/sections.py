@@ -25,7 +25,7 @@ from stateline.pipeline import coordinator as coordinator_module
 from stateline.pipeline import subtask as task_module
 from stateline.state import rescale as rescale_module
 from stateline.state import run_store as run_store_module
-from stateline.state.rows import Run
+from stateline.state.runs import Run
 from stateline.state.snapshot import Layers, Snapshot, snapshot
 from tests.kit.planted.bugs import PlantedBug, register_bug
 from tests.kit.planted.planting import replaced

@@ -22,8 +22,8 @@ from stateline.changelog.segment import Section, SectionKind, encode_segment
 from stateline.cli.commands import stateline
 from stateline.files.pending import encoded_rows
 from stateline.key_groups import KeyGroupRange
-from stateline.state.rows import Run
 from stateline.state.run import RunSettings, encode_run
+from stateline.state.runs import Run
 from stateline.state.schema import StateSchema
 from tests.unit.state.state_kit import changes
 

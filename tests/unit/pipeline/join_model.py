@@ -97,12 +97,23 @@ class JoinLife:
             for name, table in stored.items():
                 changes = processed.changes.get(name)
                 grown = table if changes is None else table.with_changes(changes.narrowed())
+                _check_keys_are_unique(grown)
                 stored[name] = merge_once(grown, self.merging, processed.expired.get(name))[0]
         return collections.Counter(found)
 
     def rows(self, name):
         """Rows stored of one side, those included that are over."""
         return sum(subtask[name].rows for subtask in self.subtasks)
+
+
+def _check_keys_are_unique(table):
+    keys = [
+        key
+        for run in table.runs
+        for batch in run.batches
+        for key in zip(*(column.to_pylist() for column in batch.keys.columns), strict=True)
+    ]
+    assert len(keys) == len(set(keys))
 
 
 def _table(rows, schema, keys):

@@ -240,7 +240,9 @@ def test_the_program_says_what_it_reads_and_emits():
     assert program.output_schema == SCHEMA
     assert json.loads(program.definition) == {"program": "drop_duplicates", "keys": ["key"], "within_watermark": True}
     assert program.tables["keys"].values == pa.schema([("expires_at", pa.timestamp("us"))])
-    kept = DropDuplicatesProgram.bind(SCHEMA, ["key"], watermark=watermark("keep"))
+    several = DropDuplicatesProgram.bind(SCHEMA, ["key"], watermark=watermark(), event_times=["end", "at"])
+    assert several.event_time_columns == ("at", "end")
+    kept = DropDuplicatesProgram.bind(SCHEMA, ["key"], watermark=watermark("keep"), event_times=["at"])
     assert (kept.readings[0].late_by, kept.event_time_columns) == (None, ())
 
 

@@ -166,6 +166,14 @@ def test_rows_that_are_late_and_kept_meet_what_is_still_there():
     assert life.program.event_time_columns == ()
 
 
+def test_rows_that_are_late_and_kept_meet_those_that_come_with_them():
+    life = JoinLife(program_of("full", (0, 10 * MS), late_data="keep"))
+    left, right = ("a", 1, 1, NOW), (NOW + 3 * MS, 1, "with it", "a")
+    out = life.run([left], [right], NOW + 90 * MS, NOW + 90 * MS)
+    assert [(row[2], row[5]) for row in out] == [(1, "with it")]
+    assert life.rows("left") == life.rows("right") == 0
+
+
 def graph_of(how, within_us):
     """The join as an operator of a pipeline over two inputs."""
     inputs = tuple(

@@ -9,6 +9,7 @@ import random
 import pyarrow as pa
 import pytest
 
+from stateline.blob.memory import MemoryStore
 from stateline.errors import InvalidInputError
 from stateline.state.aggregate import count, sum
 from stateline.testing import KeyedStreamHarness
@@ -133,3 +134,21 @@ def test_rows_that_are_replaced_are_not_joined():
     replaced = clicks.aggregate(n=count()).key_by("on")
     with pytest.raises(InvalidInputError, match="replaces rows"):
         views.join(replaced)
+
+
+def test_a_stream_may_get_a_column_later_and_nothing_else_may_change():
+    def joined(views_schema=VIEWS, how="inner", upper="10 seconds"):
+        views = KeyedStreamHarness(views_schema, "page", watermark=("at", "4 seconds"), root=store)
+        clicks = KeyedStreamHarness(CLICKS, "on", watermark=("then", "4 seconds"))
+        return views.join(clicks, how, within=("0 seconds", upper))
+
+    store = MemoryStore("root")
+    assert joined().run_batch([{"page": "a", "at": START}], []) == []
+    with pytest.raises(InvalidInputError):
+        joined(how="left").run_batch([], [])
+    with pytest.raises(InvalidInputError):
+        joined(upper="20 seconds").run_batch([], [])
+    later = joined(VIEWS.append(pa.field("device", pa.string())))
+    new = {"page": "a", "at": START + SECOND, "device": "phone"}
+    found = later.run_batch([new], [{"on": "a", "then": START + 2 * SECOND, "worth": 1}])
+    assert {(row["device"], row["worth"]) for row in found} == {(None, 1), ("phone", 1)}

@@ -258,10 +258,12 @@ def test_other_columns_of_folders_and_another_order_in_csv_are_refused_too():
 
 
 def test_two_pipelines_are_refused_where_they_are_put_together():
+    stream = object()
+
     def pipeline(operator: OperatorPlan) -> Pipeline:
         graph = Graph.of_one_input([operator])
         whole = PipelinePlan(root_url="/state", parallelism=1, max_parallelism=1, graph=graph)
-        return Pipeline("the stream", whole, {operator.name: None})
+        return Pipeline(whole, {operator.name: stream}, {operator.name: object()})
 
     first = pipeline(writing("by_k", "/data/out", ("k", LONG)))
     with pytest.raises(InvalidInputError, match=r"alongside operators 'by_k' and 'by_j'"):

@@ -19,9 +19,10 @@ from stateline.key_groups import KeyGroupRange, hash_columns
 from stateline.state import keys as keys_module
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import Expired, MergeSettings
-from stateline.state.rows import Run, StateRows
+from stateline.state.rows import StateRows
 from stateline.state.run import EncodedRun
 from stateline.state.run_store import RunWriter
+from stateline.state.runs import Run
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import Layers, Snapshot
 from stateline.state.snapshot import snapshot as added_snapshot

@@ -17,7 +17,7 @@ from stateline.blob.checksum import crc32c
 from stateline.errors import CorruptDataError, ErrorKind, InvalidInputError, StatelineError, UnsupportedVersionError
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, key_group_of
-from stateline.state.rows import Run, StateRows
+from stateline.state.rows import StateRows
 from stateline.state.run import (
     EncodedRun,
     RunSettings,
@@ -28,6 +28,7 @@ from stateline.state.run import (
     read_index,
     tail_bytes,
 )
+from stateline.state.runs import Run
 from stateline.state.schema import StateSchema
 
 SMALL = RunSettings(batch_rows=8)

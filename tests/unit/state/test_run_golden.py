@@ -17,8 +17,9 @@ import pytest
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange
 from stateline.state.keys import group_rows, key_rows
-from stateline.state.rows import Run, StateRows
+from stateline.state.rows import StateRows
 from stateline.state.run import RunSettings, check_slice, check_whole, decode_batches, encode_run, read_index
+from stateline.state.runs import Run
 from stateline.state.schema import StateSchema
 
 FOLDER = Path(__file__).parents[2] / "golden" / "run"

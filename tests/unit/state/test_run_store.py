@@ -23,9 +23,9 @@ from stateline.key_groups import KeyGroupRange
 from stateline.state.backend import KeyedStateBackend
 from stateline.state.open_runs import OpenRun, OpenRuns
 from stateline.state.rescale import narrowed
-from stateline.state.rows import Run
 from stateline.state.run import RunSettings
 from stateline.state.run_store import RunReader, RunReaderSettings
+from stateline.state.runs import Run
 
 BIG = RunReaderSettings(whole_bytes=0, range_bytes=4096)
 SMALL_BATCHES = RunSettings(batch_rows=64)

@@ -22,8 +22,9 @@ from stateline.blob.memory import MemoryStore
 from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
 from stateline.state import aggregate as agg
 from stateline.state.merge import MergeSettings
-from stateline.state.rows import Run, StateRows
+from stateline.state.rows import StateRows
 from stateline.state.run_store import RunReader
+from stateline.state.runs import Run
 from stateline.state.table import StateTable
 
 D = decimal.Decimal

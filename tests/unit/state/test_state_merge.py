@@ -21,7 +21,8 @@ from stateline.state.merge import (
     merge_windows,
     plan_merges,
 )
-from stateline.state.rows import Run, StateRows
+from stateline.state.rows import StateRows
+from stateline.state.runs import Run
 from stateline.state.snapshot import Layers
 from stateline.state.table import StateTable
 

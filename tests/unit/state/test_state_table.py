@@ -12,7 +12,7 @@ from state_kit import ALL, LONGS, MAX_PARALLELISM, STRINGS, changes, collide, co
 from stateline.errors import InvalidInputError
 from stateline.key_groups import KeyGroupRange, key_group_of, stable_hash
 from stateline.state.keys import group_rows, key_rows
-from stateline.state.rows import SearchedBatches
+from stateline.state.runs import SearchedBatches
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
 

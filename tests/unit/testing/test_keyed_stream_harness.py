@@ -241,3 +241,24 @@ def test_keys_are_forgotten_by_the_clock():
     assert len(once.run_batch(rows(("a", 1)))) == 1
     with pytest.raises(InvalidInputError, match="1 millisecond or more"):
         KeyedStreamHarness(SCHEMA, "key", ttl=0)
+    with pytest.raises(InvalidInputError, match="forgets no keys by the clock"):
+        KeyedStreamHarness(SCHEMA, "key", ttl="1 minute").top(1, by="value")
+
+
+def test_rows_beside_versions_and_beside_state():
+    prices = pa.schema([("code", pa.string()), ("since", pa.timestamp("us", "UTC")), ("price", pa.int64())])
+    left = KeyedStreamHarness(SCHEMA, "key", watermark=("at", "1 second"))
+    joined = left.join_asof(KeyedStreamHarness(prices, "code", watermark=("since", "1 second")), how="left")
+    rows = [{"key": "a", "value": second, "at": second * SECOND} for second in (1, 3, 9)]
+    joined.run_batch(rows, [{"code": "a", "since": second * SECOND, "price": second} for second in (2, 9)])
+    found = joined.run_batch([], [])
+    assert sorted((row["value"], row["price"]) for row in found) == [(1, None), (3, 2)]
+
+    totals = KeyedStreamHarness(SCHEMA, "key", name="totals").aggregate(total=sum("value"))
+    beside = KeyedStreamHarness(SCHEMA, "key").lookup(totals)
+    assert [row["total"] for row in beside.run_batch(rows[:1], rows)] == [None]
+    assert [row["total"] for row in beside.run_batch(rows[:1], [])] == [13]
+
+    totals.run_batch(rows)
+    elsewhere = KeyedStreamHarness(SCHEMA, "key").lookup(totals.root.url, columns=["total"], how="inner")
+    assert [row["total"] for row in elsewhere.run_batch([*rows[:1], {"key": "b"}])] == [13]

@@ -45,7 +45,7 @@ from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
 from stateline.state.time_to_live import Lifetime, LiveTable, expiry_test, with_expiry
 
-__all__ = ["CHECKPOINT_COLUMN", "OUTPUT_MODES", "AggregateProgram"]
+__all__ = ["CHECKPOINT_COLUMN", "OUTPUT_MODES", "AggregateProgram", "check_names"]
 
 OUTPUT_MODES: Final = ("append", "complete", "update")
 
@@ -99,7 +99,7 @@ class AggregateProgram(OperatorProgram):
                 back, or a time to live in mode ``append`` or where rows may be taken back.
         """
         mode = parse_choice(output_mode, OUTPUT_MODES, "output mode")
-        _check_names(keys, aggregations, window)
+        check_names(keys, aggregations, () if window is None else (WINDOW_START, WINDOW_END))
         closes_by = _closing(keys, window, watermark, behind=behind)
         if mode == "append" and closes_by is None:
             raise InvalidInputError(
@@ -175,6 +175,10 @@ class AggregateProgram(OperatorProgram):
     @property
     def window(self) -> WindowPlan | None:
         return self._window
+
+    @property
+    def ttl_ms(self) -> int | None:
+        return self._ttl_ms
 
     @property
     def tables(self) -> Mapping[str, StateSchema]:
@@ -280,7 +284,8 @@ class AggregateProgram(OperatorProgram):
         return pa.Table.from_arrays(columns, schema=self.output_schema)
 
 
-def _check_names(keys: Sequence[str], aggregations: Mapping[str, Any], window: WindowPlan | None) -> None:
+def check_names(keys: Sequence[str], aggregations: Mapping[str, Any], added: Sequence[str]) -> None:
+    """Checks that no key and no aggregation has the name of a column that the operator adds."""
     if isinstance(aggregations.get("output_mode"), str):
         raise InvalidInputError(
             "must be given by position, without a name",
@@ -288,7 +293,7 @@ def _check_names(keys: Sequence[str], aggregations: Mapping[str, Any], window: W
             subject="output_mode",
             hint=f'Names are aggregations. Give the mode first: aggregate("{aggregations["output_mode"]}", ...)',
         )
-    taken = [CHECKPOINT_COLUMN, *([WINDOW_START, WINDOW_END] if window is not None else [])]
+    taken = [CHECKPOINT_COLUMN, *added]
     for name in (*keys, *aggregations):
         if name in taken:
             raise InvalidInputError(

@@ -25,6 +25,7 @@ __all__ = [
     "WEIGHT_COLUMN",
     "BatchContext",
     "Emits",
+    "Lookup",
     "OperatorProgram",
     "Processed",
     "Reading",
@@ -60,6 +61,26 @@ class Reading:
     columns: tuple[str, ...]
     late_by: str | None = None
     late_after_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """State of another operator that an operator reads and never changes.
+
+    Attributes:
+        state: Its name in the checkpoint: that of the operator, with the table where it has several.
+        schema: Its key columns, and the value columns that are read.
+        root: URL of the root, or of the folder of a savepoint, that has it; ``None`` for an operator of the same
+            pipeline, whose state is that of the checkpoint before the batch.
+        checkpoint_id: The checkpoint of ``root``; ``None`` for the newest one when a batch begins.
+        options: Settings of the store of ``root``.
+    """
+
+    state: str
+    schema: StateSchema
+    root: str | None = None
+    checkpoint_id: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +186,11 @@ class OperatorProgram(Protocol):
         ...
 
     @property
+    def lookups(self) -> Mapping[str, Lookup]:
+        """State of other operators that it reads, by a name of its own; ``tables`` has them beside its own tables."""
+        return {}
+
+    @property
     def definition(self) -> str:
         """What is computed, as text that is the same for the same program. A restart with another one is refused."""
         ...
@@ -198,6 +224,11 @@ class OperatorProgram(Protocol):
     def acts_on_watermark(self) -> bool:
         """Whether a watermark that advances changes state or output, even without rows."""
         return self.closes_windows
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """Processing time after which it forgets a key, milliseconds; ``None`` where the clock makes it forget none."""
+        return None
 
     @property
     def acts_on_time(self) -> bool:

@@ -146,6 +146,10 @@ class ArrowFunctionProgram(OperatorProgram):
         return "appends" if self._mode == "append" else "unknown"
 
     @property
+    def ttl_ms(self) -> int | None:
+        return self._ttl_ms
+
+    @property
     def tables(self) -> Mapping[str, StateSchema]:
         return {_TABLE: self._state if self._ttl_ms is None else with_expiry(self._state, _OPERATION)}
 

@@ -150,6 +150,10 @@ class DropDuplicatesProgram(OperatorProgram):
         return () if reading.late_by is None else tuple(dict.fromkeys([reading.late_by, *self._event_times]))
 
     @property
+    def ttl_ms(self) -> int | None:
+        return self._ttl_ms
+
+    @property
     def tables(self) -> Mapping[str, StateSchema]:
         return {_TABLE: self._state}
 

@@ -32,6 +32,7 @@ from stateline.environment import Environment, system_environment
 from stateline.errors import InternalError, InvalidInputError
 from stateline.pipeline.dataflow import Dataflow, decode_result, inputs_of_level, is_consistent, run_in_process
 from stateline.pipeline.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN, WINDOW_START, EventTimeWatch, WindowPlan
+from stateline.pipeline.lookups import LookupRoot
 from stateline.pipeline.messages import Batch, SubtaskInput, SubtaskResult
 from stateline.pipeline.operators.api import HASH_COLUMN, OperatorProgram
 from stateline.pipeline.parcels import decode_parcels, encode_parcels
@@ -377,7 +378,13 @@ def task_resources(plan: PipelinePlan, operator: str) -> TaskResources:
         environment=_process_environment(),
         cache=host_copies(plan, root),
         inline_bytes=plan.subtask_inline_bytes,
+        lookups={url: _lookup_root(plan, url, options) for url, options in plan.graph.lookup_roots.items()},
     )
+
+
+def _lookup_root(plan: PipelinePlan, url: str, options: Mapping[str, str]) -> LookupRoot:
+    store = _process_store(plan, url, options)
+    return LookupRoot(store, host_copies(plan, store))
 
 
 @cache

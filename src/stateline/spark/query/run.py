@@ -21,6 +21,7 @@ from stateline.pipeline.delivery import Delivery
 from stateline.pipeline.driver_stores import DriverStores
 from stateline.pipeline.end_of_stream import finish_open_files, plan_finisher
 from stateline.pipeline.idle import QuietRounds
+from stateline.pipeline.lookups import LookupRoots
 from stateline.pipeline.messages import Batch
 from stateline.pipeline.offsets import ReadFile, list_with_hadoop, next_batch, offsets_digest, read_with_hadoop
 from stateline.pipeline.plan import PipelinePlan
@@ -115,6 +116,7 @@ class PipelineRun:
             self._deliver,
             self._upkeep,
             host_copies(self._plan, self._stores.root),
+            LookupRoots(self._stores.lookups),
         )
 
     def _check_follows(self, spark_checkpoint: str) -> ReadFile:

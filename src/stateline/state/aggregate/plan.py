@@ -6,6 +6,7 @@ The way of one batch: group by key, partial states, search, merge, changed rows 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self, TypeAlias
@@ -165,18 +166,11 @@ class KeyedAggregation:
         Raises:
             InvalidInputError: A missing column or another type, a key of another subtask, a sum that does not fit.
         """
-        self._check_columns(rows)
-        names = self.state_schema.keys.names
-        keys = key_rows(self.state_schema, [rows.column(name) for name in names], hashes)
+        keys = self.keys(rows, hashes)
         groups = group_rows(keys)
         if len(groups) == 0:
             return self._empty(keys)
-        by_name = dict(zip(names, keys.columns, strict=True))
-        columns = {
-            field.name: by_name[field.name] if field.name in by_name else _plain(rows.column(field.name), field)
-            for field in self._input
-        }
-        grouped = GroupedRows(groups, columns, weights)
+        grouped = GroupedRows(groups, self.columns(rows, keys), weights)
         found = table.probe(groups.keys)
         values_now = {
             each.column: each.change((value_tables or {})[each.name], grouped, found.mask) for each in self.value_tables
@@ -191,6 +185,40 @@ class KeyedAggregation:
             gone = _gone(rows_now)
             changes = StateRows(groups.keys, (*values, rows_now), gone if gone.any() else None)
             return Update(changes, self._results_at(changes, np.flatnonzero(~gone)), found, value_changes)
+
+    def keys(self, rows: Rows, hashes: npt.NDArray[Any] | None = None) -> KeyRows:
+        """The keys of a batch; arguments and errors as :meth:`update`."""
+        self._check_columns(rows)
+        return key_rows(self.state_schema, [rows.column(name) for name in self.state_schema.keys.names], hashes)
+
+    def columns(self, rows: Rows, keys: KeyRows) -> dict[str, pa.Array]:
+        """The columns of a batch that aggregations read, as they are stored."""
+        by_name = dict(zip(self.state_schema.keys.names, keys.columns, strict=True))
+        return {
+            field.name: by_name[field.name] if field.name in by_name else _plain(rows.column(field.name), field)
+            for field in self._input
+        }
+
+    def partial(self, rows: GroupedRows) -> list[pa.Array]:
+        """The state columns of groups of rows by themselves; without :attr:`value_tables`."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return [column for one in self._bound for column in one.partial(rows)]
+
+    def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
+        """The states of both, row by row; of two stored ones, too.
+
+        On both sides a state that is all null is absent: an aggregation that was added later has none in rows that were
+        stored before.
+
+        Raises:
+            InvalidInputError: A sum that does not fit.
+        """
+        values: list[pa.Array] = []
+        with np.errstate(over="ignore", invalid="ignore"):
+            for one in self._bound:
+                columns = slice(len(values), len(values) + len(one.state))
+                values.extend(one.merge(*_absent_first(older[columns], newer[columns])))
+        return values
 
     def before(self, update: Update) -> pa.RecordBatch:
         """The results that the keys of a batch had before it; those without state are left out."""
@@ -238,6 +266,20 @@ class KeyedAggregation:
             if rows.schema.names.count(name) != 1:
                 reason = f"must come once, got it {rows.schema.names.count(name)} times"
                 raise _refused(name, reason, f"Columns of the batch: {', '.join(rows.schema.names)}")
+
+
+def _absent_first(
+    older: Sequence[pa.Array], newer: Sequence[pa.Array]
+) -> tuple[Sequence[pa.Array], Sequence[pa.Array]]:
+    """Both states, in each row the one that is all null first, if any is."""
+    if not all(column.null_count for column in newer):
+        return older, newer
+    absent = functools.reduce(pc.and_, [column.is_null() for column in newer])
+    pairs = list(zip(older, newer, strict=True))
+    return (
+        [pc.if_else(absent, new, old) for old, new in pairs],
+        [pc.if_else(absent, old, new) for old, new in pairs],
+    )
 
 
 def _gone(rows: pa.Array) -> npt.NDArray[np.bool_]:

@@ -12,7 +12,8 @@ from stateline.pipeline.operators.join.interval import Interval
 from stateline.pipeline.operators.join.side import SideTable, columns_of
 from stateline.state.columns import Mask, Rows
 from stateline.state.keys import group_rows
-from stateline.state.rows import SearchedBatches, StateRows
+from stateline.state.rows import StateRows
+from stateline.state.runs import SearchedBatches
 from stateline.state.subkeys import of_keys
 from stateline.state.table import Located, StateTable
 

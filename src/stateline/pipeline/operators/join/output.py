@@ -8,9 +8,8 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from stateline.errors import InvalidInputError
-from stateline.options import check_text
 from stateline.pipeline.operators.join.side import SideTable, columns_of
+from stateline.pipeline.operators.suffixes import names_beside
 from stateline.state.columns import take
 from stateline.state.rows import StateRows
 from stateline.state.table import Located
@@ -57,7 +56,6 @@ class JoinedColumns:
         Raises:
             InvalidInputError: A name of the right is taken, with its suffix too.
         """
-        check_text(suffix, "suffix")
         left, right = sides
         keys = list(zip(left.keys.keys.names, right.keys.keys.names, strict=True))
         fields: list[pa.Field] = []
@@ -69,17 +67,9 @@ class JoinedColumns:
         for name in left.input_columns[len(keys) :]:
             fields.append(_field(left, schemas[LEFT], name, name, nullable=may_lack[LEFT]))
             sources.append((left.numbers[name], None))
-        taken = {field.name.lower() for field in fields}
-        for name in () if is_semi else right.input_columns[len(keys) :]:
-            named = name + suffix if name.lower() in taken else name
-            if named.lower() in taken:
-                raise InvalidInputError(
-                    f"column {name!r} of the right side cannot be called {named!r}, which is taken",
-                    operation="join",
-                    subject="suffix",
-                    hint="Give another suffix=, or rename the column of one of the streams",
-                )
-            taken.add(named.lower())
+        others = () if is_semi else right.input_columns[len(keys) :]
+        taken = [field.name for field in fields]
+        for name, named in zip(others, names_beside(taken, others, suffix, "join"), strict=True):
             fields.append(_field(right, schemas[RIGHT], name, named, nullable=may_lack[RIGHT]))
             sources.append((None, right.numbers[name]))
         return cls(pa.schema(fields), tuple(sources))

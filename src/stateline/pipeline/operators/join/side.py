@@ -21,7 +21,8 @@ from stateline.pipeline.operators.join.interval import Interval, Ranges, all_of_
 from stateline.state.columns import Mask, Rows, contiguous, fixed_words, from_words, valid_mask
 from stateline.state.gather import Scattered
 from stateline.state.keys import KeyRows, key_rows, sorted_by_hash
-from stateline.state.rows import SearchedBatches, StateRows
+from stateline.state.rows import StateRows
+from stateline.state.runs import SearchedBatches
 from stateline.state.schema import StateSchema
 from stateline.state.subkeys import in_lower_half, ordered_hashes
 
