@@ -138,6 +138,18 @@ def test_a_batch_writes_only_values_that_are_new():
     assert len(engine.state("values.name")) == 1001
 
 
+def test_a_window_that_is_kept_open_for_late_rows_begins_anew_without_its_old_values():
+    watermark = WatermarkPlan.of(SCHEMA, "at", "0 seconds", "keep")
+    made = AggregateProgram.bind(SCHEMA, ["key"], {"n": count_distinct("name")}, window=WINDOW, watermark=watermark)
+    engine = Engine(made, SCHEMA, watermark=watermark, parallelism=1)
+    row = {"key": "a", "name": "x", "at": 1 * SECOND}
+    engine.run_batch([row, row | {"name": "y"}])
+    for second in (20, 21):
+        engine.run_batch([row | {"at": second * SECOND}])
+    assert len(engine.state("values.name")) == 3, "no merge has left them out yet"
+    assert [one["n"] for one in engine.run_batch([row, row])] == [1], "and x was stored before"
+
+
 def test_values_of_closed_windows_go_when_runs_are_merged():
     watermark = WatermarkPlan.of(SCHEMA, "at", "0 seconds")
     made = AggregateProgram.bind(

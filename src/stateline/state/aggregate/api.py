@@ -56,6 +56,7 @@ class GroupedRows:
         self.weights = None if weights is None else weights.take(groups.order)
         self._columns = columns
         self._ordered: dict[str, pa.Array] = {}
+        self._masks: dict[str, Mask] = {}
         self._sizes: Rows | None = None
         self._index: Rows | None = None
 
@@ -86,6 +87,13 @@ class GroupedRows:
         found = self._ordered.get(name)
         if found is None:
             found = self._ordered[name] = take(self._columns[name], self.groups.order)
+        return found
+
+    def mask(self, name: str) -> Mask:
+        """For which rows, in group order, a column of truth values is true."""
+        found = self._masks.get(name)
+        if found is None:
+            found = self._masks[name] = self.column(name).fill_null(False).to_numpy(zero_copy_only=False)
         return found
 
     def counts(self, valid: Mask | None) -> Rows:
@@ -320,8 +328,7 @@ class _Where(BoundAggregation):
         self.state, self.output, self.input_type = bound.state, bound.output, bound.input_type
 
     def partial(self, rows: GroupedRows) -> list[pa.Array]:
-        mask = rows.column(self._condition).fill_null(False).to_numpy(zero_copy_only=False)
-        return self._of.partial(_ChosenRows(rows, mask))
+        return self._of.partial(_ChosenRows(rows, rows.mask(self._condition)))
 
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
         return self._of.merge(older, newer)

@@ -27,7 +27,7 @@ from stateline.errors import InternalError
 from stateline.state.aggregate.api import BoundAggregation, GroupedRows, Inputs, merge_nullable
 from stateline.state.aggregate.ordering import ordinals
 from stateline.state.columns import Mask, Rows, take, valid_mask
-from stateline.state.keys import group_rows
+from stateline.state.keys import Groups, group_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
 from stateline.state.subkeys import rows_of_keys, subkey_rows
@@ -78,8 +78,8 @@ class ValueChange:
     Attributes:
         owners: For each value that the batch has touched the number of its group.
         values: The values.
-        before: How many rows had them, by condition.
-        after: How many have them now.
+        before: How many rows had them, by condition; or whether any had, where rows are not counted.
+        after: The same, now.
         changes: What is to be stored.
         table: What was stored.
         groups: The groups.
@@ -87,8 +87,8 @@ class ValueChange:
 
     owners: Rows
     values: pa.Array
-    before: dict[str | None, Rows]
-    after: dict[str | None, Rows]
+    before: dict[str | None, npt.NDArray[Any]]
+    after: dict[str | None, npt.NDArray[Any]]
     changes: StateRows
     table: StateTable
     groups: GroupedRows
@@ -167,31 +167,30 @@ class ValueTable:
         first = pairs.order.take(pairs.starts)
         owner = owners.take(first)
         found = table.probe(pairs.keys)
-        stored = [_numbers(one) for one in found.values]
-        before = [np.where(known.take(owner), one, 0) for one in stored]
-        came = (
-            np.add.reduceat(self._weights(rows, present, each).take(pairs.order), pairs.starts)
-            for each in self.conditions
-        )
-        after = [old + new if self.counts else np.minimum(old + new, 1) for old, new in zip(before, came, strict=True)]
-        if any((one < 0).any() for one in after):
+        stored = [_numbers(one) if self.counts else _flags(one) for one in found.values]
+        lives = known.take(owner)
+        before = [one if lives.all() else np.where(lives, one, False) for one in stored]
+        came = [self._came(rows, present, pairs, each) for each in self.conditions]
+        after = [old + new if self.counts else old | new for old, new in zip(before, came, strict=True)]
+        if self.counts and any((one < 0).any() for one in after):
             raise InternalError("a value was taken back that no row had", operation="aggregate", subject=self.column)
         differ = np.logical_or.reduce([new != old for new, old in zip(after, stored, strict=True)])
         chosen = np.flatnonzero(differ)
-        kinds = self.schema.values.types
-        kept = [pa.array(one.take(chosen)).cast(kind) for one, kind in zip(after, kinds, strict=True)]
-        gone = np.logical_and.reduce([one.take(chosen) == 0 for one in after])
-        changes = StateRows(pairs.keys.take(chosen), tuple(kept), gone if gone.any() else None)
+        kept = [one.take(chosen) for one in after]
+        gone = np.logical_and.reduce([one == 0 for one in kept])
+        changes = StateRows(pairs.keys.take(chosen), tuple(map(pa.array, kept)), gone if gone.any() else None)
         had, have = (dict(zip(self.conditions, counts, strict=True)) for counts in (before, after))
         return ValueChange(owner, pairs.keys.columns[-1], had, have, changes, table, rows)
 
-    def _weights(self, rows: GroupedRows, present: Rows, condition: str | None) -> Rows:
-        """What each row adds to the rows of its value."""
-        weights = np.ones(len(present), dtype=np.int64) if rows.weights is None else rows.weights.take(present)
-        if condition is None:
-            return weights
-        holds = rows.column(condition).fill_null(False).to_numpy(zero_copy_only=False).take(present)
-        return np.where(holds, weights, 0)
+    def _came(self, rows: GroupedRows, present: Rows, pairs: Groups, condition: str | None) -> npt.NDArray[Any]:
+        """What a batch adds to the rows of each value: how many, or whether there are any."""
+        holds = None if condition is None else rows.mask(condition).take(present).take(pairs.order)
+        if not self.counts:
+            every = np.ones(len(pairs), dtype=np.bool_)
+            return every if holds is None else np.logical_or.reduceat(holds, pairs.starts)
+        weights = np.ones(len(rows.index), dtype=np.int64) if rows.weights is None else rows.weights
+        weights = weights.take(present).take(pairs.order)
+        return np.add.reduceat(weights if holds is None else np.where(holds, weights, 0), pairs.starts)
 
 
 class DistinctCount(ValueAggregation):
@@ -262,6 +261,12 @@ def _best(groups: int, owners: Rows, numbers: Rows, taken: Mask) -> Rows:
     best = np.full(groups, -1, dtype=np.int64)
     best[owners.take(order)] = order  # The greatest of a group is written last.
     return best
+
+
+def _flags(column: pa.Array) -> Mask:
+    """Truth values; false where null."""
+    flags: Mask = column.fill_null(False).to_numpy(zero_copy_only=False)
+    return flags
 
 
 def _numbers(column: pa.Array) -> npt.NDArray[Any]:
