@@ -52,6 +52,7 @@ def write_csv(settings: EventSettings, folder: Path) -> None:
     for kind in SCHEMAS:
         (folder / "batches" / kind).mkdir(parents=True)
         (folder / "halves" / kind).mkdir(parents=True)
+    (folder / "batches" / "side").mkdir()
     for number, tables in enumerate(blocks(settings)):
         for kind, table in tables.items():
             rows = as_text(table)

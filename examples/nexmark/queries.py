@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from stateline.spark import KeyedStream, PipelineStage, count, count_distinct, max, min, sum
 from stateline.state.aggregate.api import Function
 
-__all__ = ["CLASSES", "FOLDERS", "LATENESS", "QUERIES", "WINDOW", "Query", "Streams"]
+__all__ = ["BEFORE", "CLASSES", "FOLDERS", "LATENESS", "QUERIES", "WINDOW", "Query", "Streams"]
 
 LATENESS: Final = "4 seconds"
 """Rows may come this much later than the newest one."""
@@ -38,8 +38,9 @@ class Streams:
 
     Attributes:
         persons: Everybody who sells, as a stream; so are ``auctions`` and ``bids``.
-        side: The table of q13, no stream.
+        side: The rows of q13's table.
         checkpoint: Root of the state.
+        side_checkpoint: Root of that table, which another pipeline keeps.
         parallelism: Subtasks.
         longest_auction: No auction is open for longer.
     """
@@ -49,6 +50,7 @@ class Streams:
     bids: DataFrame
     side: DataFrame
     checkpoint: str
+    side_checkpoint: str
     parallelism: int
     longest_auction: dt.timedelta
 
@@ -144,10 +146,10 @@ def q12(streams: Streams) -> PipelineStage:
     return streams.keyed(bids, "bidder", "now").window("now", WINDOW).aggregate(bids=count())
 
 
-def q13(streams: Streams) -> DataFrame:
-    """Every bid with a value from a table that does not change: Spark's own join, whose rows are written once."""
-    bids = streams.bids.withColumn("key", F.expr("auction % 10000"))
-    return bids.join(streams.side, "key").select("auction", "bidder", "price", "dateTime", "value")
+def q13(streams: Streams) -> PipelineStage:
+    """Every bid with a value from a table that another pipeline keeps: :func:`side_table`, as a batch finds it."""
+    bids = streams.bids.select(F.expr("auction % 10000").alias("key"), "auction", "bidder", "price", "dateTime")
+    return streams.keyed(bids, "key", None).lookup(streams.side_checkpoint, columns=["value"], how="inner")
 
 
 def q14(streams: Streams) -> DataFrame:
@@ -225,10 +227,18 @@ def q22(streams: Streams) -> DataFrame:
     return streams.bids.select("auction", "bidder", "price", "channel", *folders)
 
 
+def side_table(streams: Streams) -> PipelineStage:
+    """What q13 looks up: a pipeline of its own, which runs to its end before."""
+    side = KeyedStream(streams.side, "key", streams.side_checkpoint, parallelism=streams.parallelism)
+    return side.aggregate(value=max("value"))
+
+
 QUERIES: Final[Mapping[str, Query]] = {
     query.__name__: query
     for query in (q0, q1, q2, q3, q4, q5, q7, q8, q9, q10, q11, q12, q13, q14, q15, q16, q17, q18, q19, q20, q21, q22)
 }
+BEFORE: Final[Mapping[str, Query]] = {"q13": side_table}
+"""Pipelines that keep what a query looks up."""
 FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {"q10": ("day", "minute")}
 """Columns that become folders of the output."""
 

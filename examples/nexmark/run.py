@@ -6,13 +6,14 @@ import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 
 from examples.nexmark.events import SCHEMAS, EventSettings, Kind
-from examples.nexmark.queries import FOLDERS, QUERIES, Streams
+from examples.nexmark.queries import BEFORE, FOLDERS, QUERIES, Streams
 from examples.nexmark.source import side_input
 from stateline.spark import PipelineStage, finish_files
 
@@ -44,16 +45,18 @@ def open_streams(
 ) -> Streams:
     """All streams of a source: a file of each in each micro-batch."""
 
-    def read(kind: Kind) -> DataFrame:
-        reader = spark.readStream.schema(from_arrow_schema(SCHEMAS[kind])).option("maxFilesPerTrigger", 1)
+    def read(kind: Kind | Literal["side"]) -> DataFrame:
+        schema = side_input().schema if kind == "side" else SCHEMAS[kind]
+        reader = spark.readStream.schema(from_arrow_schema(schema)).option("maxFilesPerTrigger", 1)
         return reader.format(file_format).load(str(source / kind))
 
     return Streams(
         persons=read("persons"),
         auctions=read("auctions"),
         bids=read("bids"),
-        side=spark.createDataFrame(side_input()),
+        side=read("side"),
         checkpoint=str(checkpoint),
+        side_checkpoint=f"{checkpoint}-side",
         parallelism=parallelism,
         longest_auction=longest_auction,
     )
@@ -73,6 +76,8 @@ def run_query(
         parallelism: Subtasks.
     """
     streams = open_streams(spark, source, place / "state", parallelism, settings.longest_auction)
+    if name in BEFORE:
+        BEFORE[name](streams).state_only().start(trigger=dict(ALL_FILES)).awaitTermination()
     result = QUERIES[name](streams)
     start = _start_files if isinstance(result, DataFrame) else _start_operators
     output = str(place / "output")

@@ -93,6 +93,22 @@ def test_what_others_ask_is_what_the_inner_program_says() -> None:
     assert (outer.acts_on_watermark, outer.acts_on_time) == (inner.acts_on_watermark, inner.acts_on_time)
 
 
+def test_every_question_to_an_operator_is_answered_by_the_inner_program() -> None:
+    asked = {name for name, member in vars(OperatorProgram).items() if isinstance(member, property)}
+    assert asked - set(vars(SelectionProgram)) == {"columns_handed_on"}  # It follows from the output's schema.
+
+
+def test_the_number_of_a_checkpoint_is_handed_on_and_nothing_is_computed_from_it() -> None:
+    inner = AggregateProgram.bind(SCHEMA, ["key"], {"rows": count()})
+    chosen = SelectionProgram.projected(inner, ["key", "checkpoint_id"], {"twice": pc.field("rows") + pc.field("rows")})
+    assert chosen.output_schema.field("checkpoint_id") == inner.output_schema.field("checkpoint_id")
+    assert chosen.columns_handed_on.names == ["key", "twice"]
+    with pytest.raises(InvalidInputError, match="No match"):
+        SelectionProgram.projected(inner, ["key"], {"batch": pc.field("checkpoint_id")})
+    with pytest.raises(InvalidInputError, match="No match"):
+        SelectionProgram.filtered(inner, pc.field("checkpoint_id") > 1)
+
+
 def test_selections_stand_behind_selections_and_survive_another_process() -> None:
     first = SelectionProgram.projected(Rows(), [], {"double": pc.add(pc.field("total"), pc.field("total"))})
     second = pickle.loads(pickle.dumps(SelectionProgram.filtered(first, pc.field("double") == 14)))

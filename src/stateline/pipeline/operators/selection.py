@@ -19,7 +19,7 @@ from pyarrow import acero
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.options import check_known
 from stateline.pipeline.event_time import WindowPlan
-from stateline.pipeline.operators.api import BatchContext, Emits, OperatorProgram, Processed, Reading
+from stateline.pipeline.operators.api import BatchContext, Emits, Lookup, OperatorProgram, Processed, Reading
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
 
@@ -46,7 +46,7 @@ class SelectionProgram(OperatorProgram):
         """
         _check_expression(condition, "where", "condition")
         schema = inner.output_schema
-        [kind] = _projected(schema.empty_table(), {"condition": condition}, "where").schema.types
+        [kind] = _projected(inner.columns_handed_on.empty_table(), {"condition": condition}, "where").schema.types
         if not pa.types.is_boolean(kind):
             raise InvalidInputError(
                 f"expected a boolean, got {kind}",
@@ -78,8 +78,9 @@ class SelectionProgram(OperatorProgram):
             )
         for name, expression in expressions.items():
             _check_expression(expression, "select", f"column {name!r}")
-        chosen = {**{name: pc.field(name) for name in columns}, **expressions}
-        return cls(inner, None, chosen, _projected(schema.empty_table(), chosen, "select").schema)
+        computed = _projected(inner.columns_handed_on.empty_table(), expressions, "select").schema
+        output = pa.schema([*(schema.field(name) for name in columns), *computed])
+        return cls(inner, None, {**{name: pc.field(name) for name in columns}, **expressions}, output)
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -118,6 +119,10 @@ class SelectionProgram(OperatorProgram):
     @property
     def tables(self) -> Mapping[str, StateSchema]:
         return self._inner.tables
+
+    @property
+    def lookups(self) -> Mapping[str, Lookup]:
+        return self._inner.lookups
 
     @property
     def definition(self) -> str:
@@ -164,7 +169,7 @@ class SelectionProgram(OperatorProgram):
             return None
         if self._condition is not None:
             return rows.filter(self._condition)
-        return _projected(rows, self._columns, "select").cast(self._output)
+        return pa.Table.from_arrays(_projected(rows, self._columns, "select").columns, schema=self._output)
 
 
 def _projected(rows: pa.Table, columns: Mapping[str, pc.Expression], operation: str) -> pa.Table:
