@@ -12,13 +12,15 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from stateline.blob.memory import MemoryStore
 from stateline.errors import InvalidInputError
 from stateline.pipeline.event_time import WINDOW_END, WINDOW_START, WatermarkPlan, WindowPlan
 from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
 from stateline.pipeline.operators.aggregation import CHECKPOINT_COLUMN, AggregateProgram
 from stateline.pipeline.operators.top import TopProgram
 from stateline.state import aggregate as agg
-from stateline.testing import GraphHarness, KeyedStreamHarness
+from stateline.testing import FaultyStore, GraphHarness, KeyedStreamHarness
+from stateline.testing.faults import ActorKilled, Fault, FaultKind, ScriptedFaults
 
 SECOND = 1_000_000
 BIDS = pa.schema(
@@ -40,7 +42,7 @@ WINDOW_SQL = "time_bucket(interval 10 seconds, moment, timestamp '1970-01-01') a
 class Chain:
     """Operators behind each other; the first one reads bids."""
 
-    def __init__(self, *steps, watermark=None):
+    def __init__(self, *steps, watermark=None, root=None):
         self.programs, plans, schema = {}, [], BIDS
         for number, step in enumerate((*steps, None)):
             before = list(self.programs.values())[-1] if self.programs else None
@@ -53,7 +55,7 @@ class Chain:
         self.last = f"step {len(steps)}"
         self.columns = self.programs[self.last].key_columns
         graph = Graph((Input(name="step 0", watermark=watermark),), tuple(plans))
-        self.harness = GraphHarness(graph, self.programs, {"step 0": BIDS})
+        self.harness = GraphHarness(graph, self.programs, {"step 0": BIDS}, root=root)
 
     def held(self):
         """What a reader of all changes holds: rows, and how many of each."""
@@ -221,6 +223,31 @@ def test_what_is_held_after_each_batch_is_the_answer_of_batch_sql(name):
             chain.harness.run_batch({"step 0": batch}, batch_id=number)  # Spark gives it again: nothing happens twice.
         chain.harness.restart(parallelism=dice.choice([1, 2, 3]))
     assert chain.held()
+
+
+@pytest.mark.parametrize("name", ["three steps", "what the best bidders pay", "top of a top"])
+def test_a_driver_that_dies_at_any_call_of_the_store_takes_back_each_row_once(name):
+    steps, sql = CHAINS[name]
+    dice, rows, place = random.Random(name), [], f"chain-{name}"
+    faults = ScriptedFaults()
+    store, deaths = FaultyStore(MemoryStore(place), faults), 0
+    chain = Chain(*steps, root=store)
+    for number in range(12):
+        rows += (batch := bids(dice, dice.choice([1, 5, 20]), 4 * number))
+        kind = dice.choice([FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
+        faults.add(Fault(kind=kind, at=faults.total + dice.randrange(6)))
+        for _ in range(5):  # Faults that nothing met before may strike now, too.
+            try:
+                chain.harness.run_batch({"step 0": batch}, batch_id=number)
+            except ActorKilled:
+                deaths += 1
+                store.revive()
+                chain.harness.restart(parallelism=dice.choice([1, 2, 3]))
+        faults.suspended = True  # A fault of a call that nobody made waits for the next batch.
+        assert chain.held() == answer(sql, rows, chain.columns), number
+        faults.suspended = False
+    assert deaths > 3
+    MemoryStore.forget(place)
 
 
 CLOSING = {

@@ -162,6 +162,9 @@ def test_what_updates_takes_back_what_it_had_shown_and_what_closes_takes_back_no
         output, retracted = steps.run([], watermark_us=10 * SECOND)
         assert [row["n"] for row in output] == [] if mode == "update" else [3]
         assert retracted == []
+    kept = WatermarkPlan.of(SCHEMA, "end", "0 seconds", "keep")
+    reopened = AggregateProgram.bind(SCHEMA, ["key"], {"n": agg.count()}, window=window, watermark=kept)
+    assert reopened.event_time_columns == (), "a window that begins anew is shown again"
     complete = AggregateProgram.bind(SCHEMA, ["key"], {"n": agg.count()}, output_mode="complete")
     assert (complete.emits, complete.event_time_columns) == ("unknown", ())
 

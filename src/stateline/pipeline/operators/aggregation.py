@@ -168,8 +168,8 @@ class AggregateProgram(OperatorProgram):
 
     @property
     def event_time_columns(self) -> tuple[str, ...]:
-        if self._closes_by is None:
-            return ()
+        if self._closes_by is None or self.readings[0].late_by is None:
+            return ()  # A closed window that begins anew shows itself again.
         return (self.key_columns[self._closes_by[0]] if self._window is None else WINDOW_END,)
 
     @property
