@@ -148,6 +148,10 @@ class SelectionProgram(OperatorProgram):
         return self._inner.acts_on_watermark
 
     @property
+    def ttl_ms(self) -> int | None:
+        return self._inner.ttl_ms
+
+    @property
     def acts_on_time(self) -> bool:
         return self._inner.acts_on_time
 
