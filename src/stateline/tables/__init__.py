@@ -1,0 +1,24 @@
+"""Commits into tables and databases: what a record decided, once, whoever comes and however late.
+
+:mod:`stateline.tables.api` is the protocol. Each format has a module, which is loaded, with its library, when a table of
+it is opened.
+"""
+
+from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableState, TableToken
+from stateline.tables.commit import check_token, commit_once
+from stateline.tables.targets import FILE_TABLES, TABLE_FORMATS, TableTarget, open_table
+
+__all__ = [
+    "FILE_TABLES",
+    "TABLE_FORMATS",
+    "Attempt",
+    "NewFile",
+    "Outcome",
+    "Table",
+    "TableChange",
+    "TableState",
+    "TableToken",
+    "check_token",
+    "commit_once",
+    "open_table",
+]

@@ -1,0 +1,223 @@
+"""What a Delta log says of one file, made from its Parquet footer and its name: statistics and partition values.
+
+Wrong statistics give wrong answers: readers skip files by them. So a bound is left out where it is not certain.
+
+Facts:
+- Bounds of texts have 32 characters at most; a maximum that is cut must still be one, so the last code point follows.
+- Bounds of timestamps have milliseconds, cut by readers and writers of the format: a maximum is raised to the next one.
+- Footers know nothing of NaN, which readers take for the greatest number: floats have no maximum.
+- Numbers of JSON are floats to some readers: decimals of more than 15 digits have no bounds.
+- Partition values are text. Null and the empty text cannot be told apart.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stateline.errors import CorruptDataError, InvalidInputError
+from stateline.tables.columns import leaves_of, refused_columns
+
+__all__ = ["check_partition_kind", "file_statistics", "partition_values"]
+
+_COLUMNS_MAX: Final = 32
+_TEXT_MAX: Final = 32
+_DIGITS_MAX: Final = 15
+_LAST_CHARACTER: Final = "\U0010ffff"
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+_MILLISECOND: Final = dt.timedelta(milliseconds=1)
+
+
+def file_statistics(footer: pq.FileMetaData) -> str:
+    """The member ``stats`` of an ``add`` action: rows, and bounds and nulls of the first 32 leaf columns."""
+    tree: dict[str, Any] = {"numRecords": footer.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    index = -1
+    for column in footer.schema.to_arrow_schema():
+        for path, kind in leaves_of(column.type, (column.name,)):
+            index += 1
+            if path is None or index >= _COLUMNS_MAX:
+                continue
+            least, greatest, nulls = _bounds(footer, index)
+            _put(tree["nullCount"], path, nulls)
+            if least is not None and greatest is not None:
+                _put(tree["minValues"], path, _least(least, kind))
+                _put(tree["maxValues"], path, _greatest(greatest, kind))
+    return json.dumps(tree, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def partition_values(
+    name: str, columns: Sequence[str], schema: pa.Schema, footer: pq.FileMetaData
+) -> dict[str, str | None]:
+    """The member ``partitionValues`` of an ``add`` action.
+
+    Args:
+        name: The file, in folders ``column=value``.
+        columns: Partition columns, outermost first.
+        schema: Columns of the table.
+        footer: Of the file, which has a column itself where its folder does not tell its value in full.
+
+    Raises:
+        CorruptDataError: The name does not tell values of these columns.
+    """
+    folders = name.split("/")[:-1]
+    in_file = {column.name: at for at, column in enumerate(footer.schema.to_arrow_schema())}
+    found: dict[str, str | None] = {}
+    for column, folder in zip(columns, folders, strict=False):
+        key, _, text = folder.partition("=")
+        kind = schema.field(column).type
+        if unquote(key) == column:
+            found[column] = _value_in_file(footer, in_file[column]) if column in in_file else _written(text, kind)
+    if [*found] != [*columns]:
+        raise CorruptDataError(
+            f"expected folders of {list(columns)}, got {folders}", operation="commit", subject=f"file {name}"
+        )
+    for column, text in found.items():
+        _check_value(text, schema.field(column).type, name)
+    return found
+
+
+def check_partition_kind(column: pa.Field, name: str) -> None:
+    """Checks that the values of a column can be partition values of a Delta table.
+
+    Raises:
+        InvalidInputError: They cannot.
+    """
+    kind = column.type
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        reason = f"cannot be partitioned by column {column.name!r} of type {kind}"
+        raise refused_columns(reason, name, "Partition by another column")
+
+
+def _bounds(footer: pq.FileMetaData, index: int) -> tuple[Any, Any, int | None]:
+    """The least and the greatest value of a leaf column, and its nulls; ``None`` for what is not certain."""
+    least = greatest = None
+    nulls: int | None = 0
+    is_certain = True
+    for group in range(footer.num_row_groups):
+        chunk = footer.row_group(group).column(index)
+        found = chunk.statistics
+        if found is None or not found.has_null_count:
+            return None, None, None
+        nulls = None if nulls is None else nulls + found.null_count
+        if found.null_count == chunk.num_values:
+            continue
+        values = _values(found)
+        if values is None:
+            is_certain = False
+        elif is_certain:
+            least = values[0] if least is None else min(least, values[0])
+            greatest = values[1] if greatest is None else max(greatest, values[1])
+    return (least, greatest, nulls) if is_certain else (None, None, nulls)
+
+
+def _values(found: pq.Statistics) -> tuple[Any, Any] | None:
+    if not found.has_min_max:
+        return None
+    try:
+        return found.min, found.max
+    except (ValueError, OverflowError, UnicodeDecodeError):
+        return None  # A time that Python has not, or a text that is none.
+
+
+def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    if value is not None:
+        for name in path[:-1]:
+            tree = tree.setdefault(name, {})
+        tree[path[-1]] = value
+
+
+def _least(value: Any, kind: pa.DataType) -> Any:
+    if isinstance(value, str):
+        return value[:_TEXT_MAX]
+    if isinstance(value, dt.datetime):
+        return _moment(value - dt.timedelta(microseconds=value.microsecond % 1000), kind)
+    return _number(value)
+
+
+def _greatest(value: Any, kind: pa.DataType) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= _TEXT_MAX else value[:_TEXT_MAX] + _LAST_CHARACTER
+    if isinstance(value, dt.datetime):
+        over = value.microsecond % 1000
+        try:
+            return _moment(value if not over else value - dt.timedelta(microseconds=over) + _MILLISECOND, kind)
+        except OverflowError:
+            return None
+    return None if isinstance(value, float) else _number(value)
+
+
+def _number(value: Any) -> Any:
+    """What JSON says of a number or a date; ``None`` where readers may take it for another, or for none."""
+    if isinstance(value, bool | bytes):
+        return None
+    if isinstance(value, decimal.Decimal):
+        return float(value) if len(value.as_tuple().digits) <= _DIGITS_MAX else None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    return value if isinstance(value, int | float) else None
+
+
+def _moment(value: dt.datetime, kind: pa.DataType) -> str:
+    text = value.replace(tzinfo=None).isoformat(timespec="milliseconds")
+    return text if kind.tz is None else f"{text}Z"
+
+
+def _written(text: str, kind: pa.DataType) -> str | None:
+    """A partition value as the log has it, from the name of a folder."""
+    if text == _NULL:
+        return None
+    value = unquote(text)
+    return f"{value.replace(' ', 'T')}Z" if pa.types.is_timestamp(kind) and kind.tz is not None else value
+
+
+def _value_in_file(footer: pq.FileMetaData, index: int) -> str | None:
+    """The value of a column that is the same in all rows of a file."""
+    leaf = 0
+    for at, column in enumerate(footer.schema.to_arrow_schema()):
+        if at == index:
+            break
+        leaf += sum(1 for _ in leaves_of(column.type))
+    least, greatest, _ = _bounds(footer, leaf)
+    if not isinstance(least, str) or least != greatest:
+        raise InvalidInputError(
+            "cannot tell the value of a partition column: it is too long for the name of a folder, and for a footer",
+            operation="commit",
+            subject=f"column {footer.schema.to_arrow_schema().field(index).name!r}",
+            hint="Partition by a shorter value, such as a hash",
+        )
+    return least
+
+
+def _check_value(text: str | None, kind: pa.DataType, name: str) -> None:
+    """Refuses what no reader could parse: the library would say so only after it is in the log."""
+    try:
+        if text is not None:
+            _PARSERS.get(str(kind), _cast)(text, kind)
+    except (ValueError, pa.ArrowException) as error:
+        raise CorruptDataError(
+            f"{text!r} is not a {kind} ({error})", operation="commit", subject=f"partition value of file {name}"
+        ) from error
+
+
+def _cast(text: str, kind: pa.DataType) -> None:
+    pa.array([text]).cast(kind)
+
+
+def _moment_of(text: str, _: pa.DataType) -> None:
+    dt.datetime.fromisoformat(text)
+
+
+_PARSERS: Final[Mapping[str, Callable[[str, pa.DataType], None]]] = {
+    "timestamp[us, tz=UTC]": _moment_of,
+    "timestamp[us]": _moment_of,
+}

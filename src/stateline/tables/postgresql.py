@@ -1,0 +1,286 @@
+"""A table of PostgreSQL, by ADBC: rows go in as one binary COPY, which takes the types of Arrow as they are.
+
+Facts (ADBC 1.13, PostgreSQL 15):
+- A COPY does not compare types: a float for a bigint would arrive as its eight bytes. So the types of the table are read
+  first, and columns are cast to them, only to wider ones.
+- A COPY that nobody goes on with is not idle to the server. So the token moves last: a driver that froze inside it holds
+  no lock that its successor needs, and one that froze later is idle, and ended by the server.
+- Temporary tables end with their connection: each commit has one of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import adbc_driver_manager
+import adbc_driver_postgresql.dbapi
+import pyarrow as pa
+
+from stateline.blob import BlobStore
+from stateline.environment import Environment
+from stateline.errors import InvalidInputError
+from stateline.options import parse_duration, plain_options
+from stateline.tables.api import Outcome
+from stateline.tables.columns import refused_columns
+from stateline.tables.sql import TOKENS, DatabaseError, Session, SqlColumn, SqlTable, fitting_names, on_conflict, quoted
+from stateline.tables.targets import TableTarget
+
+__all__ = ["PostgresqlTable", "open_table"]
+
+_TYPES: Final[dict[pa.DataType, str]] = {
+    pa.bool_(): "boolean",
+    pa.int8(): "smallint",
+    pa.int16(): "smallint",
+    pa.int32(): "integer",
+    pa.int64(): "bigint",
+    pa.float32(): "real",
+    pa.float64(): "double precision",
+    pa.string(): "text",
+    pa.binary(): "bytea",
+    pa.date32(): "date",
+    pa.time64("us"): "time without time zone",
+    pa.timestamp("us"): "timestamp without time zone",
+    pa.timestamp("us", "UTC"): "timestamp with time zone",
+}
+"""The types that a new table gets."""
+
+_WIDER: Final[dict[str, tuple[pa.DataType, ...]]] = {
+    "boolean": (pa.bool_(),),
+    "smallint": (pa.int16(), pa.int8()),
+    "integer": (pa.int32(), pa.int16(), pa.int8()),
+    "bigint": (pa.int64(), pa.int32(), pa.int16(), pa.int8()),
+    "real": (pa.float32(),),
+    "double precision": (pa.float64(), pa.float32()),
+    "text": (pa.string(),),
+    "character varying": (pa.string(),),
+    "bytea": (pa.binary(),),
+    "date": (pa.date32(),),
+    "time without time zone": (pa.time64("us"), pa.time32("ms"), pa.time32("s")),
+    "timestamp without time zone": tuple(pa.timestamp(unit) for unit in ("us", "ms", "s")),
+    "timestamp with time zone": tuple(pa.timestamp(unit, "UTC") for unit in ("us", "ms", "s")),
+}
+"""What each type of a table is sent as, and which types may become that."""
+
+_NUMERIC: Final = re.compile(r"numeric(?:\((\d+),(\d+)\))?\Z")
+_INT_DIGITS: Final = 19
+_MARK: Final = re.compile(r'"[^"]*"|\?')
+_STAGING: Final = "stateline_rows"
+_DENIED: Final = ("42501", "28")
+_PASSING: Final = ("08", "40", "53", "55P03", "57", "25P03", "42P07")
+"""What ends a transaction by no fault of the rows; the last is a table that somebody else has just created."""
+_CREATED_AT_ONCE: Final = ("pg_type_typname_nsp_index", "pg_class_relname_nsp_index")
+_COLUMNS: Final = (
+    "SELECT attname, format_type(atttypid, atttypmod), attnotnull, atthasdef OR attidentity <> '', "
+    "attgenerated <> '' OR attidentity = 'a' FROM pg_attribute "
+    "WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+)
+_UNIQUE: Final = (
+    "SELECT array_agg(a.attname::text ORDER BY a.attname) FROM pg_index i "
+    "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) "
+    "WHERE i.indrelid = to_regclass(?) AND i.indisunique AND i.indisvalid AND i.indpred IS NULL "
+    "AND i.indexprs IS NULL GROUP BY i.indexrelid"
+)
+
+
+def open_table(
+    target: TableTarget,
+    schema: pa.Schema | None,
+    store: BlobStore | None,  # noqa: ARG001 - a database has no files of ours
+    environment: Environment | None,  # noqa: ARG001
+) -> PostgresqlTable:
+    """The table of a target; see :func:`stateline.tables.open_table`."""
+    return PostgresqlTable(target, schema)
+
+
+class PostgresqlTable(SqlTable):
+    """A table of a PostgreSQL database."""
+
+    token_first = False
+
+    def __init__(self, target: TableTarget, schema: pa.Schema | None) -> None:
+        super().__init__(target, schema)
+        options = plain_options(target.options)
+        self._uri = options.pop("uri", "")
+        self._lock_seconds = parse_duration(options.pop("lock_timeout", "10s"), "lock_timeout")
+        self._idle_seconds = parse_duration(options.pop("idle_timeout", "60s"), "idle_timeout")
+        if options or not self._uri:
+            raise InvalidInputError(
+                f"expected the option uri, and lock_timeout and idle_timeout if at all, got {sorted(target.options)}",
+                operation="write_table",
+                subject=self.name,
+                hint='Give options={"uri": "postgresql://user@host:5432/database"}',
+            )
+        folder, _, table = target.target.rpartition(".")
+        self._schema_name = folder
+        self._table_name = table
+        for column in self._schema or ():
+            if _new_type(column.type) is None:
+                reason = f"column {column.name!r} is {column.type}, and PostgreSQL has no such type"
+                raise refused_columns(reason, self.name, "Cast the column, or leave it out")
+
+    def _open(self, *, may_create: bool) -> Session | None:  # noqa: ARG002 - a database is not created here
+        return _PostgresqlSession(
+            self._uri, self._lock_seconds, self._idle_seconds, self._schema_name, self._table_name, self._target.key
+        )
+
+    @property
+    def _quoted(self) -> str:
+        return _qualified(self._schema_name, self._table_name)
+
+    def _columns(self, session: Session) -> list[SqlColumn]:
+        return [SqlColumn(*found) for found in session.run(_COLUMNS, self._quoted)]
+
+    def _creation(self, schema: pa.Schema) -> str:
+        columns = [
+            f"{quoted(column.name)} {_new_type(column.type)}{'' if column.nullable else ' NOT NULL'}"
+            for column in schema
+        ]
+        if self._target.key:
+            columns.append(f"PRIMARY KEY ({', '.join(map(quoted, self._target.key))})")
+        return f"CREATE TABLE IF NOT EXISTS {self._quoted} ({', '.join(columns)})"
+
+    def _fitting(self, session: Session, schema: pa.Schema, *, decided: bool) -> list[str]:
+        there = self._columns(session)
+        names = fitting_names(there, schema, self.name, decided=decided)
+        kinds = {column.name: column.kind for column in there}
+        for column, name in zip(schema, names, strict=True):
+            if sent_type(column.type, kinds[name]) is None:
+                reason = f"column {name!r} is {kinds[name]}, and {column.type} in the rows"
+                raise refused_columns(reason, self.name, "Cast the column, or change the table")
+        if self._target.key:
+            wanted = sorted(name for name in names if name.lower() in {each.lower() for each in self._target.key})
+            if not any(sorted(found) == wanted for (found,) in session.run(_UNIQUE, self._quoted)):
+                reason = f"has no primary key or unique index on {wanted}"
+                raise refused_columns(reason, self.name, f"CREATE UNIQUE INDEX ON {self._quoted} (...)")
+        return names
+
+    @property
+    def _tokens(self) -> str:
+        return _qualified(self._schema_name, TOKENS)
+
+    def _has_tokens(self, session: Session) -> bool:
+        return session.run("SELECT to_regclass(?)::text", self._tokens)[0][0] is not None
+
+
+class _PostgresqlSession:
+    """One connection with one transaction."""
+
+    def __init__(
+        self, uri: str, lock_seconds: float, idle_seconds: float, schema: str, table: str, key: Sequence[str]
+    ) -> None:
+        self._schema = schema
+        self._table = table
+        self._key = tuple(key)
+        self._kinds: dict[str, str] = {}
+        try:
+            self._connection = adbc_driver_postgresql.dbapi.connect(uri)
+        except adbc_driver_manager.Error as error:
+            raise _translated(error) from error
+        try:
+            self._cursor = self._connection.cursor()
+            self.run(f"SET lock_timeout = {int(lock_seconds * 1000)}")
+            self.run(f"SET idle_in_transaction_session_timeout = {int(idle_seconds * 1000)}")
+        except DatabaseError:
+            self._connection.close()
+            raise
+
+    def run(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        numbers = iter(range(1, len(values) + 1))
+        text = _MARK.sub(lambda found: f"${next(numbers)}" if found[0] == "?" else found[0], statement)
+        try:
+            self._cursor.execute(text, values or None)
+            return self._cursor.fetchall() if self._cursor.description else []
+        except adbc_driver_manager.Error as error:
+            raise _translated(error) from error
+
+    def load(self, rows: pa.Table, columns: Sequence[str]) -> None:
+        self._ingest(self._sent(rows, columns), self._table, temporary=False)
+
+    def merge(self, rows: pa.Table, columns: Sequence[str]) -> None:
+        # In the order of keys, so that two such transactions never wait for each other.
+        self._ingest(self._sent(rows, columns), _STAGING, temporary=True)
+        names, key = ", ".join(map(quoted, columns)), ", ".join(map(quoted, self._key))
+        self.run(
+            f"INSERT INTO {_qualified(self._schema, self._table)} ({names}) SELECT {names} "  # noqa: S608
+            f"FROM pg_temp.{_STAGING} ORDER BY {key}{on_conflict(self._key, columns)}"
+        )
+
+    def commit(self) -> None:
+        try:
+            self._connection.commit()
+        except adbc_driver_manager.Error as error:
+            raise _translated(error) from error
+
+    def close(self) -> None:
+        """Ends the transaction and the connection; whatever fails here, the server does it in the end."""
+        for closable in (self._cursor, self._connection):
+            try:
+                closable.close()
+            except adbc_driver_manager.Error:
+                continue
+
+    def _ingest(self, rows: pa.Table, table: str, *, temporary: bool) -> None:
+        try:
+            if temporary:
+                self._cursor.adbc_ingest(table, rows, mode="create", temporary=True)
+            else:
+                self._cursor.adbc_ingest(table, rows, mode="append", db_schema_name=self._schema or None)
+        except adbc_driver_manager.Error as error:
+            raise _translated(error) from error
+
+    def _sent(self, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """The rows in the types of the table."""
+        kinds = {name: kind for name, kind, *_ in self.run(_COLUMNS, _qualified(self._schema, self._table))}
+        fields = [
+            pa.field(name, sent_type(column.type, kinds[name]) or column.type)
+            for name, column in zip(columns, rows.schema, strict=True)
+        ]
+        return rows.rename_columns(list(columns)).cast(pa.schema(fields))
+
+
+def sent_type(ours: pa.DataType, theirs: str) -> pa.DataType | None:
+    """The type of Arrow in which values go into a column; ``None`` where that would change a value, or none is."""
+    if theirs.endswith("[]"):
+        element = sent_type(ours.value_type, theirs.removesuffix("[]")) if pa.types.is_list(ours) else None
+        return None if element is None else pa.list_(element)
+    numeric = _NUMERIC.match(theirs)
+    if numeric is not None:
+        return _sent_decimal(ours, numeric[1], numeric[2])
+    chosen = _WIDER.get(theirs.partition("(")[0], ())
+    return chosen[0] if ours in chosen else None
+
+
+def _sent_decimal(ours: pa.DataType, precision: str | None, scale: str | None) -> pa.DataType | None:
+    if pa.types.is_signed_integer(ours):
+        ours = pa.decimal128(_INT_DIGITS, 0)
+    if not pa.types.is_decimal128(ours):
+        return None
+    if precision is None or scale is None:
+        return ours
+    fits = ours.scale <= int(scale) and ours.precision - ours.scale <= int(precision) - int(scale)
+    return ours if fits else None
+
+
+def _new_type(kind: pa.DataType) -> str | None:
+    if pa.types.is_decimal128(kind):
+        return f"numeric({kind.precision},{kind.scale})"
+    if pa.types.is_list(kind):
+        element = None if pa.types.is_nested(kind.value_type) else _new_type(kind.value_type)
+        return None if element is None else f"{element}[]"
+    if pa.types.is_timestamp(kind):
+        kind = pa.timestamp("us", kind.tz)
+    return _TYPES.get(kind)
+
+
+def _qualified(schema: str, table: str) -> str:
+    return f"{quoted(schema)}.{quoted(table)}" if schema else quoted(table)
+
+
+def _translated(error: adbc_driver_manager.Error) -> DatabaseError:
+    """What an error means: before the COMMIT nothing counts, so it may be done again, or never can."""
+    state = error.sqlstate or ""
+    if not state or state.startswith(_PASSING) or any(name in str(error) for name in _CREATED_AT_ONCE):
+        return DatabaseError(str(error), Outcome.NOT_DONE)
+    return DatabaseError(str(error), None, denied=state.startswith(_DENIED))

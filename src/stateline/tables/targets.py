@@ -1,0 +1,143 @@
+"""Where rows go: a table that a user names, checked, and opened by the module of its format when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+
+from stateline.blob import BlobStore
+from stateline.environment import Environment
+from stateline.errors import InvalidInputError, NotInstalledError
+from stateline.options import check_kind, parse_choice
+from stateline.tables.api import Table
+
+__all__ = ["FILE_TABLES", "TABLE_FORMATS", "TableTarget", "open_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """How a format is loaded.
+
+    Attributes:
+        module: Its module, which has a function ``open_table``.
+        extra: The extra of this package that brings its library; empty where none is needed.
+        modes: What it can do.
+    """
+
+    module: str
+    extra: str
+    modes: tuple[str, ...]
+
+
+_APPEND: Final = "append"
+_UPSERT: Final = "upsert"
+
+TABLE_FORMATS: Final[Mapping[str, _Format]] = {
+    "delta": _Format("stateline.tables.delta", "delta", (_APPEND, _UPSERT)),
+    "iceberg": _Format("stateline.tables.iceberg", "iceberg", (_APPEND,)),
+    "postgresql": _Format("stateline.tables.postgresql", "sql", (_APPEND, _UPSERT)),
+    "sqlite": _Format("stateline.tables.sqlite", "", (_APPEND, _UPSERT)),
+}
+"""By the name that users give."""
+
+FILE_TABLES: Final = ("delta", "iceberg")
+"""Tables that are made of files."""
+
+_CHANGES: Final = (
+    "Append the rows as they come, with checkpoint_id, and let readers take the newest one of each key: a merge of "
+    "pyiceberg rewrites files and is no single step"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableTarget:
+    """A table as a user names it.
+
+    Attributes:
+        format: One of :data:`TABLE_FORMATS`.
+        target: Delta: URL of the table; Iceberg: ``namespace.table``; databases: the name of the table.
+        mode: ``append``, or ``upsert`` by key.
+        key: Columns that tell rows apart, for ``upsert``.
+        partition_by: Columns by which a table of files is partitioned, outermost first.
+        options: Of the format; may hold credentials, so they are never shown.
+
+    Raises:
+        InvalidInputError: They do not go together; says why.
+    """
+
+    format: str
+    target: str
+    mode: Literal["append", "upsert"] = "append"
+    key: tuple[str, ...] = ()
+    partition_by: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        check_kind(self.format, str, "format", f"one of {', '.join(TABLE_FORMATS)}")
+        parse_choice(self.format, TABLE_FORMATS, "format")
+        check_kind(self.target, str, "target", "the name or URL of a table")
+        if not self.target.strip():
+            raise _refused("must not be empty", "target", "Give the name or URL of a table")
+        parse_choice(self.mode, (_APPEND, _UPSERT), "mode")
+        if self.mode not in TABLE_FORMATS[self.format].modes:
+            raise _refused(f"a table of format {self.format} can only append", "mode", _CHANGES)
+        for name in ("key", "partition_by"):
+            _check_columns(getattr(self, name), name)
+        if bool(self.key) != (self.mode == _UPSERT):
+            hint = "Name the columns that tell rows apart" if self.mode == _UPSERT else 'Give mode="upsert", too'
+            raise _refused(f"must go with mode upsert, got {list(self.key)} with mode {self.mode}", "key", hint)
+        if self.partition_by and self.format not in FILE_TABLES:
+            raise _refused(f"cannot partition a table of {self.format}", "partition_by", "Leave it to the database")
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether rows go in as finished files; else they go in themselves, in the transaction of the token."""
+        return self.format in FILE_TABLES and self.mode == _APPEND
+
+
+def open_table(
+    target: TableTarget,
+    *,
+    schema: pa.Schema | None,
+    store: BlobStore | None = None,
+    environment: Environment | None = None,
+) -> Table:
+    """Opens a table. No I/O happens before the first call on it.
+
+    Args:
+        target: Which one.
+        schema: Columns of the rows; ``None`` where nobody knows them: then the table must exist.
+        store: Where its files are, for a table that takes files.
+        environment: Clock and ids.
+
+    Raises:
+        InvalidInputError: An option is unknown or wrong.
+        NotInstalledError: A library is missing; the hint names the ``pip install``.
+    """
+    form = TABLE_FORMATS[target.format]
+    try:
+        module: Any = importlib.import_module(form.module)
+    except ModuleNotFoundError as error:
+        raise NotInstalledError(
+            f"the package {error.name} is missing",
+            operation="open_table",
+            subject=f"{target.format} {target.target}",
+            hint=f"pip install 'stateline[{form.extra}]'",
+        ) from error
+    table: Table = module.open_table(target, schema, store, environment)
+    return table
+
+
+def _check_columns(columns: Sequence[str], name: str) -> None:
+    for column in columns:
+        check_kind(column, str, name, "names of columns")
+    if len({column.lower() for column in columns}) != len(columns):
+        raise _refused(f"cannot name a column twice, got {list(columns)}", name, "Remove the repeated name")
+
+
+def _refused(reason: str, subject: str, hint: str) -> InvalidInputError:
+    return InvalidInputError(reason, operation="write_table", subject=subject, hint=hint)
