@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from stateline.blob.api import BlobStore
 from stateline.checkpoint.api import Checkpoint, FileState, InlineState, OutputState, checkpoint_time
 from stateline.checkpoint.store import CheckpointStore
+from stateline.checkpoint.table_records import following_tables, table_properties, table_records
 from stateline.checkpoint.verify import Finding, Problem, verify_outputs
 from stateline.environment import Environment, system_environment
 from stateline.errors import ConflictError, CorruptDataError, InvalidInputError, NotFoundError
@@ -92,7 +93,7 @@ def relocate_outputs(
     if not moved:
         return Relocation(before=newest, record=newest, bytes_read=0)
     published = root.is_published(newest)
-    if not published and newest.deliveries:
+    if not published and (newest.deliveries or table_records(newest)):
         raise InvalidInputError(
             "cannot move while rows may not have been handed over yet: another checkpoint would hand them over again",
             operation="relocate",
@@ -111,7 +112,7 @@ def relocate_outputs(
         nonce=world.ids.new_id(),
         created_at=checkpoint_time(world.clock.now(), newest),
         outputs=tuple(map(new_output, newest.outputs)),
-        properties=_moved_properties(newest, moved, outputs),
+        properties=_moved_properties(newest, moved, outputs) | table_properties(following_tables(newest)),
     )
     record = replace(record, states={name: _kept(newest, state) for name, state in record.states.items()})
     report = verify_outputs(record, {store.url: store for store in outputs.values()})

@@ -37,6 +37,7 @@ from stateline.checkpoint.layout import CLAIMED, METADATA, SAVEPOINT_PREFIX, SHA
 from stateline.checkpoint.metadata import decode_record, decode_savepoint, encode_savepoint
 from stateline.checkpoint.objects import copy_object, extents_of, flat_names, renamed
 from stateline.checkpoint.store import CheckpointStore
+from stateline.checkpoint.table_records import without_tables
 from stateline.environment import Environment, system_environment
 from stateline.errors import (
     CorruptDataError,
@@ -321,7 +322,7 @@ def start_from_savepoint(
         nonce=environment.ids.new_id(),
         created_at=checkpoint_time(environment.clock.now(), savepoint.checkpoint),
         outputs=tuple(replace(output, url=urls.get(output.url, output.url)) for output in moved.outputs if output.open),
-        properties=moved.properties | {"savepoint.url": savepoint.url, EARLIER_CHECKPOINTS: str(earlier)},
+        properties=without_tables(moved.properties) | {"savepoint.url": savepoint.url, EARLIER_CHECKPOINTS: str(earlier)},
     )
 
 

@@ -10,6 +10,7 @@ One batch ``b``; its checkpoint gets the id that follows the newest one::
                                       then the floor is read: a stale driver that re-made a freed slot stops here
     4. publish the finished files     create-if-absent, verified, idempotent
        discard their pieces           by exact name, before the batch is acknowledged
+       commit into tables             rows and a token in the table's own transaction, from what the record says
        deliver rows                   to functions of the user's own, under a key that never changes
        mark it published              so that files which a consumer has moved away since are not missed
        retain                         keep the newest records and all they reach; beside the next batch
@@ -58,6 +59,7 @@ from stateline.pipeline.open_files import FinishFiles, due_files, files_by_subta
 from stateline.pipeline.operators.api import BatchContext
 from stateline.pipeline.plan import PipelinePlan
 from stateline.pipeline.savepoint_start import check_start, first_checkpoint
+from stateline.pipeline.table_commits import TableCommits, check_tables
 from stateline.pipeline.upkeep import Upkeep
 from stateline.pipeline.watermarks import Watermarks
 from stateline.recoverable import RecoverableWriter
@@ -112,6 +114,7 @@ class MicroBatchCoordinator(Generic[D]):
         self._upkeep = upkeep
         self._lookups = lookups or LookupRoots({})
         self._segments = Segments(checkpoints.store, environment, copies=copies)
+        self._tables = TableCommits(plan.graph, checkpoints.store, self._outputs, environment, copies)
         self._newest: Checkpoint | None = None
         self._started = False
         self._is_published = True
@@ -136,6 +139,7 @@ class MicroBatchCoordinator(Generic[D]):
             newest = self._checkpoints.latest(at_least)
             if newest is not None:
                 check_continuation(self._plan, newest, self._output_urls)
+                check_tables(self._plan.graph, newest)
                 self._is_published = self._checkpoints.is_published(newest)
             else:
                 check_start(self._plan, self._checkpoints.store, self._outputs, self._environment)
@@ -313,7 +317,7 @@ class MicroBatchCoordinator(Generic[D]):
                 outputs=outputs,
                 deliveries=deliveries,
                 inputs=watermarks.after(_max_event_times(results)),
-                properties=next_properties(plan, newest, self._output_urls),
+                properties=next_properties(plan, newest, self._output_urls) | self._tables.properties(newest),
             )
             self._next_timer_ms = min((at for item in results if (at := item.next_timer_ms) is not None), default=None)
             record = packed(record, self._segments, plan.settings.record_bytes)
@@ -451,7 +455,10 @@ class MicroBatchCoordinator(Generic[D]):
         """
         commits = [(output.operator, file.commit) for output in record.outputs for file in output.finished]
         side_by_side(self._environment, "stateline-publish", self._make_visible, commits, _FILES_AT_ONCE)
+        self._tables.commit(record)
         for delivery in deliveries_of(record):
+            if self._tables.takes(delivery.key.operator):
+                continue
             if self._deliver is None:
                 raise InternalError(
                     "the pipeline has no function for these rows", operation="publish", subject=str(delivery.key)

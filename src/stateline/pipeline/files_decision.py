@@ -28,6 +28,7 @@ from stateline.pipeline.messages import Batch, BatchReport, SubtaskInput, Subtas
 from stateline.pipeline.open_files import files_due_at, is_round_of
 from stateline.pipeline.output_columns import columns_of
 from stateline.pipeline.plan import PipelinePlan, StorageSettings
+from stateline.tables import TableTarget
 
 __all__ = ["FilesDecision", "files_plan"]
 
@@ -225,6 +226,8 @@ def files_plan(
     settings: StorageSettings,
     schema: pa.Schema | None = None,
     root_options: Mapping[str, str] | None = None,
+    *,
+    table: TableTarget | None = None,
 ) -> PipelinePlan:
     """The plan of a sink: one operator that has files and no state.
 
@@ -234,9 +237,18 @@ def files_plan(
         settings: Of the sink.
         schema: Schema of the rows; ``None`` where none are written.
         root_options: Options of the root's store.
+        table: The table that the files belong to; ``None`` for plain files.
     """
     columns = {} if schema is None else columns_of(output.named(schema))
-    operator = OperatorPlan(name=_OPERATOR, tables={}, definition="", output=output, output_columns=columns)
+    operator = OperatorPlan(
+        name=_OPERATOR,
+        tables={},
+        definition="",
+        output_schema=schema if columns else None,
+        output=output,
+        output_columns=columns,
+        table=table,
+    )
     return PipelinePlan(
         root_url=root_url,
         parallelism=1,

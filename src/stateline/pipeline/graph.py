@@ -20,6 +20,7 @@ from stateline.errors import InvalidInputError
 from stateline.files import FileOutput
 from stateline.pipeline.event_time import WatermarkPlan, WindowPlan
 from stateline.pipeline.operators.api import Emits, Lookup, OperatorProgram, Reading
+from stateline.tables import TableTarget
 
 __all__ = ["Graph", "Input", "Merged", "OperatorPlan", "Reader", "Source"]
 
@@ -72,7 +73,8 @@ class OperatorPlan:
         output_schema: Of its rows; ``None`` where only a record describes the operator.
         output: Its files, if it writes any.
         output_columns: The columns of their rows; see :mod:`stateline.pipeline.output_columns`. Empty if unknown.
-        delivers: Whether its output is handed to a function after the checkpoint.
+        delivers: Whether its output is handed to a function, or to a table that takes rows, after the checkpoint.
+        table: The table that its rows go to, as files or as rows; ``None`` for none.
         late_columns: The columns of its late rows, by reading, where another operator reads these.
         emits: What its output is to operators that read it.
         watermark_lag_us: How far the watermark of its output stays behind its own.
@@ -92,6 +94,7 @@ class OperatorPlan:
     output: FileOutput | None = None
     output_columns: Mapping[str, str] = field(default_factory=dict)
     delivers: bool = False
+    table: TableTarget | None = None
     late_columns: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     emits: Emits = "unknown"
     watermark_lag_us: int = 0

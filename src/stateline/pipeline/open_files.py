@@ -8,6 +8,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from stateline.checkpoint import Checkpoint, checkpoint_time
+from stateline.checkpoint.table_records import following_tables, table_properties
 from stateline.environment import Environment
 from stateline.handles import FinishedFile, OpenFile
 from stateline.pipeline.plan import PipelinePlan
@@ -81,6 +82,7 @@ def is_round_of(run_id: str, record: Checkpoint, following: Checkpoint) -> bool:
 
 def _following(record: Checkpoint, run_id: str, **changes: Any) -> Checkpoint:
     properties = {name: text for name, text in record.properties.items() if name != _ROUND}
+    properties |= table_properties(following_tables(record))
     if run_id:
         properties[_ROUND] = run_id
     following_id = record.checkpoint_id + 1

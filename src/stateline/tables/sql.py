@@ -256,7 +256,7 @@ class SqlTable(Table):
         return UnavailableError(f"cannot be reached ({error})", operation="commit", subject=self.name, hint=hint)
 
 
-_TOKEN_COLUMNS: Final = "app VARCHAR(200) PRIMARY KEY, checkpoint_id BIGINT NOT NULL, target TEXT NOT NULL"
+_TOKEN_COLUMNS: Final = "app TEXT PRIMARY KEY, checkpoint_id BIGINT NOT NULL, target TEXT NOT NULL"
 
 
 def quoted(name: str) -> str:

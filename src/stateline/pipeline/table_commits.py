@@ -1,0 +1,244 @@
+"""Commits into tables: the step after a record is decided and its files are published.
+
+Every commit is a pure function of the record: :mod:`stateline.checkpoint.table_records` says what it remembers, and
+:mod:`stateline.tables` how a table takes it once. So it is repeated at each start until the record is marked, by whichever
+driver comes. A checkpoint without rows for a table makes no commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+from msgspec.structs import replace
+
+from stateline.blob import BlobStore
+from stateline.changelog.host_cache import HostCache
+from stateline.checkpoint import Checkpoint
+from stateline.checkpoint.table_records import TableRecord, following_tables, table_properties, table_records
+from stateline.environment import Environment
+from stateline.errors import ErrorKind, InvalidInputError
+from stateline.files.pending import load_rows
+from stateline.handles import FinishedFile, RowsHandle
+from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.tables import NewFile, Table, TableChange, TableState, TableTarget, TableToken, check_token, commit_once
+from stateline.tables import open_table as _open_table
+
+__all__ = ["TableCommits", "check_tables", "target_of"]
+
+_OTHER: Final = "Start the program that made the checkpoint, or start a new query with a new root and a new table"
+
+
+class TableCommits:
+    """The tables of one driver. They are open while they are needed: nothing is held between two calls.
+
+    Args:
+        graph: The operators, with their tables.
+        root: Store of the records, and of rows that wait.
+        outputs: Stores of the outputs by operator.
+        environment: Clock and ids.
+        copies: The copies of this host; ``None`` for none.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        root: BlobStore,
+        outputs: Mapping[str, BlobStore],
+        environment: Environment,
+        copies: HostCache | None = None,
+    ) -> None:
+        self._operators = {each.name: each for each in graph.operators if each.table is not None}
+        self._root = root
+        self._outputs = outputs
+        self._environment = environment
+        self._copies = copies
+        self._open: dict[str, Table] = {}
+        self._seen: dict[str, TableState] = {}
+
+    def takes(self, operator: str) -> bool:
+        """Whether the rows of an operator go into a table."""
+        return operator in self._operators
+
+    def check(self, newest: Checkpoint | None) -> None:
+        """Checks, before anything runs, that the tables can take the rows, and have those that they should have.
+
+        Args:
+            newest: The newest record, published.
+
+        Raises:
+            InvalidInputError: A table cannot, has not, or is another one.
+            UnavailableError: It cannot be reached.
+        """
+        remembered = {} if newest is None else following_tables(newest)
+        for name in self._operators:
+            known = remembered.get(name)
+            table = self._table(name)
+            state = table.look("" if known is None else known.app)
+            table.check(state)
+            if known is not None and not _is_ahead(state, known):
+                check_token(state, known.committed, known.identity, table.name)
+                self._seen[name] = state
+        self.close()
+
+    def properties(self, newest: Checkpoint | None) -> dict[str, str]:
+        """What the record after the newest one remembers of its tables."""
+        remembered = {} if newest is None else following_tables(newest)
+        made: dict[str, TableRecord] = {}
+        for name, operator in self._operators.items():
+            known = remembered.get(name) or TableRecord(
+                format="", target="", app=f"stateline-{self._environment.ids.new_id()}-{name}"
+            )
+            made[name] = replace(self._recognised(name, known), **_described(operator))
+        self.close()
+        return table_properties(made)
+
+    def commit(self, record: Checkpoint) -> None:
+        """Commits the rows of a record, whose files are published, into their tables. Idempotent.
+
+        Raises:
+            InvalidInputError: A table is another one, was rolled back, or cannot take the rows; or the plan has no such
+                table.
+            UnavailableError: A table cannot be reached.
+        """
+        remembered = table_records(record)
+        for output in record.outputs:
+            if output.finished and output.operator in remembered:
+                files = tuple(map(_new_file, output.finished))
+                self._commit(record, output.operator, remembered[output.operator], files, ())
+        for delivery in record.deliveries:
+            if delivery.operator in remembered:
+                self._commit(record, delivery.operator, remembered[delivery.operator], (), delivery.rows)
+            elif delivery.operator in self._operators:
+                raise _refused(delivery.operator, "the newest checkpoint has rows that wait for a function", _OTHER)
+        self.close()
+
+    def close(self) -> None:
+        """Gives connections back. Idempotent."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _commit(
+        self,
+        record: Checkpoint,
+        operator: str,
+        known: TableRecord,
+        files: tuple[NewFile, ...],
+        rows: tuple[RowsHandle, ...],
+    ) -> None:
+        token = TableToken(
+            app=known.app, checkpoint_id=record.checkpoint_id, previous=known.committed, identity=known.identity
+        )
+        loaded: partial[Iterator[pa.Table]] = partial(load_rows, self._root, rows, self._copies)
+        change = TableChange(token=token, created_at=record.created_at, files=files, rows=loaded)
+        self._seen[operator] = commit_once(self._table(operator), change, self._environment)
+
+    def _table(self, operator: str) -> Table:
+        if operator not in self._operators:
+            raise _refused(operator, "the newest checkpoint has rows for a table, and the program names none", _OTHER)
+        if operator not in self._open:
+            plan = self._operators[operator]
+            if plan.table is None:
+                raise _refused(operator, "the program names no table", _OTHER)
+            store = self._outputs.get(operator)
+            self._open[operator] = _open_table(
+                plan.table, schema=_rows_of(plan), store=store, environment=self._environment
+            )
+        return self._open[operator]
+
+    def _recognised(self, operator: str, known: TableRecord) -> TableRecord:
+        """A table with the identity and the version that it was seen to have after its newest commit."""
+        if known.committed is None:
+            return known
+        if operator not in self._seen and not known.identity:
+            self._seen[operator] = self._table(operator).look(known.app)
+        state = self._seen.get(operator)
+        if state is None or state.committed != known.committed:
+            return known
+        return replace(known, identity=state.identity or "", version=state.version)
+
+
+def check_tables(graph: Graph, newest: Checkpoint) -> None:
+    """Checks that a program writes into the tables that the records are about: a pure rule.
+
+    Raises:
+        InvalidInputError: It names another table, none, or one where plain files were.
+    """
+    remembered = table_records(newest)
+    for operator in graph.operators:
+        known, wanted = remembered.get(operator.name), operator.table
+        had_files = any(output.operator == operator.name for output in newest.outputs)
+        if known is None:
+            if wanted is not None and wanted.takes_files and had_files:
+                reason = f"expected plain files as in the checkpoint, got a {wanted.format} table"
+                raise _refused(operator.name, reason, "The files that are there would not be in the table: use new places")
+            continue
+        if wanted is None:
+            reason = f"expected the {known.format} table {known.target} of the checkpoint, got none"
+            raise _refused(operator.name, reason, _OTHER)
+        ours = _described(operator)
+        for name in ("format", "target"):
+            if ours[name] != getattr(known, name):
+                reason = f"expected the {name} {getattr(known, name)!r} of the checkpoint, got {ours[name]!r}"
+                raise _refused(operator.name, reason, _OTHER)
+        if wanted.takes_files != target_of(known).takes_files:
+            raise _refused(operator.name, f"expected the mode {known.mode} of the checkpoint, got {wanted.mode}", _OTHER)
+    for name in remembered.keys() - {operator.name for operator in graph.operators}:
+        raise _refused(name, f"expected the {remembered[name].format} table of the checkpoint, got no such operator", _OTHER)
+
+
+def target_of(known: TableRecord, url: str = "", options: Mapping[str, str] | None = None) -> TableTarget:
+    """A table as a user would name it, from what a record remembers.
+
+    Args:
+        known: What the record remembers.
+        url: URL of the output, where the table has no other name.
+        options: How it is reached: no record has that.
+    """
+    return TableTarget(
+        format=known.format,
+        target=known.target or url or known.format,
+        mode="upsert" if known.mode == "upsert" else "append",
+        key=known.key,
+        partition_by=known.partition_by,
+        options=dict(options or {}),
+    )
+
+
+def _described(operator: OperatorPlan) -> dict[str, str | tuple[str, ...]]:
+    """What a record remembers of a table that a program names."""
+    table = operator.table
+    if table is None:
+        return {}
+    # Whose URL is that of the output moves with the output.
+    is_output = operator.output is not None and table.format == "delta"
+    target = "" if is_output else table.target
+    return {
+        "format": table.format,
+        "target": target,
+        "mode": table.mode,
+        "key": table.key,
+        "partition_by": table.partition_by,
+    }
+
+
+def _is_ahead(state: TableState, known: TableRecord) -> bool:
+    """Whether another driver has gone on with the table: the record of this one will tell who may go on."""
+    return state.committed is not None and (known.committed is None or state.committed > known.committed)
+
+
+def _rows_of(operator: OperatorPlan) -> pa.Schema | None:
+    schema = operator.output_schema
+    return schema if schema is None or operator.output is None else operator.output.named(schema)
+
+
+def _new_file(file: FinishedFile) -> NewFile:
+    return NewFile(name=file.commit.target, length=file.commit.length, rows=file.rows)
+
+
+def _refused(operator: str, reason: str, hint: str) -> InvalidInputError:
+    return InvalidInputError(
+        reason, operation="start", subject=f"operator {operator!r}", hint=hint, kind=ErrorKind.SCHEMA_MISMATCH
+    )

@@ -1,0 +1,260 @@
+"""Delta: what the log says of a file is what its readers find in it, and tables that cannot be kept are refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import json
+import math
+import random
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, Field, PrimitiveType, QueryBuilder, Schema
+
+from stateline.blob import open_store
+from stateline.environment import Environment
+from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
+from stateline.files import FileOutput, RollingPolicy
+from stateline.pipeline.files_decision import FilesDecision, files_plan
+from stateline.tables import NewFile, TableChange, TableTarget, TableToken, commit_once, open_table
+from stateline.tables.delta_statistics import file_statistics, partition_values
+from tests.unit.tables.table_kit import SCHEMA, DeltaPlace
+
+WORLD = Environment()
+UTC = dt.UTC
+
+
+def written(folder, rows, partition_by=(), batches=1):
+    """A Delta table of rows, as a query of the file sink makes it."""
+    out = open_store(str(folder / "t x"), {"fsync": "false"})
+    output = FileOutput(url=out.url, partition_by=partition_by, rolling=RollingPolicy(every_checkpoint=True))
+    table = TableTarget(format="delta", target=out.url, partition_by=partition_by)
+    root = open_store("memory://" + WORLD.ids.new_id())
+    plan = files_plan(root.url, output, 3, schema=rows.schema, table=table)
+    decision = FilesDecision(plan, root, out, rows.schema, WORLD)
+    share = -(-rows.num_rows // batches)
+    for number in range(batches):
+        part = rows.slice(number * share, share).combine_chunks().to_batches()
+        decision.commit([decision.stage(part)], batch_id=number, offsets_digest=str(number), query_id="q")
+    return DeltaTable(str(folder / "t x"))
+
+
+def values(table):
+    return sorted(map(repr, table.select(sorted(table.column_names)).to_pylist()))
+
+
+def test_rows_of_all_types_come_back_by_two_readers(tmp_path):
+    moment = dt.datetime(2024, 3, 31, 1, 2, 3, 456789)
+    rows = pa.table(
+        {
+            "b": [True, None],
+            "i8": pa.array([-1, None], pa.int8()),
+            "i16": pa.array([2, None], pa.int16()),
+            "i32": pa.array([3, None], pa.int32()),
+            "i64": pa.array([2**62, None], pa.int64()),
+            "f32": pa.array([1.5, None], pa.float32()),
+            "f64": [math.nan, -math.inf],
+            "s": ["é" * 40, ""],
+            "bin": [b"\xff\x00", None],
+            "d": pa.array([decimal.Decimal("1.25"), None], pa.decimal128(20, 2)),
+            "day": [dt.date(1, 1, 1), dt.date(9999, 12, 31)],
+            "at": pa.array([moment.replace(tzinfo=UTC), None], pa.timestamp("us", "UTC")),
+            "local": pa.array([moment, None], pa.timestamp("us")),
+            "list": [[1, None], None],
+            "st": pa.array([{"x": 1, "y": {"z": "q"}}, None], pa.struct([("x", pa.int32()), ("y", pa.struct([("z", pa.string())]))])),
+            "m": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
+            "a.b": ["dot", None],
+        }
+    )
+    table = written(tmp_path, rows)
+    assert values(table.to_pyarrow_table()) == values(rows)
+    query = QueryBuilder().register("t", table)
+    for condition in ("at >= timestamp '2024-03-31T01:02:03.456789Z'", "local = timestamp '2024-03-31T01:02:03.456789'",
+                      "s = '" + "é" * 40 + "'", "day = date '9999-12-31'", "d >= 1.25", "i64 > 5", "st['x'] = 1"):
+        assert pa.table(query.execute(f"select * from t where {condition}").read_all()).num_rows == 1, condition
+    assert pa.table(query.execute("select count(*) c from t").read_all())["c"].to_pylist() == [2]
+
+
+def test_partitions_with_any_text_in_their_names(tmp_path):
+    texts = ["a b", "100%", "x=y/z", "é%C3", "", None, "__HIVE_DEFAULT_PARTITION__x", "~", "q" * 300, "line\nfeed", "+ &?#"]
+    rows = pa.table({
+        "p": texts * 2,
+        "day": pa.array([dt.date(2024, 1, 1), None] * len(texts)),
+        "at": pa.array([dt.datetime(2024, 1, 1, 0, 0, 0, 5, UTC)] * 2 * len(texts), pa.timestamp("us", "UTC")),
+        "n": list(range(2 * len(texts))),
+    })
+    table = written(tmp_path, rows, ("p", "day", "at"), batches=2)
+    asked = rows.set_column(0, "p", pc.if_else(pc.equal(rows["p"], ""), None, rows["p"]))
+    assert values(table.to_pyarrow_table()) == values(asked)
+    found = pa.table(QueryBuilder().register("t", table).execute("select n from t where p = '100%'").read_all())
+    assert sorted(found["n"].to_pylist()) == [1, 1 + len(texts)]
+    assert table.metadata().partition_columns == ["p", "day", "at"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_filter_loses_rows_by_statistics(tmp_path, seed):
+    chance = random.Random(seed)
+    n = 60
+    moments = [dt.datetime(1969, 12, 31, 23, 59, 59, 999_000 + chance.randrange(1000)) + dt.timedelta(microseconds=chance.randrange(3000)) for _ in range(n)]
+    rows = pa.table({
+        "i": [chance.choice([None, chance.randrange(-5, 5)]) for _ in range(n)],
+        "f": [chance.choice([math.nan, -0.0, 0.0, chance.random(), math.inf]) for _ in range(n)],
+        "s": [chance.choice(["é", "z", "\U0010ffff"]) * chance.randrange(0, 40) for _ in range(n)],
+        "t": pa.array(moments, pa.timestamp("us")),
+        "d": pa.array([decimal.Decimal(chance.randrange(-10**17, 10**17)).scaleb(-2) for _ in range(n)], pa.decimal128(20, 2)),
+    })
+    table = written(tmp_path, rows, batches=10)
+    dataset = table.to_pyarrow_dataset()
+    for name in rows.column_names:
+        for value in rows[name].to_pylist()[:20]:
+            if value is None or value != value:
+                continue
+            for compare in (pc.greater_equal, pc.less_equal, pc.equal):
+                scalar = pa.scalar(value, rows.schema.field(name).type)
+                wanted = rows.filter(compare(rows[name], scalar)).num_rows
+                assert dataset.to_table(filter=compare(pc.field(name), scalar)).num_rows == wanted, (name, value)
+
+
+def footer_of(rows):
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, row_group_size=2)
+    return pq.read_metadata(pa.BufferReader(sink.getvalue()))
+
+
+def test_bounds_are_left_out_where_they_are_not_certain():
+    rows = pa.table({
+        "f": [1.0, math.nan, 2.0],
+        "b": [True, False, True],
+        "n": pa.array([None] * 3, pa.int64()),
+        "long": ["a" * 33, "b" * 32, "c"],
+        "t": pa.array([1, 1_999, 5_000], pa.timestamp("us", "UTC")),
+        "wide": pa.array([decimal.Decimal(10**16)] * 3, pa.decimal128(20, 0)),
+        "last": ["\U0010ffff" * 40] * 3,
+    })
+    stats = json.loads(file_statistics(footer_of(rows)))
+    assert stats["numRecords"] == 3
+    assert stats["nullCount"] == {"f": 0, "b": 0, "n": 3, "long": 0, "t": 0, "wide": 0, "last": 0}
+    assert stats["minValues"] == {"f": 1.0, "long": "a" * 32, "t": "1970-01-01T00:00:00.000Z", "last": "\U0010ffff" * 32}
+    assert stats["maxValues"] == {"long": "c", "t": "1970-01-01T00:00:00.005Z", "last": "\U0010ffff" * 33}
+    many = pa.table({f"c{index}": [index] for index in range(40)})
+    assert len(json.loads(file_statistics(footer_of(many)))["minValues"]) == 32
+
+
+def test_a_partition_value_that_no_reader_can_parse_never_reaches_the_log():
+    schema = pa.schema([("day", pa.date32()), ("x", pa.int64())])
+    footer = footer_of(pa.table({"x": [1]}))
+    assert partition_values("day=2024-01-01/f", ["day"], schema, footer) == {"day": "2024-01-01"}
+    for name in ("day=yesterday/f", "f", "other=2024-01-01/f"):
+        with pytest.raises(CorruptDataError):
+            partition_values(name, ["day"], schema, footer)
+
+
+def test_types_that_delta_has_not_are_refused_by_name(tmp_path):
+    for kind in (pa.uint8(), pa.time64("us"), pa.timestamp("ms"), pa.float16(), pa.duration("s"), pa.list_(pa.uint64())):
+        with pytest.raises(InvalidInputError, match="column 'odd'"):
+            open_table(DeltaPlace(tmp_path).target(), schema=pa.schema([("odd", kind)]))
+
+
+def prepared(tmp_path, change):
+    place = DeltaPlace(tmp_path)
+    place.open().create()
+    change(place.table())
+    return place
+
+
+def refused_with(place, said):
+    table = place.open()
+    with pytest.raises(InvalidInputError, match=said):
+        table.check(table.look("a"))
+    with pytest.raises(InvalidInputError, match=said):
+        commit_once(table, place.change(0, None, [1]), WORLD)
+    assert place.rows() == []
+
+
+def test_features_that_nobody_would_keep_are_refused(tmp_path):
+    refused_with(prepared(tmp_path / "a", lambda t: t.alter.add_constraint({"positive": "k > 0"})), "constraints")
+
+    def edit_log(table, key, value):
+        log = tmp_path / "b" / "t" / "_delta_log" / f"{0:020}.json"
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        for line in lines:
+            if "metaData" in line:
+                if key == "field":
+                    schema = json.loads(line["metaData"]["schemaString"])
+                    schema["fields"][1]["metadata"] = value
+                    line["metaData"]["schemaString"] = json.dumps(schema)
+                else:
+                    line["metaData"]["configuration"][key] = value
+        log.write_text("\n".join(map(json.dumps, lines)))
+
+    for key, value, said in (
+        ("delta.columnMapping.mode", "name", "maps columns"),
+        ("field", {"delta.generationExpression": "upper(v)"}, "computed or checked"),
+        ("field", {"delta.invariants": '{"expression":{"expression":"k > 1"}}'}, "computed or checked"),
+    ):
+        place = prepared(tmp_path / "b", lambda table, key=key, value=value: edit_log(table, key, value))
+        refused_with(place, said)
+        place.drop()
+    append_only = prepared(tmp_path / "c", lambda t: t.alter.set_table_properties({"delta.appendOnly": "true"}))
+    commit_once(append_only.open(), append_only.change(0, None, [1]), WORLD)
+    upsert = DeltaPlace(tmp_path / "c", "upsert")
+    with pytest.raises(InvalidInputError, match="appends only"):
+        commit_once(upsert.open(), upsert.change(0, None, [1], app="b"), WORLD)
+
+
+def test_a_table_that_changed_meanwhile_keeps_the_rows_for_later(tmp_path):
+    place = DeltaPlace(tmp_path)
+    commit_once(place.open(), place.change(0, None, [1]), WORLD)
+    change = place.change(1, 0, [2])
+    place.table().alter.add_columns([Field("more", PrimitiveType("string"), nullable=True)])
+    commit_once(place.open(), change, WORLD)
+    assert place.rows() == [(1, "c0", None), (2, "c1", None)]
+
+
+def test_files_that_are_gone_or_others_are_never_named(tmp_path):
+    place = DeltaPlace(tmp_path)
+    table = place.open()
+    change = place.change(0, None, [1])
+    (file,) = change.files
+    (tmp_path / "t" / file.name).unlink()
+    with pytest.raises(DataLossError, match="is gone"):
+        commit_once(table, change, WORLD)
+    (tmp_path / "t" / file.name).write_bytes(b"nothing")
+    with pytest.raises(CorruptDataError, match="not a Parquet file"):
+        commit_once(table, change, WORLD)
+    other = place.publish(pa.table({"k": ["text"], "v": ["x"]}))
+    token = TableToken(app="a", checkpoint_id=0)
+    with pytest.raises(InvalidInputError, match="'k' is int64 there"):
+        commit_once(table, TableChange(token=token, created_at=1.0, files=other), WORLD)
+    wrong = TableChange(token=token, created_at=1.0, files=(NewFile(name=other[0].name, length=other[0].length, rows=5),))
+    with pytest.raises(CorruptDataError, match="expected 5 rows"):
+        commit_once(table, wrong, WORLD)
+    assert place.rows() == []
+
+
+def test_other_partitions_are_refused(tmp_path):
+    DeltaTable.create(str(tmp_path / "t"), Schema.from_arrow(SCHEMA), partition_by=["v"])
+    refused_with(DeltaPlace(tmp_path), r"partitioned by \['v'\]")
+
+
+def test_vacuum_takes_nothing_that_is_not_committed_yet(tmp_path):
+    place = DeltaPlace(tmp_path)
+    commit_once(place.open(), place.change(0, None, [1]), WORLD)
+    change = place.change(1, 0, [2])
+    place.table().vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    commit_once(place.open(), change, WORLD)
+    assert place.rows() == [(1, "c0"), (2, "c1")]
+
+
+def test_the_log_stays_readable_over_its_own_checkpoints(tmp_path):
+    place = DeltaPlace(tmp_path)
+    for number in range(5):
+        commit_once(place.open(), place.change(number, number - 1 if number else None, [number]), WORLD)
+    place.table().create_checkpoint()
+    place.table().update_incremental()
+    for number in range(5, 8):
+        commit_once(place.open(), place.change(number, number - 1, [number]), WORLD)
+    assert len(place.rows()) == 8
