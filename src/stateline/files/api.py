@@ -35,6 +35,7 @@ class FileOutput:
         partition_by: Columns that become folders, outermost first. As in Spark, case does not matter; a folder is named
             as the column is spelled here.
         partition_zone: The time zone whose clock names the folders of timestamps with a zone.
+        columns_in_files: Whether files have the partition columns, too: for readers that do not look at folders.
         compression: A codec of the format; ``None`` for its default.
         rolling: When a file is complete.
         row_group_rows: Most rows of a row group (Parquet) or record batch (Arrow); of long rows it has fewer.
@@ -45,6 +46,7 @@ class FileOutput:
     format: str = "parquet"
     partition_by: tuple[str, ...] = ()
     partition_zone: str = "UTC"
+    columns_in_files: bool = False
     compression: str | None = None
     rolling: RollingPolicy = field(default_factory=RollingPolicy)
     row_group_rows: int = 1_048_576
@@ -87,7 +89,8 @@ class FileOutput:
                     kind=ErrorKind.SCHEMA_MISMATCH,
                 )
             check_partition(rows.field(column))
-        left = pa.schema([field for field in rows if field.name not in self.partition_by])
+        in_folders = () if self.columns_in_files else self.partition_by
+        left = pa.schema([field for field in rows if field.name not in in_folders])
         if not left.names:
             raise InvalidInputError(
                 "must leave at least one column for the files",
@@ -107,7 +110,8 @@ class FileOutput:
 
     def layout(self, rows: pa.Schema) -> str:
         """Digest of what all rows of one file have in common: 16 hexadecimal digits."""
-        digest = hashlib.sha256(repr((self.format, self.partition_by)).encode())
+        told = (self.format, self.partition_by, *((True,) if self.columns_in_files else ()))
+        digest = hashlib.sha256(repr(told).encode())
         digest.update(rows.remove_metadata().serialize().to_pybytes())
         return digest.hexdigest()[:16]
 

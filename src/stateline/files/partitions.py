@@ -102,13 +102,16 @@ def check_zone(zone: str) -> None:
         ) from error
 
 
-def split_by_folder(rows: pa.Table, columns: Sequence[str], zone: str) -> Iterator[tuple[str, pa.Table]]:
+def split_by_folder(
+    rows: pa.Table, columns: Sequence[str], zone: str, *, keep: bool = False
+) -> Iterator[tuple[str, pa.Table]]:
     """Splits rows by the folder they belong to.
 
     Args:
         rows: The rows.
         columns: Partition columns, outermost first.
         zone: The time zone whose clock names folders of timestamps with a zone.
+        keep: Whether rows keep the columns in any case.
 
     Returns:
         Folders and their rows, without the columns that the folder's name tells in full.
@@ -128,7 +131,7 @@ def split_by_folder(rows: pa.Table, columns: Sequence[str], zone: str) -> Iterat
     ordered = rows.take(pa.array(order))
     slim = ordered.drop_columns(list(columns))
     for code, value in enumerate(values):
-        tells_less = is_abbreviated(columns, value) or is_shown_twice[order[starts[code]]]
+        tells_less = keep or is_abbreviated(columns, value) or is_shown_twice[order[starts[code]]]
         source = ordered if tells_less else slim
         yield partition_folder(columns, value), source.slice(starts[code], starts[code + 1] - starts[code])
 

@@ -39,6 +39,7 @@ from stateline.state.run_store import RunReader, RunWriter
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import snapshot
 from stateline.state.table import StateTable
+from stateline.tables import check_rows
 
 __all__ = ["SubtaskOutput", "TaskResources", "run_operator", "run_subtask"]
 
@@ -153,6 +154,8 @@ def run_operator(
     }
     stored = clock.monotonic()
     _check_not_null(program.output_schema, processed.output, given.operator)
+    if operator.table is not None and processed.output is not None and not operator.table.takes_files:
+        check_rows(processed.output, operator.table, f"operator {given.operator}")
     files = _write_output(resources, operator.output, program.output_schema, given, processed.output, segment)
     delivery = _delivered(segment, given, processed.output) if operator.delivers else None
     written = clock.monotonic()

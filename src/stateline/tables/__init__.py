@@ -6,6 +6,7 @@ it is opened.
 
 from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableState, TableToken
 from stateline.tables.commit import check_token, commit_once
+from stateline.tables.rows import check_rows
 from stateline.tables.targets import FILE_TABLES, TABLE_FORMATS, TableTarget, open_table
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "TableChange",
     "TableState",
     "TableToken",
+    "check_rows",
     "check_token",
     "commit_once",
     "open_table",

@@ -1,4 +1,4 @@
-"""The rows of one delivery, ready for a table that takes rows: one of each key."""
+"""Rows for a table that takes rows: what must hold before a record decides them, for afterwards nobody takes them back."""
 
 from __future__ import annotations
 
@@ -9,10 +9,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.tables.targets import TableTarget
 
-__all__ = ["check_keys", "check_values", "joined_rows"]
+__all__ = ["check_keys", "check_rows", "joined_rows"]
 
 _SHOWN: Final = 3
+
+
+def check_rows(rows: pa.Table, target: TableTarget, subject: str) -> None:
+    """Checks the rows of one subtask.
+
+    Args:
+        rows: The rows.
+        target: The table.
+        subject: Whose they are, for the error.
+
+    Raises:
+        InvalidInputError: A key comes twice or is null, or the table cannot hold a value; says which.
+    """
+    check_keys(rows, target.key, subject)
+    for column, name in zip(rows.columns, rows.column_names, strict=True):
+        if target.format == "sqlite" and pa.types.is_floating(column.type) and _any(pc.is_nan(column)):
+            raise _refused(f"column {name!r} has NaN, which SQLite keeps as null", subject, "Make it null, or a number")
+        is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        if target.format == "postgresql" and is_text and _any(pc.match_substring(column, "\0")):
+            reason = f"column {name!r} has a text with the character 0, which PostgreSQL has not"
+            raise _refused(reason, subject, "Replace it")
 
 
 def check_keys(rows: pa.Table, key: Sequence[str], subject: str) -> None:
@@ -32,27 +54,6 @@ def check_keys(rows: pa.Table, key: Sequence[str], subject: str) -> None:
         shown = [{name: each[name] for name in key} for each in twice.slice(0, _SHOWN).to_pylist()]
         reason = f"expected one row of each key, got several of {twice.num_rows} keys, such as {shown}"
         raise _refused(reason, subject, "Name all columns that tell the rows apart as key, or append")
-
-
-def check_values(rows: pa.Table, form: str, subject: str) -> None:
-    """Checks values before a record decides them: afterwards nobody could take them back.
-
-    Args:
-        rows: The rows.
-        form: The format of the table that they are for.
-        subject: Whose they are, for the error.
-
-    Raises:
-        InvalidInputError: A table of the format cannot hold one; names the column and the reason.
-    """
-    for column, name in zip(rows.columns, rows.column_names, strict=True):
-        if form == "sqlite" and pa.types.is_floating(column.type) and _any(pc.is_nan(column)):
-            raise _refused(f"column {name!r} has NaN, which SQLite keeps as null", subject, "Make it null, or a number")
-        is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-        if form == "postgresql" and is_text and _any(pc.match_substring(column, "\0")):
-            raise _refused(
-                f"column {name!r} has a text with the character 0, which PostgreSQL has not", subject, "Replace it"
-            )
 
 
 def joined_rows(tables: Iterable[pa.Table], schema: pa.Schema | None = None) -> pa.Table:
