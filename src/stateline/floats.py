@@ -6,13 +6,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["canonical_float", "canonical_floats", "canonical_words"]
+__all__ = ["FINITE_COLUMNS", "canonical_float", "canonical_floats", "canonical_words"]
+
+
+FINITE_COLUMNS: Final = b"stateline.finite"
+"""Key of the metadata in the footers of our Parquet files: the columns of floats without NaN and infinity, as JSON.
+
+The statistics of a footer leave NaN out, so without this nobody knows whether they are bounds of all rows.
+"""
 
 
 def canonical_float(value: float) -> float:

@@ -322,7 +322,8 @@ def start_from_savepoint(
         nonce=environment.ids.new_id(),
         created_at=checkpoint_time(environment.clock.now(), savepoint.checkpoint),
         outputs=tuple(replace(output, url=urls.get(output.url, output.url)) for output in moved.outputs if output.open),
-        properties=without_tables(moved.properties) | {"savepoint.url": savepoint.url, EARLIER_CHECKPOINTS: str(earlier)},
+        properties=without_tables(moved.properties)
+        | {"savepoint.url": savepoint.url, EARLIER_CHECKPOINTS: str(earlier)},
     )
 
 

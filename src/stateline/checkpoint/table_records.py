@@ -1,8 +1,8 @@
 """What a record remembers of the tables that its rows go to, among its properties. Pure.
 
-A commit into a table follows the record, so a record names the table as it was *before* its own commit: which one it is,
-and the newest checkpoint that was committed into it. With the checkpoint id that is all that the commit needs, whoever
-makes it, and how often.
+A commit into a table follows the record, so a record names the table as it was *before* its own commit: which one it
+is, and the newest checkpoint that was committed into it. With the checkpoint id that is all that the commit needs,
+whoever makes it, and how often.
 """
 
 from __future__ import annotations

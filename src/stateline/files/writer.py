@@ -75,9 +75,7 @@ class FileWriter:
             rows = self._checked(pa.concat_tables(self._gathered))
             self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
             output = self._context.output
-            parts = split_by_folder(
-                rows, output.partition_by, output.partition_zone, keep=output.columns_in_files
-            )
+            parts = split_by_folder(rows, output.partition_by, output.partition_zone, keep=output.columns_in_files)
             self._joiner.append(parts)
 
     def _checked(self, rows: pa.Table) -> pa.Table:

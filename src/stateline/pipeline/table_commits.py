@@ -1,8 +1,8 @@
 """Commits into tables: the step after a record is decided and its files are published.
 
 Every commit is a pure function of the record: :mod:`stateline.checkpoint.table_records` says what it remembers, and
-:mod:`stateline.tables` how a table takes it once. So it is repeated at each start until the record is marked, by whichever
-driver comes. A checkpoint without rows for a table makes no commit.
+:mod:`stateline.tables` how a table takes it once. So it is repeated at each start until the record is marked, by
+whichever driver comes. A checkpoint without rows for a table makes no commit.
 """
 
 from __future__ import annotations
@@ -173,7 +173,9 @@ def check_tables(graph: Graph, newest: Checkpoint) -> None:
         if known is None:
             if wanted is not None and wanted.takes_files and had_files:
                 reason = f"expected plain files as in the checkpoint, got a {wanted.format} table"
-                raise _refused(operator.name, reason, "The files that are there would not be in the table: use new places")
+                raise _refused(
+                    operator.name, reason, "The files that are there would not be in the table: use new places"
+                )
             continue
         if wanted is None:
             reason = f"expected the {known.format} table {known.target} of the checkpoint, got none"
@@ -184,9 +186,13 @@ def check_tables(graph: Graph, newest: Checkpoint) -> None:
                 reason = f"expected the {name} {getattr(known, name)!r} of the checkpoint, got {ours[name]!r}"
                 raise _refused(operator.name, reason, _OTHER)
         if wanted.takes_files != target_of(known).takes_files:
-            raise _refused(operator.name, f"expected the mode {known.mode} of the checkpoint, got {wanted.mode}", _OTHER)
+            raise _refused(
+                operator.name, f"expected the mode {known.mode} of the checkpoint, got {wanted.mode}", _OTHER
+            )
     for name in remembered.keys() - {operator.name for operator in graph.operators}:
-        raise _refused(name, f"expected the {remembered[name].format} table of the checkpoint, got no such operator", _OTHER)
+        raise _refused(
+            name, f"expected the {remembered[name].format} table of the checkpoint, got no such operator", _OTHER
+        )
 
 
 def target_of(known: TableRecord, url: str = "", options: Mapping[str, str] | None = None) -> TableTarget:

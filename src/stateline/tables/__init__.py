@@ -1,7 +1,7 @@
 """Commits into tables and databases: what a record decided, once, whoever comes and however late.
 
-:mod:`stateline.tables.api` is the protocol. Each format has a module, which is loaded, with its library, when a table of
-it is opened.
+:mod:`stateline.tables.api` is the protocol. Each format has a module, which is loaded, with its library, when a table
+of it is opened.
 """
 
 from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableState, TableToken
@@ -18,6 +18,7 @@ __all__ = [
     "Table",
     "TableChange",
     "TableState",
+    "TableTarget",
     "TableToken",
     "check_rows",
     "check_token",

@@ -1,8 +1,8 @@
 """A table that takes what a record decided, exactly once: one protocol for Delta, Iceberg and databases.
 
-The commit of a checkpoint is a pure function of its record. Its **token** is the application (the root and the operator,
-for the life of both) and the checkpoint id, which rises. A table stores the newest token of an application *in the
-transaction that stores the rows*. So whoever comes, comes again, or comes late::
+The commit of a checkpoint is a pure function of its record. Its **token** is the application (the root and the
+operator, for the life of both) and the checkpoint id, which rises. A table stores the newest token of an application
+*in the transaction that stores the rows*. So whoever comes, comes again, or comes late::
 
     look                     what is the newest token of this application?
       as before this commit  commit rows and token, provided that nobody has moved the token since this look
@@ -13,7 +13,8 @@ Guarantees asked of each table:
 
 - **Look and commit are tied.** What :meth:`Table.look` returned goes into :meth:`Table.attempt`, and an attempt from a
   look that is no longer true has no effect, however long its driver slept in between.
-- **An attempt has three outcomes.** Only what is known is called done or not done. Unknown is resolved by looking again.
+- **An attempt has three outcomes.** Only what is known is called done or not done. Unknown is resolved by looking
+  again.
 - Appends, compactions and clean-ups of other writers between look and commit do no harm.
 - What is kept for an application is of bounded size.
 """

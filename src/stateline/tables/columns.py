@@ -105,11 +105,15 @@ def check_fit(rows: pa.Schema, table: pa.Schema, name: str, *, optional: Sequenc
             raise refused_columns(reason, name, "Cast the column, or change the table")
         if column.nullable and not other.nullable:
             reason = f"column {column.name!r} takes no nulls, and the rows may have some"
-            raise refused_columns(reason, name, "Let the table take nulls there, or make the column NOT NULL in the rows")
+            raise refused_columns(
+                reason, name, "Let the table take nulls there, or make the column NOT NULL in the rows"
+            )
     given = {column.name for column in rows} | set(optional)
     missing = [column.name for column in table if not column.nullable and column.name not in given]
     if missing:
-        raise refused_columns(f"needs values for {missing}, and the rows have none", name, "Add the columns to the rows")
+        raise refused_columns(
+            f"needs values for {missing}, and the rows have none", name, "Add the columns to the rows"
+        )
 
 
 def with_promises(columns: pa.Schema, there: pa.Schema) -> pa.Schema:

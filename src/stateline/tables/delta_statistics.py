@@ -1,12 +1,15 @@
 """What a Delta log says of one file, made from its Parquet footer and its name: statistics and partition values.
 
-Wrong statistics give wrong answers: readers skip files by them. So a bound is left out where it is not certain.
+Wrong statistics give wrong answers: readers skip files by them. So a file has bounds of all its columns, or of none.
 
 Facts:
+- deltalake's own reader takes a bound that is left out, while other columns have theirs, for one that no value meets,
+  and skips the file. Binary, lists and maps have no bounds, and it expects none.
 - Bounds of texts have 32 characters at most; a maximum that is cut must still be one, so the last code point follows.
 - Bounds of timestamps have milliseconds, cut by readers and writers of the format: a maximum is raised to the next one.
-- Footers know nothing of NaN, which readers take for the greatest number: floats have no maximum.
-- Numbers of JSON are floats to some readers: decimals of more than 15 digits have no bounds.
+- Footers know nothing of NaN, and readers that are told a bound of a float take it for one of all rows. Which columns
+  have only finite numbers is written in our footers (:data:`FINITE_COLUMNS`).
+- Numbers of JSON with many digits are read exactly where they are written in full, without an exponent.
 - Partition values are text. Null and the empty text cannot be told apart.
 """
 
@@ -15,7 +18,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import json
-import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
@@ -24,33 +27,51 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stateline.errors import CorruptDataError, InvalidInputError
+from stateline.floats import FINITE_COLUMNS
 from stateline.tables.columns import leaves_of, refused_columns
 
 __all__ = ["check_partition_kind", "file_statistics", "partition_values"]
 
-_COLUMNS_MAX: Final = 32
+_COLUMNS_MAX: Final = 200
+"""A file of more leaf columns has no bounds: the log would be longer than what they save."""
+
 _TEXT_MAX: Final = 32
-_DIGITS_MAX: Final = 15
 _LAST_CHARACTER: Final = "\U0010ffff"
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+_CUT: Final = re.compile("~[0-9a-f]{32}\\Z")
+"""Ends the name of a folder whose value is too long for it; the file has the column itself then."""
 _MILLISECOND: Final = dt.timedelta(milliseconds=1)
 
 
 def file_statistics(footer: pq.FileMetaData) -> str:
-    """The member ``stats`` of an ``add`` action: rows, and bounds and nulls of the first 32 leaf columns."""
-    tree: dict[str, Any] = {"numRecords": footer.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
-    index = -1
-    for column in footer.schema.to_arrow_schema():
-        for path, kind in leaves_of(column.type, (column.name,)):
-            index += 1
-            if path is None or index >= _COLUMNS_MAX:
-                continue
-            least, greatest, nulls = _bounds(footer, index)
-            _put(tree["nullCount"], path, nulls)
-            if least is not None and greatest is not None:
-                _put(tree["minValues"], path, _least(least, kind))
-                _put(tree["maxValues"], path, _greatest(greatest, kind))
-    return json.dumps(tree, ensure_ascii=False, separators=(",", ":"), default=str)
+    """The member ``stats`` of an ``add`` action: rows, nulls, and bounds if those of all columns are certain."""
+    leaves = [
+        (index, path, kind)
+        for index, (path, kind) in enumerate(
+            leaf for column in footer.schema.to_arrow_schema() for leaf in leaves_of(column.type, (column.name,))
+        )
+        if path is not None and not pa.types.is_binary(kind) and not pa.types.is_large_binary(kind)
+    ]
+    finite = set(json.loads((footer.metadata or {}).get(FINITE_COLUMNS, b"[]")))
+    nulls: dict[str, Any] = {}
+    bounds: tuple[dict[str, Any], dict[str, Any]] | None = ({}, {}) if len(leaves) <= _COLUMNS_MAX else None
+    for index, path, kind in leaves:
+        least, greatest, missing = _bounds(footer, index)
+        _put(nulls, path, None if missing is None else str(missing))
+        if bounds is None or missing == footer.num_rows:
+            continue
+        texts = _least(least, kind), _greatest(greatest, kind)
+        if pa.types.is_floating(kind) and not (len(path) == 1 and path[0] in finite):
+            texts = None, None
+        if None not in texts:
+            for tree, text in zip(bounds, texts, strict=True):
+                _put(tree, path, text)
+        elif len(path) == 1:
+            bounds = None
+    members = {"numRecords": str(footer.num_rows), "nullCount": nulls}
+    if bounds is not None:
+        members |= {"minValues": bounds[0], "maxValues": bounds[1]}
+    return _json(members)
 
 
 def partition_values(
@@ -74,7 +95,8 @@ def partition_values(
         key, _, text = folder.partition("=")
         kind = schema.field(column).type
         if unquote(key) == column:
-            found[column] = _value_in_file(footer, in_file[column]) if column in in_file else _written(text, kind)
+            is_cut = column in in_file and _CUT.search(text) is not None
+            found[column] = _value_in_file(footer, in_file[column]) if is_cut else _written(text, kind)
     if [*found] != [*columns]:
         raise CorruptDataError(
             f"expected folders of {list(columns)}, got {folders}", operation="commit", subject=f"file {name}"
@@ -127,49 +149,56 @@ def _values(found: pq.Statistics) -> tuple[Any, Any] | None:
         return None  # A time that Python has not, or a text that is none.
 
 
-def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+def _json(value: str | dict[str, Any]) -> str:
+    """An object of JSON whose values are texts of JSON already."""
+    if isinstance(value, str):
+        return value
+    members = (f"{json.dumps(name, ensure_ascii=False)}:{_json(each)}" for name, each in value.items())
+    return f"{{{','.join(members)}}}"
+
+
+def _put(tree: dict[str, Any], path: tuple[str, ...], value: str | None) -> None:
     if value is not None:
         for name in path[:-1]:
             tree = tree.setdefault(name, {})
         tree[path[-1]] = value
 
 
-def _least(value: Any, kind: pa.DataType) -> Any:
+def _least(value: Any, kind: pa.DataType) -> str | None:
+    """The JSON of a lower bound; ``None`` for none."""
     if isinstance(value, str):
-        return value[:_TEXT_MAX]
+        return json.dumps(value[:_TEXT_MAX], ensure_ascii=False)
     if isinstance(value, dt.datetime):
         return _moment(value - dt.timedelta(microseconds=value.microsecond % 1000), kind)
     return _number(value)
 
 
-def _greatest(value: Any, kind: pa.DataType) -> Any:
+def _greatest(value: Any, kind: pa.DataType) -> str | None:
+    """The JSON of an upper bound; ``None`` for none."""
     if isinstance(value, str):
-        return value if len(value) <= _TEXT_MAX else value[:_TEXT_MAX] + _LAST_CHARACTER
+        cut = value if len(value) <= _TEXT_MAX else value[:_TEXT_MAX] + _LAST_CHARACTER
+        return json.dumps(cut, ensure_ascii=False)
     if isinstance(value, dt.datetime):
         over = value.microsecond % 1000
         try:
             return _moment(value if not over else value - dt.timedelta(microseconds=over) + _MILLISECOND, kind)
         except OverflowError:
             return None
-    return None if isinstance(value, float) else _number(value)
+    return _number(value)
 
 
-def _number(value: Any) -> Any:
-    """What JSON says of a number or a date; ``None`` where readers may take it for another, or for none."""
-    if isinstance(value, bool | bytes):
-        return None
+def _number(value: Any) -> str | None:
+    """The JSON of a number or a date, in full."""
     if isinstance(value, decimal.Decimal):
-        return float(value) if len(value.as_tuple().digits) <= _DIGITS_MAX else None
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return format(value, "f")
     if isinstance(value, dt.date):
-        return value.isoformat()
-    return value if isinstance(value, int | float) else None
+        return json.dumps(value.isoformat())
+    return json.dumps(value) if isinstance(value, bool | int | float) else None
 
 
 def _moment(value: dt.datetime, kind: pa.DataType) -> str:
     text = value.replace(tzinfo=None).isoformat(timespec="milliseconds")
-    return text if kind.tz is None else f"{text}Z"
+    return json.dumps(text if kind.tz is None else f"{text}Z")
 
 
 def _written(text: str, kind: pa.DataType) -> str | None:

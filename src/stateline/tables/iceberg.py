@@ -1,7 +1,7 @@
 """An Iceberg table of any catalog: files are added in place, and a tag of ours moves with them in one commit.
 
-The tag of an application points at the snapshot of its newest commit, whose summary says which checkpoint it was. So the
-token is found without walking the history, and no clean-up of old snapshots takes it away.
+The tag of an application points at the snapshot of its newest commit, whose summary says which checkpoint it was. So
+the token is found without walking the history, and no clean-up of old snapshots takes it away.
 
 Facts (pyiceberg 0.12):
 - Its own retry of a commit drops the requirements on references: two drivers that add the same file would both succeed.
@@ -127,9 +127,7 @@ class IcebergCommits(Table):
         summary = None if newest is None else newest.summary
         committed = None if summary is None else int(summary.additional_properties[_CHECKPOINT])
         version = "" if head is None else str(head.snapshot_id)
-        return TableState(
-            identity=str(table.metadata.table_uuid), committed=committed, version=version, snapshot=table
-        )
+        return TableState(identity=str(table.metadata.table_uuid), committed=committed, version=version, snapshot=table)
 
     def create(self) -> None:
         if self._schema is None:
@@ -180,7 +178,9 @@ class IcebergCommits(Table):
                 )
                 tied: list[Any] = [AssertTableUUID(uuid=table.metadata.table_uuid)]
                 if table.metadata.snapshots:
-                    tied.append(AssertRefSnapshotId(ref=tag, snapshot_id=None if before is None else before.snapshot_id))
+                    tied.append(
+                        AssertRefSnapshotId(ref=tag, snapshot_id=None if before is None else before.snapshot_id)
+                    )
                 self._catalog().commit_table(
                     table,
                     (*transaction._requirements, *tied),  # noqa: SLF001 - the public way drops them

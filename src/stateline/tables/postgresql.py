@@ -1,10 +1,10 @@
 """A table of PostgreSQL, by ADBC: rows go in as one binary COPY, which takes the types of Arrow as they are.
 
 Facts (ADBC 1.13, PostgreSQL 15):
-- A COPY does not compare types: a float for a bigint would arrive as its eight bytes. So the types of the table are read
-  first, and columns are cast to them, only to wider ones.
-- A COPY that nobody goes on with is not idle to the server. So the token moves last: a driver that froze inside it holds
-  no lock that its successor needs, and one that froze later is idle, and ended by the server.
+- A COPY does not compare types: a float for a bigint would arrive as its eight bytes. So the types of the table are
+  read first, and columns are cast to them, only to wider ones.
+- A COPY that nobody goes on with is not idle to the server. So the token moves last: a driver that froze inside it
+  holds no lock that its successor needs, and one that froze later is idle, and ended by the server.
 - Temporary tables end with their connection: each commit has one of its own.
 """
 

@@ -1,4 +1,4 @@
-"""Rows for a table that takes rows: what must hold before a record decides them, for afterwards nobody takes them back."""
+"""Rows for a table that takes rows: what must hold before a record decides them."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class SqlTable(Table):
                     return Attempt(outcome=Outcome.NOT_DONE)
                 columns = self._fitting(session, rows.schema, decided=True)
                 if not self._has_tokens(session):  # Who may write into it need not have the right to create it.
-                    session.run(f"CREATE TABLE IF NOT EXISTS {self._tokens} ({_TOKEN_COLUMNS})")
+                    session.run(f"CREATE TABLE IF NOT EXISTS {self._tokens} ({_COLUMNS_OF_TOKENS})")
                 if self.token_first and not self._move(session, change.token):
                     return Attempt(outcome=Outcome.NOT_DONE)
                 if self._target.key:
@@ -256,7 +256,7 @@ class SqlTable(Table):
         return UnavailableError(f"cannot be reached ({error})", operation="commit", subject=self.name, hint=hint)
 
 
-_TOKEN_COLUMNS: Final = "app TEXT PRIMARY KEY, checkpoint_id BIGINT NOT NULL, target TEXT NOT NULL"
+_COLUMNS_OF_TOKENS: Final = "app TEXT PRIMARY KEY, checkpoint_id BIGINT NOT NULL, target TEXT NOT NULL"
 
 
 def quoted(name: str) -> str:
@@ -286,7 +286,9 @@ def fitting_names(there: Sequence[SqlColumn], schema: pa.Schema, name: str, *, d
             raise refused_columns(f"{reason}: it has {[each.name for each in there]}", name, "Change the table")
         if other.strict and schema.field(column).nullable and not decided:
             reason = f"takes no nulls in column {column!r}, and the rows may have some"
-            raise refused_columns(reason, name, "Let the table take nulls there, or make the column NOT NULL in the rows")
+            raise refused_columns(
+                reason, name, "Let the table take nulls there, or make the column NOT NULL in the rows"
+            )
     given = {column.lower() for column in schema.names}
     missing = [each.name for each in there if each.strict and not each.filled and each.name.lower() not in given]
     if missing:

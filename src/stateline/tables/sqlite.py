@@ -87,7 +87,9 @@ class SqliteTable(SqlTable):
     def _open(self, *, may_create: bool) -> Session | None:
         if not may_create and not self._path.exists():
             return None
-        return _SqliteSession(self._path, self._busy_seconds, self._target, "BEGIN IMMEDIATE" if may_create else "BEGIN")
+        return _SqliteSession(
+            self._path, self._busy_seconds, self._target, "BEGIN IMMEDIATE" if may_create else "BEGIN"
+        )
 
     def _columns(self, session: Session) -> list[SqlColumn]:
         found = session.run(f"PRAGMA table_xinfo({quoted(self._target.target)})")

@@ -1,4 +1,4 @@
-"""Tables behind the real coordinator: killed at every step, driven by two, frozen and woken, and each row is there once."""
+"""Tables behind the real coordinator: killed at every step, overtaken at every step, and each row is there once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import pyarrow as pa
 import pytest
 
 from stateline.blob import open_store
-from stateline.checkpoint import CheckpointStore, create_savepoint, open_savepoint, relocate_outputs, start_from_savepoint
+from stateline.checkpoint import (
+    CheckpointStore,
+    create_savepoint,
+    open_savepoint,
+    relocate_outputs,
+    start_from_savepoint,
+)
 from stateline.checkpoint.table_records import table_records
 from stateline.environment import Environment
 from stateline.errors import FencedError, InvalidInputError, UnavailableError
@@ -20,6 +26,7 @@ from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.files_decision import FilesDecision, files_plan
 from stateline.pipeline.graph import Graph
 from stateline.pipeline.operators.aggregation import AggregateProgram
+from stateline.pipeline.plan import PLAIN
 from stateline.state.aggregate import count
 from stateline.tables import Attempt, Outcome, Table
 from stateline.testing import ManualClock
@@ -95,7 +102,7 @@ class FilesQuery:
 
     @property
     def decision(self):
-        plan = files_plan(self.root.url, self.output, 3, schema=SCHEMA, table=self.table)
+        plan = files_plan(self.root.url, self.output, PLAIN, schema=SCHEMA, table=self.table)
         return FilesDecision(plan, self.root, self.out, SCHEMA, self.environment)
 
     def run(self, number: int, *keys: int):
@@ -220,10 +227,14 @@ def test_lost_answers_are_looked_up(kind, tmp_path, monkeypatch):
         def attempt(change, look):
             state["lost"] += 1
             if state["lost"] % 2:
-                return Attempt(outcome=Outcome.UNKNOWN, cause=OSError("no answer")) if state["lost"] % 4 == 1 else (
-                    real(change, look),
-                    Attempt(outcome=Outcome.UNKNOWN, cause=OSError("no answer")),
-                )[1]
+                return (
+                    Attempt(outcome=Outcome.UNKNOWN, cause=OSError("no answer"))
+                    if state["lost"] % 4 == 1
+                    else (
+                        real(change, look),
+                        Attempt(outcome=Outcome.UNKNOWN, cause=OSError("no answer")),
+                    )[1]
+                )
             return real(change, look)
 
         table.attempt = attempt  # type: ignore[method-assign]

@@ -43,8 +43,9 @@ class Place(ABC):
     def drop(self) -> None:
         """Somebody removes the table."""
 
+    @abstractmethod
     def compact(self) -> None:
-        """Another writer rewrites the table; nothing where a format has no such thing."""
+        """Another writer rewrites the table."""
 
     def store(self) -> BlobStore | None:
         return None

@@ -12,13 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, Field, PrimitiveType, QueryBuilder, Schema
+from deltalake import DeltaTable, Field, QueryBuilder, Schema
+from deltalake.schema import PrimitiveType
 
 from stateline.blob import open_store
 from stateline.environment import Environment
 from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
+from stateline.floats import FINITE_COLUMNS
 from stateline.pipeline.files_decision import FilesDecision, files_plan
+from stateline.pipeline.plan import PLAIN
 from stateline.tables import NewFile, TableChange, TableTarget, TableToken, commit_once, open_table
 from stateline.tables.delta_statistics import file_statistics, partition_values
 from tests.unit.tables.table_kit import SCHEMA, DeltaPlace
@@ -33,7 +36,7 @@ def written(folder, rows, partition_by=(), batches=1):
     output = FileOutput(url=out.url, partition_by=partition_by, rolling=RollingPolicy(every_checkpoint=True))
     table = TableTarget(format="delta", target=out.url, partition_by=partition_by)
     root = open_store("memory://" + WORLD.ids.new_id())
-    plan = files_plan(root.url, output, 3, schema=rows.schema, table=table)
+    plan = files_plan(root.url, output, PLAIN, schema=rows.schema, table=table)
     decision = FilesDecision(plan, root, out, rows.schema, WORLD)
     share = -(-rows.num_rows // batches)
     for number in range(batches):
@@ -64,7 +67,10 @@ def test_rows_of_all_types_come_back_by_two_readers(tmp_path):
             "at": pa.array([moment.replace(tzinfo=UTC), None], pa.timestamp("us", "UTC")),
             "local": pa.array([moment, None], pa.timestamp("us")),
             "list": [[1, None], None],
-            "st": pa.array([{"x": 1, "y": {"z": "q"}}, None], pa.struct([("x", pa.int32()), ("y", pa.struct([("z", pa.string())]))])),
+            "st": pa.array(
+                [{"x": 1, "y": {"z": "q"}}, None],
+                pa.struct([("x", pa.int32()), ("y", pa.struct([("z", pa.string())]))]),
+            ),
             "m": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
             "a.b": ["dot", None],
         }
@@ -72,20 +78,41 @@ def test_rows_of_all_types_come_back_by_two_readers(tmp_path):
     table = written(tmp_path, rows)
     assert values(table.to_pyarrow_table()) == values(rows)
     query = QueryBuilder().register("t", table)
-    for condition in ("at >= timestamp '2024-03-31T01:02:03.456789Z'", "local = timestamp '2024-03-31T01:02:03.456789'",
-                      "s = '" + "é" * 40 + "'", "day = date '9999-12-31'", "d >= 1.25", "i64 > 5", "st['x'] = 1"):
+    for condition in (
+        "at >= timestamp '2024-03-31T01:02:03.456789Z'",
+        "local = timestamp '2024-03-31T01:02:03.456789'",
+        "s = '" + "é" * 40 + "'",
+        "day = date '9999-12-31'",
+        "d >= 1.25",
+        "i64 > 5",
+        "st['x'] = 1",
+    ):
         assert pa.table(query.execute(f"select * from t where {condition}").read_all()).num_rows == 1, condition
     assert pa.table(query.execute("select count(*) c from t").read_all())["c"].to_pylist() == [2]
 
 
 def test_partitions_with_any_text_in_their_names(tmp_path):
-    texts = ["a b", "100%", "x=y/z", "é%C3", "", None, "__HIVE_DEFAULT_PARTITION__x", "~", "q" * 300, "line\nfeed", "+ &?#"]
-    rows = pa.table({
-        "p": texts * 2,
-        "day": pa.array([dt.date(2024, 1, 1), None] * len(texts)),
-        "at": pa.array([dt.datetime(2024, 1, 1, 0, 0, 0, 5, UTC)] * 2 * len(texts), pa.timestamp("us", "UTC")),
-        "n": list(range(2 * len(texts))),
-    })
+    texts = [
+        "a b",
+        "100%",
+        "x=y/z",
+        "é%C3",
+        "",
+        None,
+        "__HIVE_DEFAULT_PARTITION__x",
+        "~",
+        "q" * 300,
+        "line\nfeed",
+        "+ &?#",
+    ]
+    rows = pa.table(
+        {
+            "p": texts * 2,
+            "day": pa.array([dt.date(2024, 1, 1), None] * len(texts)),
+            "at": pa.array([dt.datetime(2024, 1, 1, 0, 0, 0, 5, UTC)] * 2 * len(texts), pa.timestamp("us", "UTC")),
+            "n": list(range(2 * len(texts))),
+        }
+    )
     table = written(tmp_path, rows, ("p", "day", "at"), batches=2)
     asked = rows.set_column(0, "p", pc.if_else(pc.equal(rows["p"], ""), None, rows["p"]))
     assert values(table.to_pyarrow_table()) == values(asked)
@@ -98,14 +125,23 @@ def test_partitions_with_any_text_in_their_names(tmp_path):
 def test_no_filter_loses_rows_by_statistics(tmp_path, seed):
     chance = random.Random(seed)
     n = 60
-    moments = [dt.datetime(1969, 12, 31, 23, 59, 59, 999_000 + chance.randrange(1000)) + dt.timedelta(microseconds=chance.randrange(3000)) for _ in range(n)]
-    rows = pa.table({
-        "i": [chance.choice([None, chance.randrange(-5, 5)]) for _ in range(n)],
-        "f": [chance.choice([math.nan, -0.0, 0.0, chance.random(), math.inf]) for _ in range(n)],
-        "s": [chance.choice(["é", "z", "\U0010ffff"]) * chance.randrange(0, 40) for _ in range(n)],
-        "t": pa.array(moments, pa.timestamp("us")),
-        "d": pa.array([decimal.Decimal(chance.randrange(-10**17, 10**17)).scaleb(-2) for _ in range(n)], pa.decimal128(20, 2)),
-    })
+    moments = [
+        dt.datetime(1969, 12, 31, 23, 59, 59, 999_000 + chance.randrange(1000))
+        + dt.timedelta(microseconds=chance.randrange(3000))
+        for _ in range(n)
+    ]
+    rows = pa.table(
+        {
+            "i": [chance.choice([None, chance.randrange(-5, 5)]) for _ in range(n)],
+            "f": [chance.choice([math.nan, -0.0, 0.0, chance.random(), math.inf]) for _ in range(n)],
+            "s": [chance.choice(["é", "z", "\U0010ffff"]) * chance.randrange(0, 40) for _ in range(n)],
+            "t": pa.array(moments, pa.timestamp("us")),
+            "d": pa.array(
+                [decimal.Decimal(chance.randrange(-(10**17), 10**17)).scaleb(-2) for _ in range(n)],
+                pa.decimal128(20, 2),
+            ),
+        }
+    )
     table = written(tmp_path, rows, batches=10)
     dataset = table.to_pyarrow_dataset()
     for name in rows.column_names:
@@ -118,29 +154,78 @@ def test_no_filter_loses_rows_by_statistics(tmp_path, seed):
                 assert dataset.to_table(filter=compare(pc.field(name), scalar)).num_rows == wanted, (name, value)
 
 
-def footer_of(rows):
+def footer_of(rows, metadata=None):
     sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, row_group_size=2)
+    with pq.ParquetWriter(sink, rows.schema) as writer:
+        writer.write_table(rows, row_group_size=2)
+        if metadata:
+            writer.add_key_value_metadata(metadata)
     return pq.read_metadata(pa.BufferReader(sink.getvalue()))
 
 
-def test_bounds_are_left_out_where_they_are_not_certain():
-    rows = pa.table({
-        "f": [1.0, math.nan, 2.0],
-        "b": [True, False, True],
-        "n": pa.array([None] * 3, pa.int64()),
-        "long": ["a" * 33, "b" * 32, "c"],
-        "t": pa.array([1, 1_999, 5_000], pa.timestamp("us", "UTC")),
-        "wide": pa.array([decimal.Decimal(10**16)] * 3, pa.decimal128(20, 0)),
-        "last": ["\U0010ffff" * 40] * 3,
-    })
-    stats = json.loads(file_statistics(footer_of(rows)))
+def stats_of(rows):
+    return json.loads(file_statistics(footer_of(rows)))
+
+
+def test_a_file_has_bounds_of_all_columns_or_of_none():
+    rows = pa.table(
+        {
+            "f": pa.array([1.0, None, 2.5], pa.float32()),
+            "b": [True, False, True],
+            "n": pa.array([None] * 3, pa.int64()),
+            "long": ["a" * 33, "b" * 32, "c"],
+            "t": pa.array([1, 1_999, 5_001], pa.timestamp("us", "UTC")),
+            "wide": pa.array([decimal.Decimal("-863233125685948.28")] * 3, pa.decimal128(20, 2)),
+            "last": ["\U0010ffff" * 40] * 3,
+            "bin": [b"x"] * 3,
+            "list": [[1.0]] * 3,
+            "st": [{"x": 1, "f": 1.0}] * 3,
+        }
+    )
+    rows = rows.replace_schema_metadata()
+    footer = footer_of(rows, {FINITE_COLUMNS: b'["f"]'})
+    assert '"wide":-863233125685948.28' in file_statistics(footer)
+    stats = json.loads(file_statistics(footer))
     assert stats["numRecords"] == 3
-    assert stats["nullCount"] == {"f": 0, "b": 0, "n": 3, "long": 0, "t": 0, "wide": 0, "last": 0}
-    assert stats["minValues"] == {"f": 1.0, "long": "a" * 32, "t": "1970-01-01T00:00:00.000Z", "last": "\U0010ffff" * 32}
-    assert stats["maxValues"] == {"long": "c", "t": "1970-01-01T00:00:00.005Z", "last": "\U0010ffff" * 33}
-    many = pa.table({f"c{index}": [index] for index in range(40)})
-    assert len(json.loads(file_statistics(footer_of(many)))["minValues"]) == 32
+    assert stats["nullCount"] == {
+        "f": 1,
+        "b": 0,
+        "n": 3,
+        "long": 0,
+        "t": 0,
+        "wide": 0,
+        "last": 0,
+        "st": {"x": 0, "f": 0},
+    }
+    del stats["minValues"]["wide"], stats["maxValues"]["wide"]
+    assert stats["minValues"] == {
+        "f": 1.0,
+        "b": False,
+        "long": "a" * 32,
+        "t": "1970-01-01T00:00:00.000Z",
+        "last": "\U0010ffff" * 32,
+        "st": {"x": 1},
+    }
+    assert stats["maxValues"] == {
+        "f": 2.5,
+        "b": True,
+        "long": "c",
+        "t": "1970-01-01T00:00:00.006Z",
+        "last": "\U0010ffff" * 33,
+        "st": {"x": 1},
+    }
+    assert "minValues" not in stats_of(rows), "nobody says that f is finite"
+    assert "minValues" not in stats_of(pa.table({"s": ["a" * 5000], "i": [1]})), "a footer has no bounds of long texts"
+    assert "minValues" not in stats_of(pa.table({f"c{index}": [index] for index in range(201)}))
+
+
+def test_our_files_say_which_columns_are_finite(tmp_path):
+    rows = pa.table({"good": [1.0, None], "nan": [math.nan, 1.0], "inf": [math.inf, 1.0], "i": [1, 2]})
+    table = written(tmp_path, rows)
+    footer = pq.read_metadata(table.file_uris()[0].replace("%20", " "))
+    assert json.loads(footer.metadata[FINITE_COLUMNS]) == ["good"]
+    twice = pa.table({"a": [1.0, math.nan], "b": [math.nan, 1.0]})
+    assert values(written(tmp_path / "twice", twice, batches=2).to_pyarrow_table()) == values(twice)
 
 
 def test_a_partition_value_that_no_reader_can_parse_never_reaches_the_log():
@@ -153,7 +238,14 @@ def test_a_partition_value_that_no_reader_can_parse_never_reaches_the_log():
 
 
 def test_types_that_delta_has_not_are_refused_by_name(tmp_path):
-    for kind in (pa.uint8(), pa.time64("us"), pa.timestamp("ms"), pa.float16(), pa.duration("s"), pa.list_(pa.uint64())):
+    for kind in (
+        pa.uint8(),
+        pa.time64("us"),
+        pa.timestamp("ms"),
+        pa.float16(),
+        pa.duration("s"),
+        pa.list_(pa.uint64()),
+    ):
         with pytest.raises(InvalidInputError, match="column 'odd'"):
             open_table(DeltaPlace(tmp_path).target(), schema=pa.schema([("odd", kind)]))
 
@@ -229,7 +321,9 @@ def test_files_that_are_gone_or_others_are_never_named(tmp_path):
     token = TableToken(app="a", checkpoint_id=0)
     with pytest.raises(InvalidInputError, match="'k' is int64 there"):
         commit_once(table, TableChange(token=token, created_at=1.0, files=other), WORLD)
-    wrong = TableChange(token=token, created_at=1.0, files=(NewFile(name=other[0].name, length=other[0].length, rows=5),))
+    wrong = TableChange(
+        token=token, created_at=1.0, files=(NewFile(name=other[0].name, length=other[0].length, rows=5),)
+    )
     with pytest.raises(CorruptDataError, match="expected 5 rows"):
         commit_once(table, wrong, WORLD)
     assert place.rows() == []

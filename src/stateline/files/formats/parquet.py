@@ -25,6 +25,7 @@ what they are stored as.
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
 import pyarrow as pa
@@ -33,9 +34,11 @@ import pyarrow.parquet as pq
 
 from stateline.files.formats.format import Encoder, Format, Sink, SinkFile
 from stateline.files.formats.limits import is_extension, is_view
+from stateline.floats import FINITE_COLUMNS
 
 __all__ = ["ParquetFormat"]
 
+_FLOATS: Final = (pa.float32(), pa.float64())
 _SAMPLE_ROWS: Final = 16_384
 _UNIQUE_SHARE: Final = 0.5
 """How many of the first rows may have values of their own before a dictionary is not worth its time."""
@@ -78,12 +81,17 @@ class _ParquetEncoder(Encoder):
         self._schema = schema
         self._codec = codec or "none"
         self._opened: pq.ParquetWriter | None = None
+        self._finite = [field.name for field in schema if field.type in _FLOATS]
 
     def write(self, rows: pa.Table) -> None:
+        self._finite = [name for name in self._finite if pc.all(pc.is_finite(rows[name])).as_py() is not False]
         self._writer(rows).write_table(rows, row_group_size=self._rows)
 
     def finish(self) -> None:
-        self._writer(self._schema.empty_table()).close()
+        writer = self._writer(self._schema.empty_table())
+        if self._finite:
+            writer.add_key_value_metadata({FINITE_COLUMNS: json.dumps(self._finite)})
+        writer.close()
 
     def _writer(self, rows: pa.Table) -> pq.ParquetWriter:
         if self._opened is None:
