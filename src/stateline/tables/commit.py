@@ -11,7 +11,7 @@ from stateline.tables.api import Outcome, Table, TableChange, TableState, TableT
 
 __all__ = ["CommitStep", "check_token", "commit_once", "next_commit_step"]
 
-_PAUSES_SECONDS: Final = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0)
+_PAUSES_SECONDS: Final = (0.0, 0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0)
 """Between attempts: other writers may be faster several times, and lost answers come in rows."""
 
 
@@ -74,12 +74,11 @@ def commit_once(table: Table, change: TableChange, environment: Environment) -> 
         environment.clock.sleep(pause)
         state = table.look(change.token.app)
         step = next_commit_step(state, change.token, table.name)
-        if step is CommitStep.CREATE:
-            table.create()
-            state = table.look(change.token.app)
-            step = next_commit_step(state, change.token, table.name)
         if step is CommitStep.NOTHING:
             return state
+        if step is CommitStep.CREATE:
+            table.create()
+            continue
         attempt = table.attempt(change, state)
         if attempt.outcome is Outcome.DONE:
             return TableState(
@@ -87,7 +86,7 @@ def commit_once(table: Table, change: TableChange, environment: Environment) -> 
             )
         cause = attempt.cause
     raise UnavailableError(
-        f"{len(_PAUSES_SECONDS)} attempts to commit have failed; the last one: {cause}",
+        f"{len(_PAUSES_SECONDS)} attempts to commit have failed; the last one: {cause or 'no table came of it'}",
         operation="commit",
         subject=table.name,
         hint="The checkpoint stands and no row is lost: the next start goes on with this commit",

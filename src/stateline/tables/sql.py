@@ -127,10 +127,15 @@ class SqlTable(Table):
             raise refused_columns(
                 "is not there, and nobody knows its columns", self.name, "Start the program, which knows them"
             )
-        with self._asking(may_create=True) as session:
-            if session is not None:
-                session.run(self._creation(self._schema))
-                session.commit()
+        try:
+            with self._session(may_create=True) as session:
+                if session is not None:
+                    session.run(self._creation(self._schema))
+                    session.commit()
+        except DatabaseError as error:
+            if error.outcome is None:
+                raise self._refused(error) from error
+            # Somebody was faster, or the database was busy: look again.
 
     def check(self, state: TableState) -> None:
         if state.identity is None or self._schema is None:
@@ -229,10 +234,10 @@ class SqlTable(Table):
         return bool(session.run(statement, token.checkpoint_id, token.app, token.previous))
 
     @contextmanager
-    def _asking(self, *, may_create: bool = False) -> Iterator[Session | None]:
+    def _asking(self) -> Iterator[Session | None]:
         """A session in which nothing is committed that counts: whatever fails may be done again."""
         try:
-            with self._session(may_create=may_create) as session:
+            with self._session(may_create=False) as session:
                 yield session
         except DatabaseError as error:
             raise (self._refused(error) if error.outcome is None else self._unavailable(error)) from error

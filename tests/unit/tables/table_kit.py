@@ -191,27 +191,28 @@ class IcebergPlace(Place):
 @dataclass
 class PostgresqlPlace(Place):
     uri: str = ""
+    table: str = "flights"
 
     def target(self) -> TableTarget:
         return TableTarget(
             format="postgresql",
-            target="flights",
+            target=self.table,
             mode=self.mode,  # type: ignore[arg-type]
             key=self.key,
             options={"uri": self.uri, "lock_timeout": "200ms"},
         )
 
     def rows(self) -> list[tuple[Any, ...]]:
-        return sorted(self.run("SELECT * FROM flights"))
+        return sorted(self.run(f"SELECT * FROM {self.table}"))
 
     def append_foreign(self, k: int) -> None:
-        self.run(f"INSERT INTO flights VALUES ({k}, 'foreign')")
+        self.run(f"INSERT INTO {self.table} VALUES ({k}, 'foreign')")
 
     def compact(self) -> None:
-        self.run("VACUUM FULL flights")
+        self.run(f"VACUUM FULL {self.table}")
 
     def drop(self) -> None:
-        self.run("DROP TABLE flights")
+        self.run(f"DROP TABLE {self.table}")
 
     def run(self, statement: str) -> list[tuple[Any, ...]]:
         import psycopg

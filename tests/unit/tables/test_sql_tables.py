@@ -1,0 +1,158 @@
+"""SQLite: values in their forms, tables that others made, and what is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+import sqlite3
+
+import pyarrow as pa
+import pytest
+
+from stateline.environment import Environment
+from stateline.errors import AccessDeniedError, InvalidInputError
+from stateline.tables import Outcome, TableTarget, check_rows, commit_once, open_table
+from tests.unit.tables.table_kit import APP, SCHEMA, SqlitePlace
+
+WORLD = Environment()
+
+
+def run(place, statement):
+    connection = sqlite3.connect(place.folder / "t.db", isolation_level=None)
+    try:
+        return connection.execute(statement).fetchall()
+    finally:
+        connection.close()
+
+
+def test_values_of_all_types_have_one_form(tmp_path):
+    place = SqlitePlace(tmp_path)
+    moment = dt.datetime(2024, 3, 31, 1, 2, 3, 456789)
+    rows = pa.table(
+        {
+            "b": [True, None],
+            "i": pa.array([2**63 - 1, None], pa.int64()),
+            "f": [math.inf, None],
+            "s": ["é\0x", None],
+            "bin": [b"\xff\x00", None],
+            "d": pa.array([decimal.Decimal("-1.25"), None], pa.decimal128(20, 2)),
+            "day": [dt.date(1, 1, 1), None],
+            "at": pa.array([moment.replace(tzinfo=dt.UTC), None], pa.timestamp("us", "UTC")),
+            "local": pa.array([moment, None], pa.timestamp("us")),
+            "odd name \"'": ["x", None],
+        }
+    )
+    table = place.open(rows.schema)
+    commit_once(table, place.change(0, None, [], rows=rows), WORLD)
+    full = (
+        1,
+        2**63 - 1,
+        math.inf,
+        "é\0x",
+        b"\xff\x00",
+        "-1.25",
+        "0001-01-01",
+        "2024-03-31 01:02:03.456789Z",
+        "2024-03-31 01:02:03.456789",
+        "x",
+    )
+    assert run(place, "SELECT * FROM flights") == [full, (None,) * 10]
+    assert run(place, "SELECT unixepoch(at), date(day) FROM flights LIMIT 1") == [(1711846923, "0001-01-01")]
+
+
+def test_nested_values_and_nan_are_refused(tmp_path):
+    place = SqlitePlace(tmp_path)
+    for kind in (pa.list_(pa.int64()), pa.struct([("x", pa.int64())]), pa.uint64(), pa.duration("s")):
+        with pytest.raises(InvalidInputError, match="column 'odd'"):
+            place.open(pa.schema([("odd", kind)]))
+    with pytest.raises(InvalidInputError, match="NaN"):
+        check_rows(pa.table({"f": [1.0, math.nan]}), place.target(), "operator x")
+    upsert = SqlitePlace(tmp_path, "upsert").target()
+    for rows, said in (({"k": [1, None]}, "null"), ({"k": [1, 1]}, r"\{'k': 1\}")):
+        with pytest.raises(InvalidInputError, match=said):
+            check_rows(pa.table(rows), upsert, "operator x")
+    check_rows(pa.table({"k": [1, 2]}), upsert, "operator x")
+
+
+def test_a_table_of_somebody_else_is_used_as_it_is(tmp_path):
+    place = SqlitePlace(tmp_path, "upsert")
+    run(
+        place,
+        "CREATE TABLE flights (id INTEGER PRIMARY KEY, V TEXT DEFAULT 'd', K INTEGER, more TEXT NOT NULL DEFAULT 'm')",
+    )
+    with pytest.raises(InvalidInputError, match="unique index"):
+        commit_once(place.open(), place.change(0, None, [1]), WORLD)
+    run(place, "CREATE UNIQUE INDEX by_k ON flights (k)")
+    commit_once(place.open(), place.change(0, None, [1, 2]), WORLD)
+    commit_once(place.open(), place.change(1, 0, [2]), WORLD)
+    assert run(place, "SELECT k, v, more FROM flights ORDER BY k") == [(1, "c0", "m"), (2, "c1", "m")]
+
+
+def test_a_column_that_the_database_computes_is_refused(tmp_path):
+    place = SqlitePlace(tmp_path)
+    run(place, "CREATE TABLE flights (k INTEGER, v TEXT GENERATED ALWAYS AS ('x'))")
+    table = place.open()
+    with pytest.raises(InvalidInputError, match="computes column 'v' itself"):
+        table.check(table.look(APP))
+
+
+def test_rows_that_break_a_constraint_stay_for_later(tmp_path):
+    place = SqlitePlace(tmp_path)
+    run(place, "CREATE TABLE flights (k INTEGER CHECK (k < 5), v TEXT)")
+    change = place.change(0, None, [1, 7])
+    for _ in range(2):
+        with pytest.raises(InvalidInputError, match="CHECK constraint"):
+            commit_once(place.open(), change, WORLD)
+    assert place.rows() == []
+    assert place.open().look(APP).committed is None
+    run(place, "DROP TABLE flights")
+    run(place, "CREATE TABLE flights (k INTEGER, v TEXT)")
+    commit_once(place.open(), change, WORLD)
+    assert len(place.rows()) == 2
+
+
+def test_a_writer_that_holds_the_lock_is_waited_for(tmp_path):
+    place = SqlitePlace(tmp_path)
+    commit_once(place.open(), place.change(0, None, [1]), WORLD)
+    holder = sqlite3.connect(tmp_path / "t.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    table, change = place.open(), place.change(1, 0, [2])
+    state = table.look(APP)
+    assert table.attempt(change, state).outcome is Outcome.NOT_DONE
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert table.attempt(change, state).outcome is Outcome.DONE
+    assert run(place, "SELECT app, checkpoint_id, target FROM stateline_commits") == [(APP, 1, "flights")]
+
+
+def test_places_that_cannot_be(tmp_path):
+    for options, said in (({}, "option uri"), ({"uri": "x", "speed": "1"}, "speed")):
+        with pytest.raises(InvalidInputError, match=said):
+            open_table(TableTarget(format="sqlite", target="t", options=options), schema=SCHEMA)
+    gone = TableTarget(format="sqlite", target="t", options={"uri": str(tmp_path / "none" / "t.db")})
+    table = open_table(gone, schema=SCHEMA)
+    assert table.look(APP).identity is None
+    with pytest.raises(AccessDeniedError, match="unable to open"):
+        table.create()
+    (tmp_path / "text.db").write_text("this is no database, " * 100)
+    text = TableTarget(format="sqlite", target="t", options={"uri": str(tmp_path / "text.db")})
+    with pytest.raises(InvalidInputError, match="not a database"):
+        open_table(text, schema=SCHEMA).look(APP)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"format": "csv"}, "format"),
+        ({"target": " "}, "empty"),
+        ({"mode": "overwrite"}, "mode"),
+        ({"mode": "upsert"}, "must go with mode upsert"),
+        ({"key": ("k",)}, "must go with mode upsert"),
+        ({"partition_by": ("k",)}, "partition"),
+        ({"mode": "upsert", "key": ("k", "K")}, "twice"),
+    ],
+)
+def test_targets_that_cannot_be(given, said):
+    with pytest.raises(InvalidInputError, match=said):
+        TableTarget(**{"format": "sqlite", "target": "t", **given})
