@@ -31,6 +31,8 @@ class TableRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         mode: ``append`` or ``upsert``.
         key: Columns of an upsert.
         partition_by: Columns by which a table of files is partitioned.
+        takes_files: Whether its rows go in as files, and not themselves.
+        columns: Digest of the columns of the rows, with which they were last compared with the table's.
         committed: The newest checkpoint before this record that has a commit; ``None`` for none.
         identity: The table's own identity, as far as it is known.
         version: Its version after that commit, where it is known: for people.
@@ -42,6 +44,8 @@ class TableRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     mode: str = "append"
     key: tuple[str, ...] = ()
     partition_by: tuple[str, ...] = ()
+    takes_files: bool = True
+    columns: str = ""
     committed: int | None = None
     identity: str = ""
     version: str = ""
@@ -65,7 +69,9 @@ def table_records(record: Checkpoint) -> dict[str, TableRecord]:
 def following_tables(record: Checkpoint) -> dict[str, TableRecord]:
     """The tables as the record after this one remembers them."""
     return {
-        operator: replace(table, committed=record.checkpoint_id, version="") if _commits(record, operator) else table
+        operator: replace(table, committed=record.checkpoint_id, version="")
+        if _commits(record, operator, table)
+        else table
         for operator, table in table_records(record).items()
     }
 
@@ -80,8 +86,8 @@ def without_tables(properties: dict[str, str]) -> dict[str, str]:
     return {name: text for name, text in properties.items() if not name.startswith(_PREFIX)}
 
 
-def _commits(record: Checkpoint, operator: str) -> bool:
+def _commits(record: Checkpoint, operator: str, table: TableRecord) -> bool:
     """Whether a record has rows for the table of an operator."""
-    return any(output.finished for output in record.outputs if output.operator == operator) or any(
-        delivery.operator == operator for delivery in record.deliveries
-    )
+    if table.takes_files:
+        return any(output.finished for output in record.outputs if output.operator == operator)
+    return any(delivery.operator == operator for delivery in record.deliveries)

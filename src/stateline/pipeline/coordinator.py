@@ -150,6 +150,15 @@ class MicroBatchCoordinator(Generic[D]):
                 self._publish(self._newest)
         return self._newest
 
+    def check_tables(self) -> None:
+        """Checks that tables can take the rows, and have those of all checkpoints, before anything runs.
+
+        Raises:
+            InvalidInputError: A table has other columns, was rolled back, or is another one.
+            UnavailableError: A table cannot be reached.
+        """
+        self._tables.check(self._newest)
+
     def run_batch(self, batch: Batch[D]) -> BatchReport:
         """Processes one batch exactly once, however often it is called and by however many drivers.
 
@@ -457,7 +466,7 @@ class MicroBatchCoordinator(Generic[D]):
         side_by_side(self._environment, "stateline-publish", self._make_visible, commits, _FILES_AT_ONCE)
         self._tables.commit(record)
         for delivery in deliveries_of(record):
-            if self._tables.takes(delivery.key.operator):
+            if self._tables.takes_rows(delivery.key.operator):
                 continue
             if self._deliver is None:
                 raise InternalError(

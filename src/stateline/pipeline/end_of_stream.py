@@ -14,6 +14,7 @@ from stateline.blob import BlobStore, open_store
 from stateline.changelog.host_cache import HostCache
 from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import Checkpoint, CheckpointStore
+from stateline.checkpoint.table_records import table_records
 from stateline.environment import Environment, side_by_side
 from stateline.errors import FencedError, InternalError
 from stateline.files import FileOutput, encode_file
@@ -26,6 +27,7 @@ from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.messages import Batch, SubtaskInput, SubtaskResult
 from stateline.pipeline.open_files import FinishFiles
 from stateline.pipeline.plan import PLAIN, PipelinePlan
+from stateline.pipeline.table_commits import target_of
 
 __all__ = ["file_finisher", "finish_open_files", "finish_root", "plan_finisher"]
 
@@ -74,6 +76,7 @@ def finish_root(
     retained_checkpoints: int,
     elsewhere: bool,
     copies: HostCache | None = None,
+    table_options: Mapping[str, str] | None = None,
 ) -> bool:
     """Finishes the files that the newest record of a root left open, whatever program made it.
 
@@ -85,6 +88,7 @@ def finish_root(
         retained_checkpoints: How many of the newest records stay.
         elsewhere: Whether the files are where the record says, and not at the URL of ``output``.
         copies: The copies of this host; ``None`` for none.
+        table_options: How the tables are reached that the rows go to: no record has that.
 
     Returns:
         Whether there is a record.
@@ -97,6 +101,7 @@ def finish_root(
     if newest is None:
         return False
     plan = _plan_of(newest, root_url, root_options, output, retained_checkpoints, elsewhere=elsewhere)
+    plan = replace(plan, graph=_with_tables(plan.graph, newest, table_options or {}))
     with DriverStores.open(plan, environment) as stores:
 
         def coordinator() -> MicroBatchCoordinator[None]:
@@ -144,6 +149,20 @@ def _plan_of(
         settings=replace(PLAIN, retained_checkpoints=retained_checkpoints),
         root_options=root_options,
     )
+
+
+def _with_tables(graph: Graph, record: Checkpoint, options: Mapping[str, str]) -> Graph:
+    """The operators of a record with the tables that it names."""
+    known = table_records(record)
+
+    def with_table(operator: OperatorPlan) -> OperatorPlan:
+        if operator.name not in known:
+            return operator
+        output = operator.output
+        url, store_options = ("", {}) if output is None else (output.url, output.store_options)
+        return replace(operator, table=target_of(known[operator.name], url, {**store_options, **options}))
+
+    return Graph(graph.inputs, tuple(map(with_table, graph.operators)))
 
 
 def _no_subtasks(batch: Batch[None], tasks: Sequence[SubtaskInput]) -> list[SubtaskResult]:

@@ -147,7 +147,7 @@ class OperatorPlan:
         return replace(self, sources=tuple(sources))
 
     def _without_outputs(self) -> OperatorPlan:
-        return replace(self, output=None, output_columns={}, delivers=False, late_columns={})
+        return replace(self, output=None, output_columns={}, delivers=False, table=None, late_columns={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +400,7 @@ def _with_both_outputs(one: OperatorPlan, other: OperatorPlan) -> OperatorPlan:
         output=written.output,
         output_columns=written.output_columns,
         delivers=one.delivers or other.delivers,
+        table=one.table or other.table,
         late_columns={**other.late_columns, **one.late_columns},
     )
 

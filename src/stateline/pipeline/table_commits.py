@@ -7,9 +7,10 @@ whichever driver comes. A checkpoint without rows for a table makes no commit.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -58,9 +59,10 @@ class TableCommits:
         self._open: dict[str, Table] = {}
         self._seen: dict[str, TableState] = {}
 
-    def takes(self, operator: str) -> bool:
-        """Whether the rows of an operator go into a table."""
-        return operator in self._operators
+    def takes_rows(self, operator: str) -> bool:
+        """Whether the rows that an operator delivers go into a table."""
+        table = self._operators[operator].table if operator in self._operators else None
+        return table is not None and not table.takes_files
 
     def check(self, newest: Checkpoint | None) -> None:
         """Checks, before anything runs, that the tables can take the rows, and have those that they should have.
@@ -84,14 +86,25 @@ class TableCommits:
         self.close()
 
     def properties(self, newest: Checkpoint | None) -> dict[str, str]:
-        """What the record after the newest one remembers of its tables."""
+        """What the record after the newest one remembers of its tables.
+
+        A table that is missing is made, and one that is new to the query, or gets other columns, is compared.
+
+        Raises:
+            InvalidInputError: A table cannot take the rows.
+            UnavailableError: It cannot be reached.
+        """
         remembered = {} if newest is None else following_tables(newest)
         made: dict[str, TableRecord] = {}
         for name, operator in self._operators.items():
-            known = remembered.get(name) or TableRecord(
-                format="", target="", app=f"stateline-{self._environment.ids.new_id()}-{name}"
-            )
-            made[name] = replace(self._recognised(name, known), **_described(operator))
+            known = remembered.get(name)
+            described = _described(operator)
+            if known is None or known.columns != described["columns"]:
+                self._prepare(name, known)
+            if known is None:
+                app = f"stateline-{self._environment.ids.new_id()}-{name}"
+                known = TableRecord(format="", target="", app=app)
+            made[name] = replace(self._recognised(name, known), **described)
         self.close()
         return table_properties(made)
 
@@ -105,13 +118,14 @@ class TableCommits:
         """
         remembered = table_records(record)
         for output in record.outputs:
-            if output.finished and output.operator in remembered:
-                files = tuple(map(_new_file, output.finished))
-                self._commit(record, output.operator, remembered[output.operator], files, ())
+            known = remembered.get(output.operator)
+            if output.finished and known is not None and known.takes_files:
+                self._commit(record, output.operator, known, tuple(map(_new_file, output.finished)), ())
         for delivery in record.deliveries:
-            if delivery.operator in remembered:
-                self._commit(record, delivery.operator, remembered[delivery.operator], (), delivery.rows)
-            elif delivery.operator in self._operators:
+            known = remembered.get(delivery.operator)
+            if known is not None and not known.takes_files:
+                self._commit(record, delivery.operator, known, (), delivery.rows)
+            elif self.takes_rows(delivery.operator):
                 raise _refused(delivery.operator, "the newest checkpoint has rows that wait for a function", _OTHER)
         self.close()
 
@@ -147,6 +161,15 @@ class TableCommits:
                 plan.table, schema=_rows_of(plan), store=store, environment=self._environment
             )
         return self._open[operator]
+
+    def _prepare(self, operator: str, known: TableRecord | None) -> None:
+        """Compares the table with the rows, before any are decided; the first time it is made, where it is missing."""
+        table = self._table(operator)
+        state = table.look("" if known is None else known.app)
+        if known is None and state.identity is None:
+            table.create()
+            state = table.look("")
+        table.check(state)
 
     def _recognised(self, operator: str, known: TableRecord) -> TableRecord:
         """A table with the identity and the version that it was seen to have after its newest commit."""
@@ -185,7 +208,7 @@ def check_tables(graph: Graph, newest: Checkpoint) -> None:
             if ours[name] != getattr(known, name):
                 reason = f"expected the {name} {getattr(known, name)!r} of the checkpoint, got {ours[name]!r}"
                 raise _refused(operator.name, reason, _OTHER)
-        if wanted.takes_files != target_of(known).takes_files:
+        if wanted.takes_files != known.takes_files:
             raise _refused(
                 operator.name, f"expected the mode {known.mode} of the checkpoint, got {wanted.mode}", _OTHER
             )
@@ -213,7 +236,7 @@ def target_of(known: TableRecord, url: str = "", options: Mapping[str, str] | No
     )
 
 
-def _described(operator: OperatorPlan) -> dict[str, str | tuple[str, ...]]:
+def _described(operator: OperatorPlan) -> dict[str, Any]:
     """What a record remembers of a table that a program names."""
     table = operator.table
     if table is None:
@@ -227,12 +250,18 @@ def _described(operator: OperatorPlan) -> dict[str, str | tuple[str, ...]]:
         "mode": table.mode,
         "key": table.key,
         "partition_by": table.partition_by,
+        "takes_files": table.takes_files,
+        "columns": _digest(_rows_of(operator)),
     }
 
 
 def _is_ahead(state: TableState, known: TableRecord) -> bool:
     """Whether another driver has gone on with the table: the record of this one will tell who may go on."""
     return state.committed is not None and (known.committed is None or state.committed > known.committed)
+
+
+def _digest(schema: pa.Schema | None) -> str:
+    return "" if schema is None else hashlib.sha256(schema.remove_metadata().serialize().to_pybytes()).hexdigest()[:16]
 
 
 def _rows_of(operator: OperatorPlan) -> pa.Schema | None:

@@ -41,13 +41,14 @@ from stateline.environment import Environment
 from stateline.errors import (
     AccessDeniedError,
     DataLossError,
+    InternalError,
     InvalidInputError,
     OutcomeUnknownError,
     StatelineError,
     UnavailableError,
 )
 from stateline.options import plain_options, pop_prefixed
-from stateline.tables.api import Attempt, Outcome, Table, TableChange, TableState
+from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableState
 from stateline.tables.columns import check_fit, check_kinds, plain_schema, refused_columns
 from stateline.tables.targets import TableTarget
 
@@ -67,11 +68,11 @@ _TAG: Final = re.compile("[^A-Za-z0-9_.-]")
 def open_table(
     target: TableTarget,
     schema: pa.Schema | None,
-    store: BlobStore | None,  # noqa: ARG001 - the library reads the files
+    store: BlobStore | None,
     environment: Environment | None,  # noqa: ARG001
 ) -> IcebergCommits:
     """The table of a target; see :func:`stateline.tables.open_table`."""
-    return IcebergCommits(target, schema)
+    return IcebergCommits(target, schema, store)
 
 
 class IcebergCommits(Table):
@@ -81,10 +82,12 @@ class IcebergCommits(Table):
         target: Which one: ``namespace.table``. Options ``catalog.<property>`` are those of the catalog in pyiceberg;
             ``catalog.name`` is its name, under which pyiceberg's own configuration may have more.
         schema: Columns of the rows; ``None`` if unknown.
+        store: Where its new files are; ``None`` where none come.
     """
 
-    def __init__(self, target: TableTarget, schema: pa.Schema | None) -> None:
+    def __init__(self, target: TableTarget, schema: pa.Schema | None, store: BlobStore | None) -> None:
         self._target = target
+        self._store = store
         self._schema = None if schema is None else _iceberg_columns(schema)
         properties = pop_prefixed(plain_options(target.options), _CATALOG_PREFIX)
         self._catalog_name = properties.pop(_NAME, "default")
@@ -106,15 +109,13 @@ class IcebergCommits(Table):
         return f"iceberg {self._target.target}"
 
     def files_url(self) -> str:
-        """Where files of the table go. It must be there.
-
-        Raises:
-            InvalidInputError: There is no table.
-        """
+        """Where files of the table go, unless somebody says otherwise; the table is made where it is missing."""
         with self._asking("load"):
             table = self._load()
         if table is None:
-            raise InvalidInputError("is not there", operation="write_table", subject=self.name, hint="Create it first")
+            self.create()
+            with self._asking("load"):
+                table = self._catalog().load_table(self._target.target)
         return table.properties.get(_DATA_PATH) or f"{table.location().rstrip('/')}/data"
 
     def look(self, app: str) -> TableState:
@@ -156,7 +157,7 @@ class IcebergCommits(Table):
     def attempt(self, change: TableChange, state: TableState) -> Attempt:
         table, token, tag = state.snapshot, change.token, _tag_of(change.token.app)
         self._check_table(table)
-        folder = table.properties.get(_DATA_PATH) or f"{table.location().rstrip('/')}/data"
+        paths = [self._path_of(file) for file in change.files]
         before = table.metadata.refs.get(tag)
         try:
             with self._asking("commit"):
@@ -164,7 +165,6 @@ class IcebergCommits(Table):
                 if table.name_mapping() is None:
                     mapping = table.schema().name_mapping.model_dump_json()
                     transaction.set_properties(**{_NAME_MAPPING: mapping})
-                paths = [f"{folder}/{file.name}" for file in change.files]
                 files = self._data_files(table, paths)
                 summary = {_CHECKPOINT: str(token.checkpoint_id)}
                 with transaction.update_snapshot(snapshot_properties=summary).fast_append() as appended:
@@ -208,6 +208,13 @@ class IcebergCommits(Table):
             return self._catalog().load_table(self._target.target)
         except NoSuchTableError:
             return None
+
+    def _path_of(self, file: NewFile) -> str:
+        """A file as the table names it: by a URL that nobody decodes."""
+        if self._store is None:
+            raise InternalError("files go into the table, but no store is open", subject=self.name)
+        local = self._store.local_path(file.name)
+        return f"{self._store.url}/{file.name}" if local is None else f"file://{local}"
 
     def _data_files(self, table: IcebergTable, paths: list[str]) -> list[Any]:
         """The entries of files, with the bounds of their footers, after a check of their columns."""

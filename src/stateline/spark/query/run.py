@@ -90,6 +90,7 @@ class PipelineRun:
         try:
             self._coordinator = self._make_coordinator()
             read = self._check_follows(spark_checkpoint)
+            self._coordinator.check_tables()
             if makes_folder and self._coordinator.newest is None:
                 make_spark_folder(self._stores.root)
             self.rounds = QuietRounds(self._environment, pause_seconds, self._coordinator.due_at, self._act, self._stop)
