@@ -1,10 +1,10 @@
-"""What becomes of the output of an operator: what is chosen of it, and where that goes: files, a function, nowhere."""
+"""What becomes of the output of an operator: what is chosen of it, and its place: files, a table, a function."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Final, Self
 
 import pyarrow.compute as pc
 
@@ -19,9 +19,12 @@ from stateline.pipeline.operators.selection import SelectionProgram
 from stateline.pipeline.output_columns import columns_of
 from stateline.spark.pipeline import Pipeline
 from stateline.spark.sinks.for_each_batch import BatchFunction
-from stateline.spark.stream_checks import check_hidden, check_shared
+from stateline.spark.stream_checks import check_columns, check_hidden, check_shared
+from stateline.tables import TableTarget, open_table
 
 __all__ = ["StageOutputs"]
+
+_ROLLING: Final = ("roll_bytes", "roll_seconds", "idle_seconds", "every_checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,7 @@ class StageOutputs:
         path = absolute_url(path)
         check_shared(path, "path")
         check_hidden(self._pipeline.plan.root_url, path, "checkpoint")
-        check_kind(partition_by, Iterable, "partition_by")
-        columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        columns = _names(partition_by, "partition_by")
         output = FileOutput(
             url=path,
             format=format,
@@ -120,6 +122,70 @@ class StageOutputs:
         output.file_schema(rows)
         return self._pipeline.with_outputs_of(
             replace(self._operator, output=output, output_columns=columns_of(output.named(rows)))
+        )
+
+    def write_table(
+        self,
+        format: str,  # noqa: A002 - Spark's word
+        target: str,
+        *,
+        mode: str = "append",
+        key: Sequence[str] | str = (),
+        partition_by: Sequence[str] | str = (),
+        options: Mapping[str, str] | None = None,
+    ) -> Pipeline:
+        """Writes the output into a table, each row exactly once: ``docs/tables.md``.
+
+        The commit follows the checkpoint that decides its rows, and carries a token of that checkpoint in the table's
+        own transaction. So it is repeated until it is there, and a driver that comes late changes nothing.
+
+        Args:
+            format: ``delta``, ``iceberg``, ``postgresql`` or ``sqlite``.
+            target: Delta: URL of the table. Iceberg: ``namespace.table``. Databases: the name of the table. A table
+                that is missing is made, with the columns of the output.
+            mode: ``append``, or ``upsert`` by ``key``: one row of each key, the newest.
+            key: Columns that tell rows apart, for ``upsert``.
+            partition_by: Columns by which Delta and Iceberg partition the table.
+            options: ``uri`` of a database; ``catalog.<property>`` of an Iceberg catalog; ``roll_bytes``,
+                ``roll_seconds``, ``idle_seconds``, ``every_checkpoint`` and ``compression`` as :meth:`write_files` has
+                them, for tables of files; others go to the store of the files.
+
+        Raises:
+            InvalidInputError: An unknown format, mode, column or option, or a column that the table cannot hold.
+            NotInstalledError: The library of the format is missing.
+        """
+        given, rows = plain_options(options), self._program.output_schema
+        columns = _names(partition_by, "partition_by")
+        rolling, compression = _rolling(given), given.pop("compression", None)
+        table = TableTarget(
+            format=format,
+            target=absolute_url(target) if format == "delta" else target,
+            mode=mode,  # type: ignore[arg-type]
+            key=_names(key, "key"),
+            partition_by=columns,
+            options=given,
+        )
+        if table.key or columns:
+            check_columns(rows, [*table.key, *columns], "key or partition_by")
+        opened = open_table(table, schema=rows)
+        if not table.takes_files:
+            check_countable(rows, "write_table")
+            return self._pipeline.with_outputs_of(replace(self._operator, delivers=True, table=table))
+        url = opened.files_url()
+        opened.close()
+        check_shared(url, "target")
+        check_hidden(self._pipeline.plan.root_url, url, "checkpoint")
+        output = FileOutput(
+            url=url,
+            partition_by=columns,
+            columns_in_files=format == "iceberg",
+            compression=compression,
+            rolling=rolling,
+            store_options=table.store_options,
+        )
+        output.file_schema(rows)
+        return self._pipeline.with_outputs_of(
+            replace(self._operator, output=output, output_columns=columns_of(output.named(rows)), table=table)
         )
 
     def for_each_batch(self, fn: BatchFunction) -> Pipeline:
@@ -145,3 +211,15 @@ class StageOutputs:
     def state_only(self) -> Pipeline:
         """Keeps the state and writes nothing else."""
         return self._pipeline
+
+
+def _names(columns: Sequence[str] | str, what: str) -> tuple[str, ...]:
+    check_kind(columns, Iterable, what)
+    return (columns,) if isinstance(columns, str) else tuple(columns)
+
+
+def _rolling(options: dict[str, str]) -> RollingPolicy:
+    """When files are finished, as options of a table say it; they are taken out."""
+    given: dict[str, Any] = {"roll_seconds": "auto"}
+    given |= {name: options.pop(name) for name in _ROLLING if name in options}
+    return RollingPolicy(**given)

@@ -136,6 +136,13 @@ class Table(Closable):
     def name(self) -> str:
         """The table, for people: without credentials."""
 
+    def files_url(self) -> str:
+        """Where new files go, unless somebody says otherwise; empty for a table that takes rows.
+
+        Where only the table itself knows, it is made if it is missing.
+        """
+        return ""
+
     @abstractmethod
     def look(self, app: str) -> TableState:
         """What is there now, of an application; nothing is changed."""

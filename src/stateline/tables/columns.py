@@ -112,7 +112,7 @@ def check_fit(rows: pa.Schema, table: pa.Schema, name: str, *, optional: Sequenc
     missing = [column.name for column in table if not column.nullable and column.name not in given]
     if missing:
         raise refused_columns(
-            f"needs values for {missing}, and the rows have none", name, "Add the columns to the rows"
+            f"needs values for {missing}, and the rows do not give any", name, "Add the columns to the rows"
         )
 
 

@@ -51,12 +51,12 @@ def check_token(state: TableState, expected: int | None, identity: str, name: st
         InvalidInputError: It is gone, was made anew, or was rolled back.
     """
     if state.identity is None and (expected is not None or identity):
-        raise _refused("is gone", f"it had the rows up to checkpoint {expected}", name)
+        raise _refused("is gone", f"rows up to checkpoint {expected} were in it", name)
     _check_identity(state, identity, name)
     if state.committed != expected:
-        has = "no rows of this query" if state.committed is None else f"them up to checkpoint {state.committed}"
-        had = "none" if expected is None else f"those up to checkpoint {expected}"
-        raise _refused("was rolled back or made anew", f"it has {has}, and the records say {had}", name)
+        found = "no rows of this query" if state.committed is None else f"rows up to checkpoint {state.committed}"
+        known = "no rows" if expected is None else f"rows up to checkpoint {expected}"
+        raise _refused("was rolled back or made anew", f"expected {known}, got {found}", name)
 
 
 def commit_once(table: Table, change: TableChange, environment: Environment) -> TableState:
@@ -95,7 +95,7 @@ def commit_once(table: Table, change: TableChange, environment: Environment) -> 
 
 def _check_identity(state: TableState, identity: str, name: str) -> None:
     if identity and state.identity and state.identity != identity:
-        raise _refused("was made anew", f"it is {state.identity}, and the rows went to {identity}", name)
+        raise _refused("was made anew", f"expected the table {identity}, got {state.identity}", name)
 
 
 def _refused(what: str, reason: str, name: str) -> InvalidInputError:

@@ -26,7 +26,6 @@ from stateline.blob import BlobStore
 from stateline.blob.urls import is_local, split_local_url
 from stateline.environment import Environment, side_by_side, system_environment
 from stateline.errors import ErrorKind, InternalError, InvalidInputError, StatelineError, UnavailableError
-from stateline.options import plain_options, pop_prefixed
 from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableState
 from stateline.tables.columns import check_fit, check_kinds, plain_schema, refused_columns, with_promises
 from stateline.tables.delta_statistics import check_partition_kind, file_statistics, partition_values
@@ -36,7 +35,6 @@ from stateline.tables.targets import TableTarget
 
 __all__ = ["DeltaLog", "open_table"]
 
-_STORAGE_PREFIX: Final = "storage."
 _FOOTERS_AT_ONCE: Final = 8
 _DIGITS_MAX: Final = 38
 _KEPT_FEATURES: Final = frozenset(
@@ -98,6 +96,9 @@ class DeltaLog(Table):
     @property
     def name(self) -> str:
         return f"delta {self._target.target}"
+
+    def files_url(self) -> str:
+        return self._target.target if self._target.takes_files else ""
 
     def look(self, app: str) -> TableState:
         try:
@@ -300,8 +301,7 @@ def _holds(kind: pa.DataType) -> bool:
 
 def _storage_options(target: TableTarget) -> dict[str, str]:
     """How the library reaches the place: what the store of the files was told, and options of its own."""
-    options = plain_options(target.options)
-    own = pop_prefixed(options, _STORAGE_PREFIX)
+    options, own = target.store_options, target.own_options
     if not target.target.startswith(("s3://", "s3a://")):
         return own
     made = {_S3_OPTIONS[name]: str(value) for name, value in options.items() if name in _S3_OPTIONS}

@@ -60,12 +60,11 @@ def file_statistics(footer: pq.FileMetaData) -> str:
         _put(nulls, path, None if missing is None else str(missing))
         if bounds is None or missing == footer.num_rows:
             continue
-        texts = _least(least, kind), _greatest(greatest, kind)
-        if pa.types.is_floating(kind) and not (len(path) == 1 and path[0] in finite):
-            texts = None, None
-        if None not in texts:
-            for tree, text in zip(bounds, texts, strict=True):
-                _put(tree, path, text)
+        is_known = not pa.types.is_floating(kind) or (len(path) == 1 and path[0] in finite)
+        lower, upper = (_least(least, kind), _greatest(greatest, kind)) if is_known else (None, None)
+        if lower is not None and upper is not None:
+            _put(bounds[0], path, lower)
+            _put(bounds[1], path, upper)
         elif len(path) == 1:
             bounds = None
     members = {"numRecords": str(footer.num_rows), "nullCount": nulls}
@@ -101,8 +100,8 @@ def partition_values(
         raise CorruptDataError(
             f"expected folders of {list(columns)}, got {folders}", operation="commit", subject=f"file {name}"
         )
-    for column, text in found.items():
-        _check_value(text, schema.field(column).type, name)
+    for column, value in found.items():
+        _check_value(value, schema.field(column).type, name)
     return found
 
 

@@ -47,14 +47,12 @@ from stateline.errors import (
     StatelineError,
     UnavailableError,
 )
-from stateline.options import plain_options, pop_prefixed
 from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableState
 from stateline.tables.columns import check_fit, check_kinds, plain_schema, refused_columns
 from stateline.tables.targets import TableTarget
 
 __all__ = ["IcebergCommits", "open_table"]
 
-_CATALOG_PREFIX: Final = "catalog."
 _NAME: Final = "name"
 _CHECKPOINT: Final = "stateline.checkpoint"
 _NAME_MAPPING: Final = "schema.name-mapping.default"
@@ -89,7 +87,7 @@ class IcebergCommits(Table):
         self._target = target
         self._store = store
         self._schema = None if schema is None else _iceberg_columns(schema)
-        properties = pop_prefixed(plain_options(target.options), _CATALOG_PREFIX)
+        properties = target.own_options
         self._catalog_name = properties.pop(_NAME, "default")
         self._properties = properties
         self._opened: Catalog | None = None
@@ -109,7 +107,6 @@ class IcebergCommits(Table):
         return f"iceberg {self._target.target}"
 
     def files_url(self) -> str:
-        """Where files of the table go, unless somebody says otherwise; the table is made where it is missing."""
         with self._asking("load"):
             table = self._load()
         if table is None:

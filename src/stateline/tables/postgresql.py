@@ -27,7 +27,7 @@ from stateline.tables.columns import refused_columns
 from stateline.tables.sql import TOKENS, DatabaseError, Session, SqlColumn, SqlTable, fitting_names, on_conflict, quoted
 from stateline.tables.targets import TableTarget
 
-__all__ = ["PostgresqlTable", "open_table"]
+__all__ = ["PostgresqlTable", "open_table", "sent_type"]
 
 _TYPES: Final[dict[pa.DataType, str]] = {
     pa.bool_(): "boolean",

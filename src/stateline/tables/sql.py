@@ -297,5 +297,5 @@ def fitting_names(there: Sequence[SqlColumn], schema: pa.Schema, name: str, *, d
     given = {column.lower() for column in schema.names}
     missing = [each.name for each in there if each.strict and not each.filled and each.name.lower() not in given]
     if missing:
-        raise refused_columns(f"needs values for {missing}, and the rows have none", name, "Add them to the rows")
+        raise refused_columns(f"needs values for {missing}, and the rows do not give any", name, "Add them to the rows")
     return [found[column.lower()].name for column in schema.names]

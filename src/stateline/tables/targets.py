@@ -12,7 +12,7 @@ import pyarrow as pa
 from stateline.blob import BlobStore
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError, NotInstalledError
-from stateline.options import check_kind, parse_choice
+from stateline.options import check_kind, parse_choice, plain_options, pop_prefixed
 from stateline.tables.api import Table
 
 __all__ = ["FILE_TABLES", "TABLE_FORMATS", "TableTarget", "open_table"]
@@ -44,7 +44,10 @@ TABLE_FORMATS: Final[Mapping[str, _Format]] = {
 }
 """By the name that users give."""
 
-FILE_TABLES: Final = ("delta", "iceberg")
+_PREFIXES: Final = {"delta": "storage.", "iceberg": "catalog."}
+"""Begin the options of a library that reads the table by itself; the others are for the store of our files."""
+
+FILE_TABLES: Final = tuple(_PREFIXES)
 """Tables that are made of files."""
 
 _CHANGES: Final = (
@@ -92,6 +95,18 @@ class TableTarget:
             raise _refused(f"must go with mode upsert, got {list(self.key)} with mode {self.mode}", "key", hint)
         if self.partition_by and self.format not in FILE_TABLES:
             raise _refused(f"cannot partition a table of {self.format}", "partition_by", "Leave it to the database")
+
+    @property
+    def own_options(self) -> dict[str, str]:
+        """The options of the library of a table of files, without their prefix."""
+        return pop_prefixed(plain_options(self.options), _PREFIXES.get(self.format, ""))
+
+    @property
+    def store_options(self) -> dict[str, str]:
+        """The options of the store of its files."""
+        options = plain_options(self.options)
+        pop_prefixed(options, _PREFIXES.get(self.format, ""))
+        return options
 
     @property
     def takes_files(self) -> bool:

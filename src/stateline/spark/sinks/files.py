@@ -156,7 +156,7 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
     parsed = FilesSinkOptions.from_spark(options)
     rows = arrow_schema(schema)
     parsed.output().file_schema(rows)
-    check_stores(parsed)
+    check_stores(parsed, rows)
     freeze_imports()
     return parsed, rows
 
@@ -246,6 +246,7 @@ def finish_sink(options: FilesSinkOptions) -> bool:
         retained_checkpoints=options.retained_checkpoints,
         elsewhere=False,
         copies=copies_of(options),
+        table_options=options.reaching_table(),
     )
 
 

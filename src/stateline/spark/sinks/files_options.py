@@ -16,12 +16,17 @@ from stateline.spark.data_source_options import DataSourceOptions
 from stateline.spark.data_source_options import parse_names as _names
 from stateline.spark.data_source_options import parse_text as _text
 from stateline.spark.stream_checks import check_hidden, check_shared
+from stateline.tables import FILE_TABLES, TableTarget
 
 __all__ = ["FilesSinkOptions"]
 
 
 def _finish(value: str, name: str) -> str:
     return parse_choice(value, ("available_now", "stop", "never"), name)
+
+
+def _table(value: str, name: str) -> str:
+    return parse_choice(value, FILE_TABLES, name) if value else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,8 @@ class FilesSinkOptions(StorageSettings, DataSourceOptions):
         root_options: Options of the records' store, given as ``root.<option>``; where the records lie below the output,
             those of the output's store hold, too.
         store_options: Options of the output's store, given as ``store.<option>``.
+        table_options: Options of the table, given as ``table.<option>``: ``table.name`` of an Iceberg table, and
+            ``table.catalog.<property>``; ``table.storage.<option>`` for Delta.
     """
 
     path: str = setting("", _text, help="root URL of the output; start(path) and save(path) say it")
@@ -57,10 +64,12 @@ class FilesSinkOptions(StorageSettings, DataSourceOptions):
         "available_now", _finish, help="when open files are finished: available_now, stop or never"
     )
     checkpoint: str = setting("", _text, help="root URL of the sink's records; `.stateline` below the output if empty")
+    table: str = setting("", _table, help=f"the files belong to a table: {' or '.join(FILE_TABLES)}")
     checkpoint_location: str = setting("", _text, help="Spark's checkpointLocation")
     query_name: str = setting("", _text, help="Spark's queryName")
     root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    table_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         normalise_settings(self)
@@ -92,6 +101,30 @@ class FilesSinkOptions(StorageSettings, DataSourceOptions):
         """Options of the store of the records."""
         return {**({} if self.checkpoint else self.store_options), **self.root_options}
 
+    def target(self) -> TableTarget | None:
+        """The table that the files belong to; ``None`` for plain files.
+
+        Raises:
+            InvalidInputError: Its options contradict each other.
+        """
+        if not self.table:
+            if self.table_options:
+                raise _refused("must come with the option table", f"table.{min(self.table_options)}")
+            return None
+        if self.format != "parquet" or self.partition_zone != "UTC":
+            raise _refused("must be left out: tables have Parquet files, and times in UTC", "format or partition_zone")
+        return TableTarget(
+            format=self.table,
+            target=self.table_options.get("name", "") if self.table == "iceberg" else self.path,
+            partition_by=self.partition_by,
+            options=self.reaching_table(),
+        )
+
+    def reaching_table(self) -> dict[str, str]:
+        """The options by which the table is reached."""
+        named = {key: text for key, text in self.table_options.items() if key != "name" or self.table != "iceberg"}
+        return {**self.store_options, **named}
+
     def output(self) -> FileOutput:
         """The output that these options describe.
 
@@ -103,6 +136,7 @@ class FilesSinkOptions(StorageSettings, DataSourceOptions):
             format=self.format,
             partition_by=self.partition_by,
             partition_zone=self.partition_zone,
+            columns_in_files=self.table == "iceberg",
             compression=self.compression,
             rolling=RollingPolicy(
                 roll_bytes=self.roll_bytes,  # type: ignore[arg-type]
@@ -112,3 +146,9 @@ class FilesSinkOptions(StorageSettings, DataSourceOptions):
             ),
             store_options=dict(self.store_options),
         )
+
+
+def _refused(reason: str, subject: str) -> InvalidInputError:
+    return InvalidInputError(
+        reason, operation="stateline_files", subject=subject, hint="See docs/tables.md for the options of tables"
+    )

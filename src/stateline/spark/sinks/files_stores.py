@@ -16,6 +16,7 @@ from stateline.pipeline.files_decision import FilesDecision, files_plan
 from stateline.pipeline.plan import PipelinePlan
 from stateline.spark.job.local_copies import host_copies
 from stateline.spark.sinks.files_options import FilesSinkOptions
+from stateline.tables import TableTarget, open_table
 
 __all__ = ["check_stores", "copies_of", "open_decision", "open_records"]
 
@@ -38,7 +39,7 @@ def open_decision(
         records: The records, where a process goes on with them.
         ahead: Encodes open files until the next commit.
     """
-    plan = _plan(options, root.url, output, schema)
+    plan = _plan(options, root.url, output, schema, options.target())
     out = _opened(options, output.url, output.store_options)
     return FilesDecision(plan, root, out, schema, system_environment(), records, ahead, host_copies(plan, root))
 
@@ -57,21 +58,32 @@ def open_records(options: FilesSinkOptions, url: str) -> BlobStore:
     return _opened(options, url, options.options_of_records)
 
 
-def check_stores(options: FilesSinkOptions) -> None:
-    """Checks the options of both stores, without a call on either.
+def check_stores(options: FilesSinkOptions, schema: pa.Schema) -> None:
+    """Checks the options of both stores and of the table, without a call on any of them.
+
+    Args:
+        options: What the user said.
+        schema: Columns of the rows.
 
     Raises:
-        InvalidInputError: An option is wrong.
-        NotInstalledError: The SDK of a cloud is missing.
+        InvalidInputError: An option is wrong, or the table cannot hold a column.
+        NotInstalledError: The SDK of a cloud, or the library of the table, is missing.
     """
+    table = options.target()
+    if table is not None:
+        open_table(table, schema=options.output().named(schema)).close()
     for url, settings in ((options.path, options.store_options), (options.root_url, options.options_of_records)):
         open_store(url, settings, system_environment())
 
 
 def _plan(
-    options: FilesSinkOptions, root_url: str, output: FileOutput, schema: pa.Schema | None = None
+    options: FilesSinkOptions,
+    root_url: str,
+    output: FileOutput,
+    schema: pa.Schema | None = None,
+    table: TableTarget | None = None,
 ) -> PipelinePlan:
-    return files_plan(root_url, output, options, schema, options.options_of_records)
+    return files_plan(root_url, output, options, schema, options.options_of_records, table=table)
 
 
 def _opened(options: FilesSinkOptions, url: str, store_options: Mapping[str, str]) -> BlobStore:

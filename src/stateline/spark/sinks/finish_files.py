@@ -32,7 +32,8 @@ def finish_files(path: str, *, job: str | None = None, **options: str) -> None:
         job: A batch job that was decided and then failed, or was killed, before all its files were visible: makes them
             so. The error of the job names it, and so does a folder in ``<path>/.stateline/jobs``.
         options: The sink's other options that say where things are, such as ``checkpoint``, and ``compression``. Of a
-            keyed stream: ``root.<option>`` for the store of its checkpoint, ``store.<option>`` for its outputs'.
+            keyed stream: ``root.<option>`` for the store of its checkpoint, ``store.<option>`` for its outputs', and
+            ``table.<option>`` for the tables that its rows go to: the options that ``write_table`` was given.
 
     Raises:
         FencedError: A query went on with the files meanwhile.
@@ -67,6 +68,7 @@ def _finish_keyed(options: FilesSinkOptions) -> bool:
         system_environment(),
         retained_checkpoints=sys.maxsize,
         elsewhere=True,
+        table_options=options.reaching_table(),
     )
 
 
