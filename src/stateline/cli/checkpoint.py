@@ -41,10 +41,12 @@ from stateline.cli.output import (
     print_table,
     progress,
     store_option,
+    table_option,
     time_text,
 )
 from stateline.errors import CorruptDataError, DataLossError, NotFoundError
 from stateline.handles import RunHandle
+from stateline.pipeline.table_status import Verdict, table_statuses
 from stateline.state.run import damaged_place
 from stateline.state.schema import StateSchema
 
@@ -136,6 +138,8 @@ def show(pointer: str, options: dict[str, str], *, as_json: bool) -> None:
 @click.argument("pointer")
 @click.option("--outputs/--no-outputs", default=True, help="Look at the pieces of open files in the outputs, too.")
 @output_option
+@click.option("--tables", is_flag=True, help="Compare the tables that rows go to, too, as `stateline table status`.")
+@table_option
 @click.option("--objects", is_flag=True, help="Also name every object that is reachable.")
 @json_option
 @store_option
@@ -144,9 +148,11 @@ def verify(
     context: click.Context,
     pointer: str,
     output_options: dict[str, str],
+    table_options: dict[str, str],
     options: dict[str, str],
     *,
     outputs: bool,
+    tables: bool,
     objects: bool,
     as_json: bool,
 ) -> None:
@@ -166,6 +172,8 @@ def verify(
             report = verify_root(root, checkpoint_id=found.checkpoint_id, outputs=stores, progress=tell)
     if not report.checkpoint_ids and not report.findings:
         raise _no_checkpoint(pointer)
+    if tables and found.savepoint is None:
+        _compare_tables(root, table_options, report)
     places = _damaged_places(root, report) if found.savepoint is None else {}
     if as_json:
         print_json(_report_facts(store, report, places))
@@ -275,6 +283,15 @@ def _output_stores(
         return {}
     urls = {output.url for record in records for output in record.outputs}
     return {url: open_store(url, options) for url in sorted(urls)}
+
+
+def _compare_tables(root: CheckpointStore, options: Mapping[str, str], report: VerifyReport) -> None:
+    """Adds a finding for each table that has lost rows of the newest checkpoint, or cannot be read."""
+    for status in table_statuses(root, options):
+        if not status.verdict.is_sound:
+            problem = Problem.UNREADABLE if status.verdict is Verdict.UNREACHED else Problem.MISSING
+            due = () if status.due is None else (status.due,)
+            report.add(problem, status.target, due, status.detail or f"the table is {status.verdict}")
 
 
 def _damaged_places(root: CheckpointStore, report: VerifyReport) -> dict[str, str]:

@@ -14,6 +14,7 @@ from stateline.cli.output import CommandGroup, json_option, print_json
 from stateline.cli.savepoint import savepoint
 from stateline.cli.state import state
 from stateline.cli.sweep import sweep
+from stateline.cli.table import table
 from stateline.errors import StatelineError
 from stateline.spark.java import find_java
 
@@ -26,6 +27,9 @@ _PACKAGES = {
     "boto3": "s3",
     "google-cloud-storage": "gcs",
     "azure-storage-blob": "azure",
+    "deltalake": "delta",
+    "pyiceberg": "iceberg",
+    "adbc-driver-postgresql": "sql",
     "prometheus-client": "metrics",
 }
 """What the layers use, and the extra that brings it; an empty one comes with every installation."""
@@ -66,5 +70,5 @@ def doctor(context: click.Context, *, as_json: bool) -> None:
     context.exit(0 if healthy else 1)
 
 
-for _command in (changelog, checkpoint, state, savepoint, sweep):
+for _command in (changelog, checkpoint, state, savepoint, sweep, table):
     stateline.add_command(_command)

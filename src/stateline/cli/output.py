@@ -45,6 +45,7 @@ __all__ = [
     "progress",
     "python_rows",
     "store_option",
+    "table_option",
     "target_option",
     "time_text",
     "value_text",
@@ -120,6 +121,7 @@ json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print
 store_option: Final = mapping_option("--option", "options", help="A setting of the store; may be repeated.")
 output_option: Final = mapping_option("--output-option", "output_options", help="A setting of the outputs.")
 target_option: Final = mapping_option("--target-option", "target_options", help="A setting of TARGET.")
+table_option: Final = mapping_option("--table-option", "table_options", help="A setting of the tables.")
 delete_option: Final = click.option("--delete", is_flag=True, help="Delete; without it, only list what would go.")
 
 
