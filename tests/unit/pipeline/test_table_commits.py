@@ -170,21 +170,26 @@ def run_to_the_end(query):
         query.run(number, *keys)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_driver_is_killed_at_each_step(kind, tmp_path, effects):
-    query = query_of(kind, tmp_path / "whole")
+def steps_of(kind, folder, effects):
+    """How many steps the second batch has."""
+    query = query_of(kind, folder / "whole")
     query.run(0, *BATCHES[0])
     effects.plan(-1, None)
     query.run(1, *BATCHES[1])
-    steps = effects.count
-    assert steps >= 8, "record, files or rows, look, attempt, mark"
-    for at in range(1, steps + 1):
+    assert effects.count >= 8, "record, files or rows, look, attempt, mark"
+    return effects.count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_driver_is_killed_at_each_step(kind, tmp_path, effects):
+    for at in range(1, steps_of(kind, tmp_path, effects) + 1):
         query = query_of(kind, tmp_path / str(at))
         query.run(0, *BATCHES[0])
         effects.plan(at, kill)
         with pytest.raises(Killed):
             query.run(1, *BATCHES[1])
         effects.plan(-1, None)
+        query.place.compact()
         if at % 2:
             query.start()
         run_to_the_end(query)
@@ -194,25 +199,35 @@ def test_a_driver_is_killed_at_each_step(kind, tmp_path, effects):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_frozen_driver_is_overtaken_at_each_step_and_loses(kind, tmp_path, effects):
-    query = query_of(kind, tmp_path / "whole")
-    query.run(0, *BATCHES[0])
-    effects.plan(-1, None)
-    query.run(1, *BATCHES[1])
-    steps = effects.count
-    for at in range(1, steps + 1):
+    for at in range(1, steps_of(kind, tmp_path, effects) + 1):
         query = query_of(kind, tmp_path / str(at))
         query.run(0, *BATCHES[0])
 
         def overtake(query=query):
-            query.place.append_foreign(99) if query.place.mode == "append" and len(query.place.rows()[0]) == 2 else None
             run_to_the_end(query)
+            query.place.compact()
 
         effects.plan(at, overtake)
         with suppress(FencedError, UnavailableError):
             query.run(1, *BATCHES[1])
-        rows = [row for row in query.place.rows() if row[0] != 99]
-        assert rows == query.expected(BATCHES), f"frozen at step {at}"
+        assert query.place.rows() == query.expected(BATCHES), f"frozen at step {at}"
         query.start()
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_others_write_at_each_step(kind, tmp_path, effects):
+    for at in range(1, steps_of(kind, tmp_path, effects) + 1):
+        query = query_of(kind, tmp_path / str(at))
+        query.run(0, *BATCHES[0])
+
+        def write(query=query):
+            query.place.append_foreign(99)
+            query.place.compact()
+
+        effects.plan(at, write)
+        query.run(1, *BATCHES[1])
+        run_to_the_end(query)
+        assert query.place.rows() == [*query.expected(BATCHES), (99, "foreign")], f"at step {at}"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,7 @@ import pytest
 
 from stateline.environment import Environment
 from stateline.errors import AccessDeniedError, InvalidInputError
-from stateline.tables import Outcome, TableTarget, check_rows, commit_once, open_table
+from stateline.tables import Outcome, TableTarget, check_rows, commit_once, open_table, sqlite
 from tests.unit.tables.table_kit import APP, SCHEMA, SqlitePlace
 
 WORLD = Environment()
@@ -124,6 +124,33 @@ def test_a_writer_that_holds_the_lock_is_waited_for(tmp_path):
     holder.close()
     assert table.attempt(change, state).outcome is Outcome.DONE
     assert run(place, "SELECT app, checkpoint_id, target FROM stateline_commits") == [(APP, 1, "flights")]
+
+
+class PowerFailure(BaseException):
+    """Nothing runs after it."""
+
+
+def test_a_driver_is_killed_inside_its_transaction(tmp_path, monkeypatch):
+    place = SqlitePlace(tmp_path)
+    commit_once(place.open(), place.change(0, None, [1]), WORLD)
+
+    def fail(*_):
+        raise PowerFailure
+
+    def load_and_fail(*args, load=sqlite._SqliteSession.load):
+        load(*args)
+        fail()
+
+    change = place.change(1, 0, [2, 3])
+    for name, step in (("load", fail), ("load", load_and_fail), ("commit", fail)):
+        with monkeypatch.context() as patch:
+            patch.setattr(sqlite._SqliteSession, name, step)
+            with pytest.raises(PowerFailure):
+                commit_once(place.open(), change, WORLD)
+        assert place.rows() == [(1, "c0")]
+        assert place.open().look(APP).committed == 0
+    commit_once(place.open(), change, WORLD)
+    assert place.rows() == [(1, "c0"), (2, "c1"), (3, "c1")]
 
 
 def test_places_that_cannot_be(tmp_path):
