@@ -21,7 +21,15 @@ from tests.spark.killing import survive
 
 ROOT = Path(__file__).parents[2]
 
-SHARES = {"seeds": 0.14, "zombies": 0.1, "powerloss": 0.06, "processes": 0.05, "spark": 0.6, "batches": 0.05}
+SHARES = {
+    "seeds": 0.12,
+    "zombies": 0.1,
+    "powerloss": 0.05,
+    "processes": 0.05,
+    "spark": 0.58,
+    "batches": 0.04,
+    "tables": 0.08,
+}
 """How much of its time a soak gives to each suite. A kill of a driver takes a session of Spark, and is what a soak has
 too little of: the other suites find in minutes what they find."""
 
@@ -80,6 +88,14 @@ def _killed_process(job: str) -> Slice:
     return Slice("processes", job, run)
 
 
+def _killed_tables(kind: str) -> Slice:
+    def run(number: int) -> Found:
+        found = _json_of("tests.processes.table_kills", kind, "--seed", str(number), "--kills", str(2 * KILLS))
+        return {"points": found.get("kills", 0), "failures": found["failures"]}
+
+    return Slice("tables", kind, run)
+
+
 def _killed_drivers(number: int) -> Found:
     """Every step in turn, from slice to slice, and as many random times; row by row against a model."""
     dice = random.Random(number)
@@ -107,6 +123,7 @@ SLICES = [
         if suite != "powerloss" or entry.loses_power
     ),
     *(_killed_process(job) for job in ("FileJob", "ChangelogJob", "PipelineJob")),
+    *(_killed_tables(kind) for kind in ("delta", "delta-upsert", "iceberg", "sqlite", "sqlite-upsert")),
     Slice("spark", "driver kills", _killed_drivers),
     Slice("batches", "spark", _many_batches),
 ]

@@ -31,7 +31,7 @@ from pyiceberg.exceptions import (
     UnauthorizedError,
 )
 from pyiceberg.table import Table as IcebergTable
-from pyiceberg.table import _parquet_files_to_data_files
+from pyiceberg.table import Transaction, _parquet_files_to_data_files
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetSnapshotRefUpdate
 from pyiceberg.transforms import IdentityTransform
@@ -56,6 +56,7 @@ __all__ = ["IcebergCommits", "open_table"]
 _NAME: Final = "name"
 _CHECKPOINT: Final = "stateline.checkpoint"
 _NAME_MAPPING: Final = "schema.name-mapping.default"
+_MERGING: Final = "commit.manifest-merge.enabled"
 _DATA_PATH: Final = "write.data.path"
 _FOR_EVER_MS: Final = 2**62
 _VERSION_MAX: Final = 2
@@ -141,7 +142,7 @@ class IcebergCommits(Table):
                         for column in self._target.partition_by:
                             spec.add_identity(column)
                     mapping = transaction.table_metadata.schema().name_mapping.model_dump_json()
-                    transaction.set_properties(**{_NAME_MAPPING: mapping})
+                    transaction.set_properties(**{_NAME_MAPPING: mapping, _MERGING: "true"})
         except (TableAlreadyExistsError, CommitFailedException):
             return  # Somebody was faster: look again.
 
@@ -158,13 +159,16 @@ class IcebergCommits(Table):
         before = table.metadata.refs.get(tag)
         try:
             with self._asking("commit"):
-                transaction = table.transaction()
+                transaction = _Staging(table)
                 if table.name_mapping() is None:
                     mapping = table.schema().name_mapping.model_dump_json()
                     transaction.set_properties(**{_NAME_MAPPING: mapping})
                 files = self._data_files(table, paths)
                 summary = {_CHECKPOINT: str(token.checkpoint_id)}
-                with transaction.update_snapshot(snapshot_properties=summary).fast_append() as appended:
+                producer = transaction.update_snapshot(snapshot_properties=summary)
+                # Manifests that are never merged make each commit longer than the one before.
+                is_merging = table.properties.get(_MERGING, "false").lower() == "true"
+                with producer.merge_append() if is_merging else producer.fast_append() as appended:
                     for file in files:
                         appended.append_data_file(file)
                 moved = SetSnapshotRefUpdate(
@@ -264,6 +268,24 @@ class IcebergCommits(Table):
                 subject=self.name,
                 hint="Check the options catalog.* and the service; no row is lost, and the next start goes on",
             ) from error
+
+
+class _Staging(Transaction):
+    """A transaction that nobody commits by itself: its parts are taken out.
+
+    The library copies all metadata, with every snapshot that there is, whenever somebody looks at it.
+    """
+
+    def __init__(self, table: IcebergTable) -> None:
+        super().__init__(table)
+        self._copied: tuple[int, Any] = (0, table.metadata)
+
+    @property
+    def table_metadata(self) -> Any:
+        """The metadata with the changes so far."""
+        if self._copied[0] != len(self._updates):
+            self._copied = len(self._updates), super().table_metadata
+        return self._copied[1]
 
 
 def _tag_of(app: str) -> str:

@@ -115,6 +115,9 @@ class FilesQuery:
     def expected(self, batches):
         return sorted((k, f"b{number}") for number, keys in batches.items() for k in keys)
 
+    def newest(self):
+        return CheckpointStore(self.root).latest()
+
 
 class RowsQuery:
     """A keyed query whose rows go into a table that takes rows."""
@@ -149,6 +152,8 @@ class RowsQuery:
                 rows.append((k, counts[k], number))
                 newest[k] = (k, counts[k], number)
         return sorted(newest.values()) if self.table.mode == "upsert" else sorted(rows)
+
+    newest = FilesQuery.newest
 
 
 def query_of(kind, folder):
