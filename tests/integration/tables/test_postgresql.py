@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import decimal
 import math
@@ -17,7 +18,7 @@ from stateline.tables import Outcome, TableTarget, check_rows, commit_once, open
 from stateline.tables.postgresql import PostgresqlTable, sent_type
 from tests.unit.pipeline import test_table_commits as drivers
 from tests.unit.tables import test_table_protocol as protocol
-from tests.unit.tables.table_kit import APP, SCHEMA, PostgresqlPlace
+from tests.unit.tables.table_kit import APP, SCHEMA, IcebergPlace, PostgresqlPlace
 
 WORLD = Environment()
 PROMISES = [
@@ -170,6 +171,31 @@ def test_missing_rights_and_a_server_that_is_away(place):
         away.open().look(APP)
 
 
+@dataclasses.dataclass
+class CataloguedPlace(IcebergPlace):
+    """An Iceberg table whose catalog is in PostgreSQL; :meth:`close` gives all connections back."""
+
+    uri: str = ""
+    opened: list = dataclasses.field(default_factory=list)
+
+    def open(self, schema=SCHEMA):
+        self.opened.append(super().open(schema))
+        return self.opened[-1]
+
+    def table(self):
+        found = super().table()
+        self.opened.append(found.catalog)
+        return found
+
+    def close(self):
+        for each in self.opened:
+            each.close()
+
+    def target(self):
+        target = super().target()
+        return dataclasses.replace(target, options={**target.options, "catalog.uri": self.uri})
+
+
 class Frozen(PostgresqlTable):
     """A driver that freezes at one step of its transaction, until it is woken."""
 
@@ -235,3 +261,29 @@ def test_two_drivers_at_once_and_the_answer_is_lost(place):
         assert failures == []
         previous = number
     assert place.rows() == [(number, f"c{number}") for number in range(8)]
+
+
+def test_an_iceberg_catalog_in_postgresql(uri, tmp_path):
+    """Two drivers of one table whose catalog is a database: the swap is a row of it."""
+    place = CataloguedPlace(tmp_path, uri=uri.replace("postgresql://", "postgresql+psycopg://"))
+    protocol.test_a_second_driver_at_the_same_moment_adds_nothing(place)
+    previous = 1
+    for number in range(2, 6):
+        change, barrier, failures = place.change(number, previous, [number]), threading.Barrier(2), []
+
+        def drive(change=change, barrier=barrier, failures=failures):
+            barrier.wait(30)
+            try:
+                commit_once(place.open(), change, WORLD)
+            except Exception as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=drive) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert failures == []
+        previous = number
+    assert [row[0] for row in place.rows()] == [1, 2, 2, 3, 4, 5]
+    place.close()
