@@ -54,7 +54,16 @@ from stateline.pipeline.compatibility import Step, check_continuation, decided_e
 from stateline.pipeline.delivery import Delivery, deliveries_of
 from stateline.pipeline.graph import OperatorPlan
 from stateline.pipeline.lookups import LookupRoots
-from stateline.pipeline.messages import Batch, BatchReport, LookupSlice, SubtaskInput, SubtaskResult, SubtaskRunner
+from stateline.pipeline.messages import (
+    Batch,
+    BatchReport,
+    LookupSlice,
+    SubtaskInput,
+    SubtaskResult,
+    SubtaskRunner,
+    max_event_times,
+    summed_metrics,
+)
 from stateline.pipeline.open_files import FinishFiles, due_files, files_by_subtask, files_due_at, with_files_finished
 from stateline.pipeline.operators.api import BatchContext
 from stateline.pipeline.plan import PipelinePlan
@@ -325,12 +334,12 @@ class MicroBatchCoordinator(Generic[D]):
                 operators=operators,
                 outputs=outputs,
                 deliveries=deliveries,
-                inputs=watermarks.after(_max_event_times(results)),
+                inputs=watermarks.after(max_event_times(results)),
                 properties=next_properties(plan, newest, self._output_urls) | self._tables.properties(newest),
             )
             self._next_timer_ms = min((at for item in results if (at := item.next_timer_ms) is not None), default=None)
             record = packed(record, self._segments, plan.settings.record_bytes)
-            metrics = _summed_metrics(results)
+            metrics = summed_metrics(results)
             metrics |= {"subtasks_seconds": computed - began, "pack_seconds": clock.monotonic() - computed}
             return BatchReport(checkpoint=record, replayed=False, metrics=metrics | self._commit(record))
 
@@ -484,20 +493,3 @@ class MicroBatchCoordinator(Generic[D]):
 
 def _next_id(newest: Checkpoint | None) -> int:
     return 0 if newest is None else newest.checkpoint_id + 1
-
-
-def _summed_metrics(results: Sequence[SubtaskResult]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for result in results:
-        for name, value in result.metrics.items():
-            totals[name] = totals.get(name, 0) + value
-    return totals
-
-
-def _max_event_times(results: Sequence[SubtaskResult]) -> dict[str, int]:
-    """The greatest event time of a batch by input: all subtasks of what reads an input have seen its rows."""
-    times: dict[str, int] = {}
-    for result in results:
-        for name, time_us in result.event_times_us.items():
-            times[name] = max(times.get(name, time_us), time_us)
-    return times

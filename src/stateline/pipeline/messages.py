@@ -12,7 +12,16 @@ from stateline.checkpoint import Checkpoint, SubtaskState
 from stateline.handles import FinishedFile, OpenFile, RowsHandle
 from stateline.pipeline.operators.api import BatchContext
 
-__all__ = ["Batch", "BatchReport", "LookupSlice", "SubtaskInput", "SubtaskResult", "SubtaskRunner"]
+__all__ = [
+    "Batch",
+    "BatchReport",
+    "LookupSlice",
+    "SubtaskInput",
+    "SubtaskResult",
+    "SubtaskRunner",
+    "max_event_times",
+    "summed_metrics",
+]
 
 D = TypeVar("D")
 
@@ -115,3 +124,21 @@ class BatchReport:
     checkpoint: Checkpoint
     replayed: bool
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def summed_metrics(results: Sequence[SubtaskResult]) -> dict[str, float]:
+    """The metrics of a batch: sums over its subtasks."""
+    totals: dict[str, float] = {}
+    for result in results:
+        for name, value in result.metrics.items():
+            totals[name] = totals.get(name, 0) + value
+    return totals
+
+
+def max_event_times(results: Sequence[SubtaskResult]) -> dict[str, int]:
+    """The greatest event time of a batch by input: all subtasks of what reads an input have seen its rows."""
+    times: dict[str, int] = {}
+    for result in results:
+        for name, time_us in result.event_times_us.items():
+            times[name] = max(times.get(name, time_us), time_us)
+    return times
