@@ -43,8 +43,8 @@ class _Watched:
     def __getattr__(self, name):
         return getattr(self._program, name)
 
-    def process(self, batches, tables, context):
-        processed = self._program.process(batches, tables, context)
+    def process_sides(self, sides, tables, context):
+        processed = self._program.process_sides(sides, tables, context)
         if processed.output is not None:
             self._taken += processed.output.to_pylist()
         return processed
