@@ -1,8 +1,8 @@
 """The queries of Nexmark in Stateline, in Spark's own operators, and in Flink SQL where it is asked for.
 
 All engines read the same events and compute every row of their output, which goes nowhere. In Spark, state is in
-RocksDB with changelog checkpointing. A rate is rows read in a second of wall time, from the first batch that counts to
-the end of the query: closing what the last watermark has passed belongs to it.
+RocksDB with changelog checkpointing. A rate is events of all kinds in a second of wall time, from the first batch that
+counts to the end of the query: closing what the last watermark has passed belongs to it.
 """
 
 import argparse
@@ -37,17 +37,15 @@ def run_spark(name: str, streams: Any, place: Path) -> Any:
     return writer.option("checkpointLocation", str(place / "spark")).trigger(availableNow=True).start()
 
 
-def rate(query: Any, skip: int) -> tuple[float, list[Any]]:
-    """Rows per second of all batches but the first ones, and what Spark says of each batch."""
+def rate(query: Any, arguments: argparse.Namespace) -> tuple[float, list[Any]]:
+    """Events per second of all batches but the first ones, and what Spark says of each batch."""
     query.awaitTermination()
     ended = time.time()
     batches = query.recentProgress
-    counted = [batch for batch in batches if batch["batchId"] >= skip]
-    if not counted:
-        raise SystemExit(f"--events make {len(batches)} batches, of which --skip {skip} leaves none")
+    counted = [batch for batch in batches if batch["batchId"] >= arguments.skip]
     began = dt.datetime.fromisoformat(counted[0]["timestamp"]).timestamp()
-    rows = sum(batch["numInputRows"] for batch in counted)
-    return rows / (ended - began), [(one["batchId"], one["numInputRows"], one["durationMs"]) for one in batches]
+    events = arguments.events - arguments.skip * arguments.batch
+    return events / (ended - began), [(one["batchId"], one["numInputRows"], one["durationMs"]) for one in batches]
 
 
 def geometric_mean(values: list[float]) -> float:
@@ -73,6 +71,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="where events are kept (default: a temporary folder)")
     arguments = parser.parse_args(argv)
     arguments.queries = arguments.queries.split(",")
+    if arguments.skip * arguments.batch >= arguments.events:
+        parser.error(f"--skip {arguments.skip} leaves no batch of {arguments.events:,} events")
+    if arguments.flink and arguments.events <= WARM_UP_EVENTS:
+        parser.error(f"--flink needs more than {WARM_UP_EVENTS:,} events")
     unknown = set(arguments.queries) - set(SPARK_QUERIES)
     if unknown:
         parser.error(f"cannot be compared: {', '.join(sorted(unknown))}; those that can: {', '.join(SPARK_QUERIES)}")
@@ -103,7 +105,7 @@ def measure_stateline(
     own_workers(spark, "stateline", tuned=True)
     longest = settings_of(arguments).longest_auction
     streams = open_streams(spark, source, place / "state", arguments.parallelism, longest, **options)
-    return rate(run_stateline(name, streams, place), arguments.skip)
+    return rate(run_stateline(name, streams, place), arguments)
 
 
 def measure_beside_spark(arguments: argparse.Namespace, folder: Path) -> "Figures":
@@ -121,7 +123,7 @@ def measure_beside_spark(arguments: argparse.Namespace, folder: Path) -> "Figure
             own_workers(peers, "spark", tuned=False)
             longest = settings_of(arguments).longest_auction
             streams = open_streams(peers, source, place / "state", arguments.parallelism, longest)
-            figures.add(name, "spark", *rate(run_spark(name, streams, place / "spark"), arguments.skip))
+            figures.add(name, "spark", *rate(run_spark(name, streams, place / "spark"), arguments))
             shutil.rmtree(place)
     spark.stop()
     return figures
@@ -144,8 +146,7 @@ def measure_beside_flink(arguments: argparse.Namespace, folder: Path) -> "Figure
                 figures.add(name, "stateline", ours, batches)
                 shutil.rmtree(place)
                 few, all_ = flink.run(name)
-                rows = sum(batch[1] for batch in batches) * (1 - WARM_UP_EVENTS / settings.events)
-                figures.add(name, "flink", rows / (all_ - few), [few, all_])
+                figures.add(name, "flink", (settings.events - WARM_UP_EVENTS) / (all_ - few), [few, all_])
     spark.stop()
     return figures
 
@@ -161,7 +162,7 @@ class Figures:
     def add(self, name: str, engine: str, figure: float, details: list[Any]) -> None:
         self.rates[name][engine].append(figure)
         self.details.append((name, engine, details))
-        print(f"{name:4} {engine:10} {figure:12,.0f} rows/s", flush=True)
+        print(f"{name:4} {engine:10} {figure:12,.0f} events/s", flush=True)
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -180,7 +181,7 @@ class Figures:
         ]
         other = self.other.capitalize()
         spreads = "lowest .. highest"
-        headers = ("query", "Stateline rows/s", spreads, f"{other} rows/s", spreads, "ratio", f"in {other}")
+        headers = ("query", "Stateline events/s", spreads, f"{other} events/s", spreads, "ratio", f"in {other}")
         ratios = list(self.ratios.values())
         mean, lowest = WANTED[self.other]
         wanted = f"(wanted: {lowest:.0f}x)" if lowest else ""
