@@ -142,7 +142,7 @@ def test_late_rows_are_written_with_all_columns_of_the_stream(tmp_path, spark):
     finish(counts.write_files(str(tmp_path / "out")).alongside(late))
     assert sorted(pq.read_table(tmp_path / "late")["other"].to_pylist()) == [3, 8]
     assert set(pq.read_table(tmp_path / "late").schema.names) >= set(SCHEMA.names)
-    assert pc.sum(pq.read_table(tmp_path / "out")["n"]).as_py() == 5
+    assert pc.sum(pq.read_table(tmp_path / "out")["n"]).as_py() == 1, "the other window is not over"
 
 
 def test_what_cannot_feed_another_operator_is_refused_when_it_is_said(files, tmp_path):

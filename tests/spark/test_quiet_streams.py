@@ -84,18 +84,18 @@ def test_rounds_come_with_the_times_of_the_timers_also_after_a_restart():
     running.run(rows(("c", 0)))
     assert running.coordinator.due_at() in (1_002.0, 1_005.0), "at the latest when the first timer comes"
     clock.advance(4.9)
-    running.coordinator.act_on_time(list)
-    assert running.coordinator.act_on_time(list) is None
+    running.coordinator.act_on_time(dict)
+    assert running.coordinator.act_on_time(dict) is None
     assert running.coordinator.due_at() == 1_005.0
     restarted = engine(clock, running.root)
     restarted.coordinator.start()
     assert restarted.coordinator.due_at() == 0, "perhaps one came while nobody ran"
-    restarted.coordinator.act_on_time(list)
+    restarted.coordinator.act_on_time(dict)
     assert (restarted.output, restarted.coordinator.due_at()) == ({}, 1_005.0)
     fired = []
     for _ in range(4):
         clock.advance(max(restarted.coordinator.due_at() - clock.now(), 0))
-        report = restarted.coordinator.act_on_time(list)
+        report = restarted.coordinator.act_on_time(dict)
         fired.append((clock.now(), restarted.output[report.checkpoint.checkpoint_id]))
     assert fired == [
         (1_005.0, rows(("a", 2))),

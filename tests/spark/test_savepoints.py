@@ -250,7 +250,7 @@ def test_lists_go_on_at_their_end_after_a_start_from_a_savepoint(spark, tmp_path
         pipeline = stream.process(Arrivals(), "key long, seen array<long>").for_each_batch(
             lambda rows, key: found.append(sorted(tuple(row) for row in rows.collect()))
         )
-        pipeline.start(f"{stream._checkpoint}-spark", trigger={"availableNow": True}).awaitTermination()
+        pipeline.start(f"{pipeline.plan.root_url}-spark", trigger={"availableNow": True}).awaitTermination()
         return found
 
     lists(keyed(source.events(spark, 0, 3, tmp_path), tmp_path, "old", parallelism=2))

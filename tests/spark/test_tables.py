@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 
 import pyarrow as pa
@@ -30,7 +31,9 @@ def place(tmp_path, spark):
 
 def add_rows(place, number, keys):
     rows = pa.table({"k": pa.array(keys, pa.int64()), "part": [f"p {key % 2}" for key in keys]})
-    pq.write_table(rows, place / "source" / f"{number:03}.parquet")
+    path = place / "source" / f"{number:03}.parquet"
+    pq.write_table(rows, path)
+    os.utime(path, (number, number))  # Spark takes the oldest first.
 
 
 def events(spark, place):

@@ -57,8 +57,8 @@ _S3_OPTIONS: Final = {
     "endpoint": "AWS_ENDPOINT_URL",
     "region": "AWS_REGION",
     "access_key_id": "AWS_ACCESS_KEY_ID",
-    "secret_access_key": "AWS_SECRET_ACCESS_KEY",
-    "session_token": "AWS_SESSION_TOKEN",
+    "secret_access_key": "AWS_SECRET_ACCESS_KEY",  # nosec B105 - the name of an option
+    "session_token": "AWS_SESSION_TOKEN",  # nosec B105
 }
 
 

@@ -143,7 +143,7 @@ class PostgresqlTable(SqlTable):
 
     def _fitting(self, session: Session, schema: pa.Schema, *, decided: bool) -> list[str]:
         there = self._columns(session)
-        names = fitting_names(there, schema, self.name, decided=decided)
+        names = fitting_names(there, schema, self.name, self._target.key, decided=decided)
         kinds = {column.name: column.kind for column in there}
         for column, name in zip(schema, names, strict=True):
             if sent_type(column.type, kinds[name]) is None:
@@ -203,7 +203,7 @@ class _PostgresqlSession:
         self._ingest(self._sent(rows, columns), _STAGING, temporary=True)
         names, key = ", ".join(map(quoted, columns)), ", ".join(map(quoted, self._key))
         self.run(
-            f"INSERT INTO {_qualified(self._schema, self._table)} ({names}) SELECT {names} "  # noqa: S608
+            f"INSERT INTO {_qualified(self._schema, self._table)} ({names}) SELECT {names} "  # noqa: S608  # nosec B608
             f"FROM pg_temp.{_STAGING} ORDER BY {key}{on_conflict(self._key, columns)}"
         )
 

@@ -216,19 +216,19 @@ class SqlTable(Table):
     def _committed(self, session: Session, app: str) -> int | None:
         if not self._has_tokens(session):
             return None
-        found = session.run(f"SELECT checkpoint_id FROM {self._tokens} WHERE app = ?", app)  # noqa: S608 - our name
+        found = session.run(f"SELECT checkpoint_id FROM {self._tokens} WHERE app = ?", app)  # noqa: S608 - our name  # nosec B608
         return int(found[0][0]) if found else None
 
     def _move(self, session: Session, token: TableToken) -> bool:
         """Moves the token of an application to this checkpoint; whether it was where this driver believed it to be."""
         if token.previous is None:
             statement = (
-                f"INSERT INTO {self._tokens} (app, checkpoint_id, target) VALUES (?, ?, ?) "  # noqa: S608
+                f"INSERT INTO {self._tokens} (app, checkpoint_id, target) VALUES (?, ?, ?) "  # noqa: S608  # nosec B608
                 "ON CONFLICT (app) DO NOTHING RETURNING checkpoint_id"
             )
             return bool(session.run(statement, token.app, token.checkpoint_id, self._target.target))
         statement = (
-            f"UPDATE {self._tokens} SET checkpoint_id = ? "  # noqa: S608
+            f"UPDATE {self._tokens} SET checkpoint_id = ? "  # noqa: S608  # nosec B608
             "WHERE app = ? AND checkpoint_id = ? RETURNING checkpoint_id"
         )
         return bool(session.run(statement, token.checkpoint_id, token.app, token.previous))
@@ -273,12 +273,21 @@ def on_conflict(key: Sequence[str], columns: Sequence[str]) -> str:
     """What an insert does with a row whose key is there."""
     ours = {column.lower() for column in key}
     rest = [f"{quoted(name)} = excluded.{quoted(name)}" for name in columns if name.lower() not in ours]
-    action = f"UPDATE SET {', '.join(rest)}" if rest else "NOTHING"
+    action = f"UPDATE SET {', '.join(rest)}" if rest else "NOTHING"  # nosec B608 - names are quoted
     return f" ON CONFLICT ({', '.join(map(quoted, key))}) DO {action}"
 
 
-def fitting_names(there: Sequence[SqlColumn], schema: pa.Schema, name: str, *, decided: bool) -> list[str]:
+def fitting_names(
+    there: Sequence[SqlColumn], schema: pa.Schema, name: str, key: Sequence[str] = (), *, decided: bool
+) -> list[str]:
     """The names by which a table has the columns of the rows; case does not matter to databases.
+
+    Args:
+        there: The columns of the table.
+        schema: Those of the rows.
+        name: What errors call the table.
+        key: Columns of the rows that have no nulls, whatever their schema says: see ``check_keys``.
+        decided: Whether the rows are decided already, so that only the table may say no.
 
     Raises:
         InvalidInputError: A column is not there, or cannot be written, or needs a value that the rows have not.
@@ -289,7 +298,7 @@ def fitting_names(there: Sequence[SqlColumn], schema: pa.Schema, name: str, *, d
         if other is None or other.computed:
             reason = f"has no column {column!r}" if other is None else f"computes column {column!r} itself"
             raise refused_columns(f"{reason}: it has {[each.name for each in there]}", name, "Change the table")
-        if other.strict and schema.field(column).nullable and not decided:
+        if other.strict and schema.field(column).nullable and column not in key and not decided:
             reason = f"takes no nulls in column {column!r}, and the rows may have some"
             raise refused_columns(
                 reason, name, "Let the table take nulls there, or make the column NOT NULL in the rows"

@@ -109,7 +109,7 @@ class SqliteTable(SqlTable):
 
     def _fitting(self, session: Session, schema: pa.Schema, *, decided: bool) -> list[str]:
         check_kinds(schema, _holds, "table of SQLite", self.name, nested=False)
-        names = fitting_names(self._columns(session), schema, self.name, decided=decided)
+        names = fitting_names(self._columns(session), schema, self.name, self._target.key, decided=decided)
         if self._target.key and not self._is_unique(session, self._target.key):
             reason = f"has no primary key or unique index on {list(self._target.key)}"
             raise refused_columns(reason, self.name, f"CREATE UNIQUE INDEX ... ON {self._target.target} (...)")
@@ -165,7 +165,7 @@ class _SqliteSession:
 
     def _insert(self, rows: pa.Table, columns: Sequence[str], rest: str) -> None:
         names, marks = ", ".join(map(quoted, columns)), ", ".join("?" * len(columns))
-        statement = f"INSERT INTO {quoted(self._target.target)} ({names}) VALUES ({marks}){rest}"  # noqa: S608
+        statement = f"INSERT INTO {quoted(self._target.target)} ({names}) VALUES ({marks}){rest}"  # noqa: S608  # nosec B608
         for batch in rows.to_batches(max_chunksize=_CHUNK_ROWS):
             values = zip(*(_plain(column).to_pylist() for column in batch.columns), strict=True)
             try:
