@@ -116,8 +116,10 @@ def get(
 ) -> None:
     r"""Print the row of one KEY: one value per key column, in their order.
 
-    \N means null, \\N the text \N; binary is given as base64; -- goes before a value that begins with a dash. Fetches
-    only the parts of the state that may hold the key. Exits with 1 if the key is not there.
+    Where several rows have one grouping key, as the elements of a list or the rows of a join have, the values of the
+    sub-key may be left out, for all these rows. \N means null, \\N the text \N; binary is given as base64; -- goes
+    before a value that begins with a dash. Fetches only the parts of the state that may hold the key. Exits with 1 if
+    the key is not there.
     """
     snapshot = resolve_pointer(pointer, options=options)
     stored = StoredState.of(snapshot.store, snapshot.checkpoint, operator)
@@ -126,11 +128,13 @@ def get(
         rows = python_rows(stored.reader().get(stored.whole(), columns))
     if not rows:
         click.echo(f"There is no such key in checkpoint {stored.checkpoint_id}", err=True)
-    for row in rows:
-        if as_json:
+    if as_json:
+        for row in rows:
             print_json(row)
-        else:
-            print_table(("column", "value"), [(name, value_text(value)) for name, value in row.items()])
+    elif len(rows) == 1:
+        print_table(("column", "value"), [(name, value_text(value)) for name, value in rows[0].items()])
+    elif rows:
+        print_table(list(rows[0]), [[value_text(value) for value in row.values()] for row in rows])
     context.exit(0 if rows else 1)
 
 
@@ -295,13 +299,18 @@ def _key_columns(stored: StoredState, texts: Sequence[str]) -> list[pa.Array]:
     Raises:
         InvalidInputError: Another number of values, or one that is no value of its column.
     """
-    fields = list(stored.schema.keys)
-    if len(texts) != len(fields):
+    fields, grouping = list(stored.schema.keys), list(stored.schema.grouping.keys)
+    if len(texts) == len(grouping):
+        fields = grouping
+    elif len(texts) != len(fields):
+        either = f"{len(grouping)} or " if stored.schema.subkeys else ""
+        names = ", ".join(f"{field.name} ({field.type})" for field in grouping)
+        optional = ", ".join(f"{field.name} ({field.type})" for field in fields[len(grouping) :])
         raise InvalidInputError(
-            f"expected {len(fields)} values, got {len(texts)}",
+            f"expected {either}{len(fields)} values, got {len(texts)}",
             operation="get",
             subject="KEY",
-            hint=f"Give one for each of: {', '.join(f'{field.name} ({field.type})' for field in fields)}",
+            hint=f"Give one for each of: {names}" + (f"; or of all of these, too: {optional}" if optional else ""),
         )
     return [_key_value(field, text) for field, text in zip(fields, texts, strict=True)]
 

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.state.keys import Hashes
 
-__all__ = ["BatchEntry", "RunIndex", "corrupt_run", "decode_entries", "encode_index", "inconsistency"]
+__all__ = ["BatchEntry", "HashRanges", "RunIndex", "corrupt_run", "decode_entries", "encode_index", "inconsistency"]
 
 _HEAD_CRC: Final = struct.Struct("<I")
 _ENTRY: Final = struct.Struct("<QQQII")
@@ -31,6 +31,24 @@ class BatchEntry:
     length: int
     rows: int
     crc32c: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HashRanges:
+    """Ranges of hashes in which somebody looks for rows.
+
+    Attributes:
+        lows: Where each begins, inclusive.
+        highs: Where it ends, inclusive.
+    """
+
+    lows: Hashes
+    highs: Hashes
+
+    @classmethod
+    def of(cls, hashes: Hashes) -> Self:
+        """Single hashes."""
+        return cls(hashes, hashes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,11 +71,15 @@ class RunIndex:
         start = max(sum(first <= low for first in firsts) - 1, 0)
         return range(start, sum(first < high for first in firsts))
 
-    def holding(self, hashes: Hashes) -> list[int]:
-        """The batches, by number and ascending, that can hold rows of some hashes: one per hash at most."""
+    def holding(self, wanted: HashRanges) -> list[int]:
+        """The batches, by number and ascending, that can hold rows in some ranges: one for each range of one hash."""
         firsts = np.array([entry.first_hash for entry in self.batches], dtype=np.uint64)
-        places = np.unique(firsts.searchsorted(hashes, side="right")) - 1
-        return [int(place) for place in places if place >= 0]
+        starts = np.maximum(firsts.searchsorted(wanted.lows, side="right") - 1, 0)
+        ends = firsts.searchsorted(wanted.highs, side="right")
+        marks = np.zeros(len(firsts) + 1, dtype=np.int64)
+        np.add.at(marks, starts, starts < ends)
+        np.add.at(marks, ends, -(starts < ends).astype(np.int64))
+        return np.flatnonzero(marks.cumsum()).tolist()
 
 
 def encode_index(head_crc32c: int, batches: Sequence[BatchEntry]) -> bytes:

@@ -31,7 +31,6 @@ from stateline.errors import DataLossError, InvalidInputError, NotFoundError
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange
 from stateline.options import normalise_settings, parse_int, parse_size, setting
-from stateline.state.keys import Hashes
 from stateline.state.open_runs import OpenKey, OpenRun, OpenRuns, StackKey
 from stateline.state.rows import StateRows
 from stateline.state.run import (
@@ -44,7 +43,7 @@ from stateline.state.run import (
     read_index,
     tail_bytes,
 )
-from stateline.state.run_index import RunIndex
+from stateline.state.run_index import HashRanges, RunIndex
 from stateline.state.runs import Run
 from stateline.state.schema import StateSchema
 
@@ -180,7 +179,7 @@ class RunReader:
             self._open_runs.put(key, opened)
         return opened.run.part(handle.key_groups, opened.max_parallelism, handle)
 
-    def open_at(self, handle: RunHandle, hashes: Hashes) -> Run:
+    def open_at(self, handle: RunHandle, wanted: HashRanges) -> Run:
         """The rows of one run in those record batches that may hold given hashes; the others are not fetched.
 
         For a look at few keys: always by ranged reads, also where the store is this host's disk, and nothing is kept.
@@ -192,7 +191,7 @@ class RunReader:
             tail, space = self._fetch_tail(handle)
             buffer = pa.py_buffer(space)
             index = read_index(buffer, handle)
-            batches = index.holding(hashes)
+            batches = index.holding(wanted)
             pieces = (_bytes_of(index, range(number, number + 1)) for number in batches)
             ranges = _joined((start, min(end, tail)) for start, end in pieces if start < tail)
             self._fill(space, handle, ranges)
@@ -209,14 +208,14 @@ class RunReader:
         self._open_runs.keep_only(self._url, stack, map(self._key, handles), now)
         return runs
 
-    def open_all(self, handles: Sequence[RunHandle], hashes: Hashes | None = None) -> list[Run]:
+    def open_all(self, handles: Sequence[RunHandle], wanted: HashRanges | None = None) -> list[Run]:
         """Opens a stack of runs, in the order given; those to be fetched come in parallel.
 
         Args:
             handles: The runs.
-            hashes: Only what :meth:`open_at` opens for them.
+            wanted: Only what :meth:`open_at` opens for them.
         """
-        open_one = self.open if hashes is None else partial(self.open_at, hashes=hashes)
+        open_one = self.open if wanted is None else partial(self.open_at, wanted=wanted)
         named = [handle.name for handle in handles if not handle.is_inline]
         remote = len(named) > 1 and self._store.local_path(named[0]) is None
         if not remote:

@@ -9,6 +9,7 @@ Rules:
   in Arrow's IPC format, in base64, in the metadata of its field.
 - Of a table that is only appended to, no key is ever written twice nor deleted. So nobody who merges or reads it has to
   look for newer versions of a row.
+- A key may end in sub-keys. Rows then lie where their grouping key lies: ``subkeys`` says how they are hashed.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ _KEY: Final = b"key"
 _VALUE: Final = b"value"
 _DEFAULT: Final = b"stateline.default"
 _APPEND_ONLY: Final = b"stateline.append_only"
+_SUBKEYS: Final = b"stateline.subkeys"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,15 +60,19 @@ class StateSchema:
         defaults: Value columns and their encoded defaults, ascending by name; :meth:`with_defaults` makes them.
         append_only: Whether each key is written once and stays as it is until its time is over. It saves work, and
             says nothing about what a row looks like: schemas that differ in it are equal.
+        subkeys: How many of the last key columns tell rows of one grouping key apart. It says by what readers find a
+            row, and nothing about what it looks like: schemas that differ in it are equal.
 
     Raises:
-        InvalidInputError: No key, a duplicate or reserved name, a type that cannot be a key or cannot be stored.
+        InvalidInputError: No key, a duplicate or reserved name, a type that cannot be a key or cannot be stored, or
+            only sub-keys.
     """
 
     keys: pa.Schema
     values: pa.Schema
     defaults: tuple[tuple[str, bytes], ...] = ()
     append_only: bool = dataclasses.field(default=False, compare=False)
+    subkeys: int = dataclasses.field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         keys = [pa.field(field.name, stored_key_type(field.type, field.name)) for field in self.keys]
@@ -74,6 +80,12 @@ class StateSchema:
         names = [field.name for field in (*keys, *values)]
         if not keys:
             raise InvalidInputError("must have a key column", subject="state schema", hint="Name at least one")
+        if not 0 <= self.subkeys < len(keys):
+            raise InvalidInputError(
+                f"must have fewer sub-keys than its {len(keys)} key columns, got {self.subkeys}",
+                subject="state schema",
+                hint="The first key columns are the grouping key",
+            )
         for name in names:
             if name.startswith(_RESERVED_PREFIX):
                 raise InvalidInputError(
@@ -142,6 +154,11 @@ class StateSchema:
         return pa.scalar(None, field.type) if encoded is None else _decoded_default(encoded, field)
 
     @property
+    def grouping(self) -> StateSchema:
+        """A set of the grouping keys: what the key is without its sub-keys."""
+        return StateSchema(pa.schema(list(self.keys)[: len(self.keys) - self.subkeys]), pa.schema([]))
+
+    @property
     def row(self) -> pa.Schema:
         """Key columns, then value columns: what a user sees."""
         return pa.schema([*self.keys, *self.values])
@@ -180,7 +197,10 @@ class StateSchema:
             else field
             for field in self._with_roles()
         ]
-        schema = pa.schema(fields, {_APPEND_ONLY: b"true"} if self.append_only else None)
+        facts = {_APPEND_ONLY: b"true"} if self.append_only else {}
+        if self.subkeys:
+            facts[_SUBKEYS] = str(self.subkeys).encode()
+        schema = pa.schema(fields, facts or None)
         return base64.b64encode(schema.serialize()).decode("ascii")
 
     @classmethod
@@ -193,9 +213,14 @@ class StateSchema:
         try:
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
             fields = list(schema)
+            facts = schema.metadata or {}
+            subkeys = int(facts.get(_SUBKEYS, b"0"))
         except (ValueError, pa.ArrowException, OSError, EOFError) as error:  # Of a type that pyarrow has not, too.
             raise _corrupt(str(error)) from error
-        return dataclasses.replace(cls._by_role(fields), append_only=_APPEND_ONLY in (schema.metadata or {}))
+        made = cls._by_role(fields)
+        if not 0 <= subkeys < len(made.keys):
+            raise _corrupt(f"{subkeys} of its {len(made.keys)} key columns are sub-keys")
+        return dataclasses.replace(made, append_only=_APPEND_ONLY in facts, subkeys=subkeys)
 
     def check_same(self, stored: StateSchema, operator: str) -> None:
         """Checks that the program's schema is the stored one.

@@ -29,9 +29,12 @@ from stateline.options import check_known
 from stateline.state.columns import Column, from_words
 from stateline.state.keys import Hashes, KeyRows, group_rows, key_rows
 from stateline.state.rescale import state_of_range
+from stateline.state.rows import StateRows
+from stateline.state.run_index import HashRanges
 from stateline.state.run_store import RunReader
 from stateline.state.runs import Run
 from stateline.state.schema import StateSchema
+from stateline.state.subkeys import LOWER_HALF, ordered_hashes, rows_of_keys
 from stateline.state.table import StateTable
 
 __all__ = ["SliceReader", "StoredState", "find_operator"]
@@ -161,7 +164,8 @@ class SliceReader:
 
         Args:
             state: The slice.
-            keys: One array per key column, of one length; a key may come twice.
+            keys: One array per key column, of one length; a key may come twice. Where the key ends in sub-keys, these
+                may all be left out, for all rows of a grouping key.
             columns: As in :meth:`scan`.
 
         Raises:
@@ -170,11 +174,12 @@ class SliceReader:
             CorruptDataError: A run is not what was written.
         """
         indexes = self._indexes(columns)
-        wanted = self._within(state, group_rows(key_rows(self.schema, keys)).keys)
-        runs = self._runs.open_all(state.runs, wanted.hashes) if len(wanted) else []
-        found = StateTable(self.schema, state.key_groups, self.max_parallelism, runs).probe(wanted)
-        rows = pa.RecordBatch.from_arrays([*wanted.columns, *found.values], schema=self.schema.row)
-        rows = rows.take(from_words(np.flatnonzero(found.mask), pa.int64()))
+        if self.schema.subkeys:
+            rows = self._rows_of_grouping_keys(state, keys)
+        else:
+            wanted = self._within(state, group_rows(key_rows(self.schema, keys)).keys)
+            runs = self._runs.open_all(state.runs, HashRanges.of(wanted.hashes)) if len(wanted) else []
+            rows = _probed(StateTable(self.schema, state.key_groups, self.max_parallelism, runs), wanted)
         return rows if indexes is None else rows.select(indexes)
 
     def columns_schema(self, columns: Sequence[str]) -> pa.Schema:
@@ -190,7 +195,26 @@ class SliceReader:
     def open_runs(self, runs: Sequence[RunHandle], hashes: Hashes | None = None) -> list[Run]:
         """Opens runs, in the order given; only the record batches that may hold ``hashes``, where that fetches less."""
         mapped = any(not run.is_inline and self.store.local_path(run.name) is not None for run in runs)
-        return self._runs.open_all(runs, None if mapped else hashes)
+        return self._runs.open_all(runs, None if mapped or hashes is None else HashRanges.of(hashes))
+
+    def _rows_of_grouping_keys(self, state: SubtaskState, keys: Sequence[Column]) -> pa.RecordBatch:
+        """What :meth:`get` says, of a table with sub-keys."""
+        grouping = self.schema.grouping
+        count = len(grouping.keys)
+        whole = None if len(keys) == count else group_rows(key_rows(self.schema, keys)).keys
+        owners = keys[:count] if whole is None else whole.columns[:count]
+        wanted = self._within(state, group_rows(key_rows(grouping, owners)).keys)
+        ranges = HashRanges(ordered_hashes(wanted.hashes, np.uint64(0)), ordered_hashes(wanted.hashes, LOWER_HALF))
+        runs = self._runs.open_all(state.runs, ranges) if len(wanted) else []
+        found = rows_of_keys(StateTable(self.schema, state.key_groups, self.max_parallelism, runs), wanted).rows
+        if whole is None:
+            return pa.RecordBatch.from_arrays([*found.keys.columns, *found.values], schema=self.schema.row)
+        # Rows have the hashes of their table, keys those of all their columns: now the rows get these, too.
+        hashed = key_rows(self.schema, found.keys.columns)
+        rows = StateRows(hashed, found.values).take(np.argsort(hashed.hashes, kind="stable"))
+        everywhere = KeyGroupRange(0, self.max_parallelism - 1)
+        found_runs = [Run([rows], everywhere, self.max_parallelism)] if len(rows) else []
+        return _probed(StateTable(self.schema, everywhere, self.max_parallelism, found_runs), whole)
 
     def _within(self, state: SubtaskState, keys: KeyRows) -> KeyRows:
         """Those keys that belong to the slice."""
@@ -202,3 +226,10 @@ class SliceReader:
             return None
         check_known(columns, self.schema.row.names, "column")
         return [self.schema.row.get_field_index(name) for name in columns]
+
+
+def _probed(table: StateTable, keys: KeyRows) -> pa.RecordBatch:
+    """The rows of a table that have some distinct keys, ascending by hash."""
+    found = table.probe(keys)
+    rows = pa.RecordBatch.from_arrays([*keys.columns, *found.values], schema=table.schema.row)
+    return rows.take(from_words(np.flatnonzero(found.mask), pa.int64()))

@@ -12,7 +12,7 @@ Facts:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -73,8 +73,8 @@ class LiveTable:
         self._table = table
         self._lifetime = lifetime
         whole = table.schema
-        values = whole.values if lifetime.ttl_ms is None else whole.values.remove(len(whole.values) - 1)
-        self.schema = StateSchema(whole.keys, values, whole.defaults)
+        expires = lifetime.ttl_ms is not None
+        self.schema = replace(whole, values=whole.values.remove(len(whole.values) - 1)) if expires else whole
 
     def probe(self, keys: KeyRows) -> Found:
         """As :meth:`StateTable.probe`."""
@@ -128,7 +128,7 @@ def with_expiry(schema: StateSchema, operation: str) -> StateSchema:
             hint="Rename yours",
         )
     values = schema.values.append(pa.field(EXPIRY_COLUMN, pa.int64()))
-    return StateSchema(schema.keys, values, schema.defaults)
+    return replace(schema, values=values)
 
 
 def ttl_milliseconds(ttl: object, operation: str) -> int:

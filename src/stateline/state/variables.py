@@ -62,7 +62,7 @@ def variable_schema(grouping: pa.Schema, subkey: pa.Schema, value: pa.Schema, *,
     values = _renamed(value, taken, "value.")
     if has_ttl:
         values.append(pa.field(EXPIRY_COLUMN, pa.int64()))
-    return StateSchema(pa.schema(keys), pa.schema(values))
+    return StateSchema(pa.schema(keys), pa.schema(values), subkeys=len(subkey))
 
 
 def _renamed(schema: pa.Schema, taken: set[str], prefix: str) -> list[pa.Field]:

@@ -24,6 +24,7 @@ from stateline.state.backend import KeyedStateBackend
 from stateline.state.open_runs import OpenRun, OpenRuns
 from stateline.state.rescale import narrowed
 from stateline.state.run import RunSettings
+from stateline.state.run_index import HashRanges
 from stateline.state.run_store import RunReader, RunReaderSettings
 from stateline.state.runs import Run
 
@@ -150,7 +151,7 @@ def test_a_record_that_asks_for_more_memory_than_its_object_has_bytes_gets_none(
     with pytest.raises(CorruptDataError):
         reader(remote, settings=BIG).open(handle)
     with pytest.raises(CorruptDataError):
-        reader(remote).open_at(handle, np.zeros(1, np.int64))
+        reader(remote).open_at(handle, HashRanges.of(np.zeros(1, np.uint64)))
 
 
 def test_an_unknown_or_senseless_setting_is_refused() -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from state_kit import MAX_PARALLELISM, StoredRuns, changes, collide, columns, snapshot
@@ -17,6 +18,7 @@ from stateline.checkpoint import Checkpoint, OperatorState, SubtaskState
 from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
 from stateline.key_groups import KeyGroupRange
 from stateline.state.changes import CHANGE_COLUMN, _equal, change_schema, changes_between
+from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
 from stateline.state.open_runs import OpenRuns
 from stateline.state.rescale import rescale
@@ -24,7 +26,9 @@ from stateline.state.run import RunSettings
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.stored import StoredState, find_operator
+from stateline.state.subkeys import subkey_changes
 from stateline.state.table import StateTable
+from stateline.state.variables import variable_schema
 
 SCHEMA = StateSchema(
     pa.schema([("k", pa.int64()), ("part", pa.string())]),
@@ -205,6 +209,50 @@ def test_scans_and_point_reads_agree_with_the_model_at_every_checkpoint(store: I
             }
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_row_with_a_sub_key_is_found_by_its_whole_key_and_by_its_grouping_key(
+    store: InstrumentedStore, seed: int
+) -> None:
+    dice = random.Random(seed)
+    grouping, subkey = pa.schema([("k", pa.int64()), ("part", pa.string())]), pa.schema([("place", pa.int64())])
+    schema = variable_schema(grouping, subkey, pa.schema([("v", pa.int64())]), has_ttl=False)
+    model: dict[tuple[int, str | None], dict[int, int]] = {}
+    table = StateTable(schema, KeyGroupRange(0, MAX_PARALLELISM - 1), MAX_PARALLELISM)
+    writer = StoredRuns(store, schema, MAX_PARALLELISM, settings=RunSettings(batch_rows=4))
+    for number in range(4):
+        owners = sorted({(dice.randrange(9), dice.choice(["a", None])) for _ in range(6)}, key=repr)
+        rows = [(at, place, dice.random() < 0.3) for at in range(len(owners)) for place in range(dice.randrange(9))]
+        for at, place, gone in rows:
+            model.setdefault(owners[at], {})[place] = number
+            if gone:
+                del model[owners[at]][place]
+        made = subkey_changes(
+            table,
+            (groups := group_rows(key_rows(schema.grouping, columns(grouping, owners)))).keys,
+            [int(np.flatnonzero(groups.order == at)[0]) for at, _, _ in rows],
+            [pa.array([place for _, place, _ in rows], pa.int64())],
+            [pa.array([None if gone else number for _, _, gone in rows], pa.int64())],
+            np.array([gone for _, _, gone in rows], dtype=np.bool_),
+        )
+        state = snapshot(table, made, writer, number).state
+        runs = RunReader(store, schema, open_runs=OpenRuns()).open_all(state.runs)
+        table = StateTable(schema, table.key_groups, MAX_PARALLELISM, runs)
+    operator = OperatorState(name="o", schema=schema.encode(), definition="", subtasks=(state,))
+    stored = StoredState(store, 4, operator, MAX_PARALLELISM)
+    everything = {(*key, place, value) for key, places in model.items() for place, value in places.items()}
+    groups_asked = [(key, part) for key in range(10) for part in ("a", None)] * 2
+    keys_asked = [(key, part, place) for key, part in groups_asked for place in range(10)]
+    for state in (stored.whole(), *stored.slices(3)):
+        for asked in (columns(schema.keys, keys_asked), columns(grouping, groups_asked)):
+            found = [tuple(row.values()) for row in stored.reader().get(state, asked).to_pylist()]
+            assert len(found) == len(set(found))
+            assert set(found) == set(rows_of(stored.reader().scan(state), schema.row))
+    assert set(rows_of(stored.reader().scan(stored.whole()), schema.row)) == everything
+    (key, part, place, value) = min(everything, key=repr)
+    one = stored.reader().get(stored.whole(), columns(schema.keys, [(key, part, place)]), ["v"])
+    assert one.to_pylist() == [{"v": value}]
+
+
 def test_only_the_columns_asked_for_come_in_the_order_asked(store: InstrumentedStore) -> None:
     life = Life(store, 1)
     life.step(keys=9)
@@ -220,7 +268,6 @@ def test_only_the_columns_asked_for_come_in_the_order_asked(store: InstrumentedS
 def test_a_point_read_fetches_few_bytes_and_the_feed_of_one_checkpoint_not_much_more(store: InstrumentedStore) -> None:
     schema = StateSchema(pa.schema([("k", pa.int64())]), pa.schema([("v", pa.int64()), ("w", pa.float64())]))
     numbers = pa.array(range(600_000))
-    from stateline.state.keys import group_rows, key_rows
     from stateline.state.rows import StateRows
 
     def rows(first: int, count: int, value: int) -> StateRows:

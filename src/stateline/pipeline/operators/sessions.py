@@ -164,7 +164,7 @@ class SessionProgram(OperatorProgram):
         kept = self._aggregation.state_schema
         ends = [pa.field(name, self._time) for name in (WINDOW_START, WINDOW_END)]
         keys = pa.schema([*kept.keys, pa.field(_SLOT, pa.int64())])
-        return {_TABLE: StateSchema(keys, pa.schema([*ends, *kept.values]))}
+        return {_TABLE: StateSchema(keys, pa.schema([*ends, *kept.values]), subkeys=1)}
 
     @property
     def definition(self) -> str:

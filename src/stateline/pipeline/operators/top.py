@@ -217,8 +217,9 @@ class TopProgram(OperatorProgram):
         keys, others = (list(self._rows)[part] for part in (slice(len(self._keys)), slice(len(self._keys), None)))
         arrival = pa.field(ARRIVAL, pa.int64())
         if self._updates:
-            return {_TABLE: StateSchema(pa.schema([*keys, *others]), pa.schema([arrival, (_COUNT, pa.int64())]))}
-        return {_TABLE: StateSchema(pa.schema([*keys, arrival]), pa.schema(others))}
+            values = pa.schema([arrival, (_COUNT, pa.int64())])
+            return {_TABLE: StateSchema(pa.schema([*keys, *others]), values, subkeys=len(others))}
+        return {_TABLE: StateSchema(pa.schema([*keys, arrival]), pa.schema(others), subkeys=1)}
 
     @property
     def definition(self) -> str:

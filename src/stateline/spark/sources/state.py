@@ -254,13 +254,13 @@ class _SnapshotReader(_Reader):
 
 
 class _PointReader(_SnapshotReader):
-    """The rows that the filters of one query name; all of them where filters do not name whole keys."""
+    """The rows of the grouping keys that the filters of one query name; all rows where filters do not name these."""
 
     _keys: bytes | None = None
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Looks for the keys that filters name. Spark evaluates all filters again."""
-        self._keys = named_keys(self._stored.schema.keys, filters)
+        self._keys = named_keys(self._stored.schema.grouping.keys, filters)
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:

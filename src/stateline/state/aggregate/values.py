@@ -133,6 +133,7 @@ class ValueTable:
                 StateSchema(
                     keys.append(pa.field(_VALUE, inputs.field(column).type)),
                     pa.schema([(_ROWS if each is None else f"{_ROWS}.{each}", kind) for each in conditions]),
+                    subkeys=1,
                 ),
                 counts,
             )

@@ -91,6 +91,7 @@ class SideTable:
             pa.schema([*grouping.keys, *(schema.field(name) for name in ordered_by), *made]),
             pa.schema(values),
             append_only=True,
+            subkeys=len(ordered_by) + len(made),
         )
         names = table.row.names
         return cls(
