@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.harness import median, own_workers, spark_as_it_comes, spread, table, write_results
 from benchmarks.nexmark_flink import WARM_UP_EVENTS, FlinkJobs, make_environment, write_csv
-from benchmarks.nexmark_spark import SPARK_QUERIES
+from benchmarks.nexmark_spark import SPARK_QUERIES, floor
 from benchmarks.stateful import ROCKSDB
 from examples.nexmark.events import EventSettings
 from examples.nexmark.queries import QUERIES
@@ -33,7 +33,15 @@ def run_stateline(name: str, streams: Any, place: Path) -> Any:
 
 def run_spark(name: str, streams: Any, place: Path) -> Any:
     query = SPARK_QUERIES[name]
-    writer = query.build(streams).writeStream.outputMode(query.mode).format("noop")
+    return run_nowhere(query.build(streams), query.mode, place)
+
+
+def run_floor(name: str, streams: Any, place: Path) -> Any:
+    return run_nowhere(floor(name, streams), "append", place)
+
+
+def run_nowhere(rows: Any, mode: str, place: Path) -> Any:
+    writer = rows.writeStream.outputMode(mode).format("noop")
     return writer.option("checkpointLocation", str(place / "spark")).trigger(availableNow=True).start()
 
 
@@ -64,6 +72,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--skip", type=int, default=2, help="first batches of a run that are not counted")
     parser.add_argument("--rounds", type=int, default=1, help="rounds; the median counts")
     parser.add_argument("--parallelism", type=int, default=2, help="cores, shuffle partitions and subtasks")
+    parser.add_argument("--floor", action="store_true", help="also what any operator in Python costs")
     parser.add_argument("--flink", action="store_true", help="beside Flink SQL, over CSV files, in place of Spark")
     parser.add_argument(
         "--flink-environment", type=Path, default=Path(".venv-flink"), help="where Flink is installed (.venv-flink)"
@@ -115,7 +124,7 @@ def measure_beside_spark(arguments: argparse.Namespace, folder: Path) -> "Figure
     peers = spark_as_it_comes(spark)
     peers.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
     peers.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
-    figures = Figures(arguments.queries, "spark")
+    figures = Figures(arguments.queries, "spark", *(["floor"] if arguments.floor else []))
     for round_ in range(arguments.rounds):
         for name in arguments.queries:
             place = folder / f"{name}-{round_}"
@@ -124,6 +133,10 @@ def measure_beside_spark(arguments: argparse.Namespace, folder: Path) -> "Figure
             longest = settings_of(arguments).longest_auction
             streams = open_streams(peers, source, place / "state", arguments.parallelism, longest)
             figures.add(name, "spark", *rate(run_spark(name, streams, place / "spark"), arguments))
+            if arguments.floor:
+                own_workers(spark, "floor", tuned=True)
+                streams = open_streams(spark, source, place / "state", arguments.parallelism, longest)
+                figures.add(name, "floor", *rate(run_floor(name, streams, place / "floor"), arguments))
             shutil.rmtree(place)
     spark.stop()
     return figures
@@ -152,11 +165,12 @@ def measure_beside_flink(arguments: argparse.Namespace, folder: Path) -> "Figure
 
 
 class Figures:
-    """Rates of Stateline and of another engine, by query."""
+    """Rates of Stateline and of other engines, by query; the first of the others is the peer."""
 
-    def __init__(self, queries: list[str], other: str) -> None:
-        self.other = other
-        self.rates: dict[str, dict[str, list[float]]] = {name: {"stateline": [], other: []} for name in queries}
+    def __init__(self, queries: list[str], peer: str, *others: str) -> None:
+        self.peer = peer
+        self.engines = ("stateline", peer, *others)
+        self.rates: dict[str, dict[str, list[float]]] = {name: {each: [] for each in self.engines} for name in queries}
         self.details: list[tuple[str, str, list[Any]]] = []
 
     def add(self, name: str, engine: str, figure: float, details: list[Any]) -> None:
@@ -166,28 +180,26 @@ class Figures:
 
     @property
     def ratios(self) -> dict[str, float]:
-        return {name: median(both["stateline"]) / median(both[self.other]) for name, both in self.rates.items()}
+        return {name: median(each["stateline"]) / median(each[self.peer]) for name, each in self.rates.items()}
 
     def told(self) -> str:
         """A table, and what the ratios are together."""
         rows = [
             (
                 name,
-                *(text for values in both.values() for text in (f"{median(values):,.0f}", spread(values))),
+                *(text for values in each.values() for text in (f"{median(values):,.0f}", spread(values))),
                 f"{self.ratios[name]:.2f}x",
-                SPARK_QUERIES[name].instead if self.other == "spark" else "",
+                SPARK_QUERIES[name].instead if self.peer == "spark" else "",
             )
-            for name, both in self.rates.items()
+            for name, each in self.rates.items()
         ]
-        other = self.other.capitalize()
-        spreads = "lowest .. highest"
-        headers = ("query", "Stateline events/s", spreads, f"{other} events/s", spreads, "ratio", f"in {other}")
+        rates = [text for each in self.engines for text in (f"{each.capitalize()} events/s", "lowest .. highest")]
         ratios = list(self.ratios.values())
-        mean, lowest = WANTED[self.other]
+        mean, lowest = WANTED[self.peer]
         wanted = f"(wanted: {lowest:.0f}x)" if lowest else ""
         return (
-            f"{table(headers, rows)}\n\nGeometric mean {geometric_mean(ratios):.2f}x (wanted: {mean:.0f}x), "
-            f"lowest {min(ratios):.2f}x {wanted}"
+            f"{table(('query', *rates, 'ratio', f'in {self.peer.capitalize()}'), rows)}\n\n"
+            f"Geometric mean {geometric_mean(ratios):.2f}x (wanted: {mean:.0f}x), lowest {min(ratios):.2f}x {wanted}"
         )
 
 

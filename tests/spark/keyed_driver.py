@@ -1,4 +1,4 @@
-"""A small driver that tests kill: counts per key and files that span micro-batches, on any master.
+"""A small driver that tests kill: counts per key, or other operators, and files that span micro-batches, on any master.
 
 Run as ``python -m tests.spark.keyed_driver MASTER FOLDER [options]``. ``--kill POINT:WHEN`` makes the process kill its
 whole group with SIGKILL before or after the first store call of that kind by the driver. ``--late CHECKPOINT`` makes
@@ -19,6 +19,7 @@ from stateline.blob.instrumented import StoreDecorator
 from stateline.pipeline import coordinator as coordinator_module
 from stateline.pipeline import driver_stores as driver_stores_module
 from stateline.spark import KeyedStream, count, get_or_create_session, max, sum
+from tests.spark import operator_pipelines
 
 SCHEMA = "id long, key long, value long"
 
@@ -145,6 +146,7 @@ def main() -> None:
     parser.add_argument("--kill", help="POINT:before, POINT:after or acknowledge:after")
     parser.add_argument("--hold-from", type=int, help="hold rows from this id on until FOLDER/go exists")
     parser.add_argument("--distinct", action="store_true", help="Spark drops rows whose id it has seen")
+    parser.add_argument("--operators", action="store_true", help="joins, chains, sessions and best rows, not counts")
     parser.add_argument("--late", type=int, help="one task of this checkpoint waits until the checkpoint exists")
     parser.add_argument("--conf", action="append", default=[], help="a setting of Spark, NAME=VALUE")
     arguments = parser.parse_args()
@@ -162,14 +164,13 @@ def main() -> None:
         events = events.dropDuplicates(["id"])
     if arguments.hold_from is not None:
         events = events.mapInArrow(waiting(folder, arguments.hold_from), SCHEMA)
-    stream = KeyedStream(
-        events,
-        key="key",
-        checkpoint=f"file://{folder}/state",
-        parallelism=arguments.parallelism,
-        options={"inline_bytes": arguments.inline_bytes},
-    )
-    pipeline = counted(stream, folder, arguments.late).write_files(f"file://{folder}/out", roll_bytes="600B")
+    options = {"inline_bytes": arguments.inline_bytes}
+    if arguments.operators:
+        pipeline = operator_pipelines.pipeline(events, folder, arguments.parallelism, options)
+    else:
+        root = f"file://{folder}/state"
+        stream = KeyedStream(events, "key", root, parallelism=arguments.parallelism, options=options)
+        pipeline = counted(stream, folder, arguments.late).write_files(f"file://{folder}/out", roll_bytes="600B")
     query = pipeline.start(f"{folder}/spark", trigger={"availableNow": True})
     query.awaitTermination()
 

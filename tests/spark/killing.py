@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.spark import operator_pipelines
 from tests.spark.cluster import descendants, is_alive, wait_for_end, wait_until
 from tests.spark.keyed_model import check, make_source, newest_id
 
@@ -69,8 +70,24 @@ def wait_for_death(process: subprocess.Popen[bytes], log: Path) -> None:
     wait_until(lambda: not any(is_alive(pid) for pid in family), 60, "the end of the workers", log.read_text)
 
 
-def survive(folder: Path, steps: Sequence[str], dice: random.Random, *, files_per_start: int = FILES_PER_START) -> None:
-    """Runs drivers until each has died at its step, or at a random time for an empty one; then one that lives."""
+def survive(
+    folder: Path,
+    steps: Sequence[str],
+    dice: random.Random,
+    *,
+    files_per_start: int = FILES_PER_START,
+    operators: bool = False,
+) -> None:
+    """Runs drivers until each has died at its step, or at a random time for an empty one; then one that lives.
+
+    Args:
+        folder: An empty one.
+        steps: Where each driver dies.
+        dice: For its times.
+        files_per_start: Micro-batches for each driver.
+        operators: Joins, chains, sessions and best rows in place of counts.
+    """
+    program = ("--operators",) if operators else ()
     files, rows = files_per_start * len(steps), 40
     make_source(folder, files=files, rows=rows)
     log = folder / "driver.log"
@@ -78,13 +95,13 @@ def survive(folder: Path, steps: Sequence[str], dice: random.Random, *, files_pe
         target = newest_id(folder) + dice.randint(1, 3)
         # A record that carries all sections itself leaves no object to delete.
         inline = ("--inline-bytes", "0") if step.startswith("delete") else ()
-        process = start(folder, log, "--kill", step, "--parallelism", str(1 + number % 3), *inline)
+        process = start(folder, log, "--kill", step, "--parallelism", str(1 + number % 3), *inline, *program)
         if step:
             wait_for_death(process, log)
             assert process.returncode == -signal.SIGKILL, f"{steps} {step}\n{log.read_text()[-3000:]}"
         else:
             wait_for_checkpoint(folder, target, process)
             kill(process, log)
-    process = start(folder, log)
+    process = start(folder, log, *program)
     assert wait_for_end(process, 250, log.read_text) == 0, f"{steps}\n{log.read_text()[-3000:]}"
-    check(folder, files=files, rows=rows)
+    (operator_pipelines.check if operators else check)(folder, files=files, rows=rows)

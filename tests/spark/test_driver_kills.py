@@ -29,6 +29,13 @@ def test_a_driver_that_is_killed_again_and_again_loses_nothing_and_repeats_nothi
 
 
 @pytest.mark.timeout(900)
+def test_joins_chains_and_sessions_of_a_killed_driver_are_whole(tmp_path):
+    dice = random.Random(random.SystemRandom().randrange(2**32))
+    steps = [*dice.sample(STEPS, 2), ""]
+    survive(tmp_path, steps, dice, operators=True)
+
+
+@pytest.mark.timeout(900)
 def test_a_driver_killed_between_our_record_and_sparks_commit_goes_on_where_spark_keeps_state_too(tmp_path):
     """Rows that come again are dropped by Spark, which must find the state of the batch that came again."""
     options = ["--distinct"]
