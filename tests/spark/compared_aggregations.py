@@ -80,6 +80,7 @@ class DrawnFiles(EventFiles):
             max_parallelism=case.max_parallelism,
             watermark=None if case.delay is None else ("at", case.delay),
             late_data=case.late_data,
+            options={"combine": "always" if case.combined else "never"},
         )
         if case.window is not None:
             size, slide, start = case.window

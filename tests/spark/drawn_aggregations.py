@@ -16,6 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 import stateline.spark as st
+from stateline.state.aggregate import KeyedAggregation
+from stateline.state.aggregate.api import SqlWords
 from tests.spark.drawn_aggregators import drawn_aggregator
 from tests.spark.drawn_columns import KEYS, NULLS, VALUES, Kind, maybe
 
@@ -62,6 +64,7 @@ class Case:
     ansi: bool
     late_data: str
     spread: int
+    combined: bool
     schema: str = field(repr=False, default="")
 
     @property
@@ -75,7 +78,7 @@ class Case:
         return (
             f"seed {self.seed}: keys {self.keys}, mode {self.mode}, window {self.window}, delay {self.delay}, "
             f"late {self.late_data}, rows {lengths}, (batches, parallelism) {self.starts} of {self.max_parallelism}, "
-            f"zone {self.zone}, ansi {self.ansi}, spread {self.spread}\n{asked}"
+            f"zone {self.zone}, ansi {self.ansi}, spread {self.spread}, combined {self.combined}\n{asked}"
         )
 
 
@@ -96,11 +99,15 @@ def drawn_case(seed: str, *, closing: bool) -> Case:
     max_parallelism = dice.choice((1, 3, 7, 128))
     fields = {**{f"key_{name}": name for name in keys}, **{name: name for name in VALUES}}
     spread = dice.choice((0, 0, 3))
+    asked = dict(_asked(dice, keys, in_order=not spread))
+    combined = dice.random() < 0.5
+    if combined:
+        asked = {name: one for name, one in asked.items() if _is_combined(batches[0].schema, one)}
     return Case(
         seed=seed,
         keys=[f"key_{name}" for name in keys],
         batches=batches,
-        asked=dict(_asked(dice, keys, in_order=not spread)),
+        asked=asked,
         mode=mode,
         window=window,
         delay=delay,
@@ -110,8 +117,15 @@ def drawn_case(seed: str, *, closing: bool) -> Case:
         ansi=dice.random() < 0.7,
         late_data="keep" if mode != "append" and dice.random() < 0.3 else "drop",
         spread=spread,
+        combined=combined,
         schema=", ".join(f"{name} {VALUES[kind].ddl}" for name, kind in fields.items()) + ", at timestamp, row bigint",
     )
+
+
+def _is_combined(schema: pa.Schema, one: Asked) -> bool:
+    """Whether Spark may compute it before rows come to Python."""
+    bound = KeyedAggregation.bind(schema, [schema.names[0]], {"asked": one.ours}, tables=True)
+    return bool(bound.sql(SqlWords(raising=repr)))
 
 
 def _window(dice: random.Random) -> tuple[str, str | None, str]:

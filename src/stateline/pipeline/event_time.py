@@ -194,11 +194,14 @@ class EventTimeWatch:
     def watch(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The same rows."""
         for batch in batches:
-            if self._column is not None:
-                newest = pc.max(_column_of(batch, self._column)).value
-                if newest is not None and (self.max_us is None or newest > self.max_us):
-                    self.max_us = newest
-            yield batch.drop_columns([EVENT_TIME_COLUMN]) if self.needs_column else batch
+            if self._column is None:
+                yield batch
+                continue
+            is_beside = EVENT_TIME_COLUMN in batch.schema.names  # In rows that stand for several, too.
+            newest = pc.max(_column_of(batch, EVENT_TIME_COLUMN if is_beside else self._column)).value
+            if newest is not None and (self.max_us is None or newest > self.max_us):
+                self.max_us = newest
+            yield batch.drop_columns([EVENT_TIME_COLUMN]) if is_beside else batch
 
 
 def _column_of(batch: pa.RecordBatch, name: str) -> pa.Array:

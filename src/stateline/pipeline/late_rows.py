@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stateline.pipeline.operators.api import Reading
+from stateline.pipeline.operators.api import Reading, rows_counted
 from stateline.state.columns import contiguous
 
 __all__ = ["LateRows", "rows_in_time"]
@@ -56,8 +56,9 @@ class LateRows:
             in_time = None if self._column is None else rows_in_time(batch, self._column, self._closed_us)
             kept = batch
             if in_time is not None:
-                self.count += int(np.count_nonzero(~in_time))
+                late = batch.filter(pa.array(~in_time))
+                self.count += rows_counted(late)
                 if self._columns:
-                    self.rows.append(batch.filter(pa.array(~in_time)).select(self._columns))
+                    self.rows.append(late.select(self._columns))
                 kept = batch.filter(pa.array(in_time))
             yield kept.drop_columns(self._hidden) if self._hidden else kept

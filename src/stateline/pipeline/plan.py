@@ -16,6 +16,7 @@ __all__ = [
     "AUTO_COPIES",
     "NO_COPIES",
     "PLAIN",
+    "Combine",
     "PipelinePlan",
     "PipelineSettings",
     "SavepointStart",
@@ -56,6 +57,13 @@ def _folder(value: object, name: str) -> str:
     if value in (None, ""):
         raise InvalidInputError(f"{value!r} is not a folder", subject=name, hint="Give a path, auto or none")
     return str(value)
+
+
+Combine = Literal["auto", "always", "never"]
+
+
+def _combine(value: str, name: str) -> str:
+    return parse_choice(value, ("auto", "always", "never"), name)
 
 
 def _start_mode(value: str, name: str) -> str:
@@ -106,6 +114,8 @@ class PipelineSettings(StorageSettings):
     """Options of a keyed stream.
 
     Attributes:
+        combine: Whether rows of one key become one row before they are sent to Python: ``auto`` where the batch before
+            had many rows for each key, ``always`` or ``never``. It concerns aggregations that Spark can compute, too.
         metrics_log: A file on the driver's host to which each batch appends a line of JSON; empty for none.
         start_from: URL of a savepoint, from which a root without checkpoints starts; empty for none. A root with
             checkpoints goes on from its newest one, so the option may stay in the program.
@@ -113,6 +123,9 @@ class PipelineSettings(StorageSettings):
             and makes them the query's own.
     """
 
+    combine: Literal["auto", "always", "never"] = setting(
+        "auto", _combine, help="rows of one key before they go to Python: auto, always, never"
+    )
     metrics_log: str = setting("", _text, help="file for one line of JSON per batch")
     start_from: str = setting("", _text, help="savepoint from which a new root starts")
     start_mode: Literal["copy", "claim"] = setting("copy", _start_mode, help="copy or claim")
@@ -150,6 +163,7 @@ class PipelinePlan:
         graph: Inputs and operators.
         settings: What the user said of storage.
         metrics_log: See :class:`PipelineSettings`.
+        combine: See :class:`PipelineSettings`.
         root_options: Options of the root's store.
         start: Where a root without checkpoints starts; ``None`` for an empty state.
     """
@@ -160,6 +174,7 @@ class PipelinePlan:
     graph: Graph
     settings: StorageSettings = PLAIN
     metrics_log: str = ""
+    combine: Combine = "auto"
     root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     start: SavepointStart | None = None
 

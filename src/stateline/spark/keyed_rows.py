@@ -264,6 +264,7 @@ def pipeline_settings(
         graph=Graph(),
         settings=settings,
         metrics_log=settings.metrics_log,
+        combine=settings.combine,
         root_options=root_options,
         start=_start(settings, savepoint_options),
     )

@@ -13,7 +13,7 @@ from stateline.blob.urls import absolute_url, relative_name
 from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
 from stateline.options import check_kind, check_known
 from stateline.pipeline.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN
-from stateline.pipeline.operators.api import HASH_COLUMN
+from stateline.pipeline.operators.api import HASH_COLUMN, ROWS_COLUMN
 from stateline.spark.initial_state import INITIAL_COLUMN, INPUT_COLUMN
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "shipped",
 ]
 
-_RESERVED: Final = (HASH_COLUMN, EVENT_TIME_COLUMN, WINDOW_COLUMN, INPUT_COLUMN, INITIAL_COLUMN)
+_RESERVED: Final = (HASH_COLUMN, ROWS_COLUMN, EVENT_TIME_COLUMN, WINDOW_COLUMN, INPUT_COLUMN, INITIAL_COLUMN)
 
 
 def key_names(key: Any) -> list[str]:

@@ -29,14 +29,18 @@ from stateline.pipeline.event_time import WINDOW_END, WINDOW_START, WatermarkPla
 from stateline.pipeline.operators.api import (
     CHECKPOINT_COLUMN,
     HASH_COLUMN,
+    ROWS_COLUMN,
     WEIGHT_COLUMN,
     BatchContext,
     Emits,
     OperatorProgram,
     Processed,
     Reading,
+    combined_columns,
+    rows_counted,
 )
 from stateline.state.aggregate import Aggregation, KeyedAggregation
+from stateline.state.aggregate.api import SqlWords
 from stateline.state.columns import contiguous, fixed_words, from_words
 from stateline.state.expiry import ExpiredKeys, expire_keys, over_by
 from stateline.state.merge import Expired
@@ -152,6 +156,9 @@ class AggregateProgram(OperatorProgram):
         column, size_us = self._closes_by
         return (replace(reading, late_by=self.key_columns[column], late_after_us=size_us),)
 
+    def combined(self, words: SqlWords) -> Sequence[str]:
+        return self._aggregation.sql(words)
+
     @property
     def wants_hash(self) -> bool:
         kinds = [field.type for field in self._aggregation.state_schema.keys]
@@ -214,14 +221,18 @@ class AggregateProgram(OperatorProgram):
         table = tables[_TABLE]
         live = LiveTable(table, Lifetime(context.now_ms, self._ttl_ms))
         received = list(batches)
-        metrics = {"rows": sum(batch.num_rows for batch in received)}
         rows = pa.Table.from_batches(received) if received else None
+        metrics = {"rows": rows_counted(rows)}
         retracted: list[pa.RecordBatch] = []
         value_changes: Mapping[str, StateRows] = {}
         if rows is not None and rows.num_rows:
             hashes = rows.column(HASH_COLUMN).to_numpy() if self.wants_hash else None
-            weights = rows.column(WEIGHT_COLUMN).to_numpy().astype(np.int64) if self._aggregation.updates else None
-            update = self._aggregation.update(live, rows, hashes, weights, tables)
+            if ROWS_COLUMN in rows.schema.names:
+                states = combined_columns(len(self._aggregation.state_schema.values))
+                update = self._aggregation.update_combined(live, rows, states, hashes)
+            else:
+                weights = rows.column(WEIGHT_COLUMN).to_numpy().astype(np.int64) if self._aggregation.updates else None
+                update = self._aggregation.update(live, rows, hashes, weights, tables)
             changes, output, value_changes = live.written(update.changes), [update.output], update.value_changes
             if context.retracts and self._mode == "update":
                 retracted = [self._aggregation.before(update)]

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateline.pipeline.event_time import WindowPlan
+from stateline.state.aggregate.api import SqlWords
 from stateline.state.merge import Expired
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
@@ -22,6 +24,7 @@ from stateline.state.table import StateTable
 __all__ = [
     "CHECKPOINT_COLUMN",
     "HASH_COLUMN",
+    "ROWS_COLUMN",
     "WEIGHT_COLUMN",
     "BatchContext",
     "Emits",
@@ -29,6 +32,8 @@ __all__ = [
     "OperatorProgram",
     "Processed",
     "Reading",
+    "combined_columns",
+    "rows_counted",
 ]
 
 HASH_COLUMN: Final = "__hash"
@@ -37,8 +42,24 @@ WEIGHT_COLUMN: Final = "__weight"
 """Of rows of an operator that updates its output, int8: 1 for a row that holds from now on, -1 for one that no longer
 does. A row that is replaced comes as both, the old one first."""
 
+ROWS_COLUMN: Final = "__rows"
+"""Of rows that stand for several of one key, int64: for how many; see :meth:`OperatorProgram.combined`."""
+
 CHECKPOINT_COLUMN: Final = "checkpoint_id"
 """Last column of the output of operators of ours, not null: the checkpoint that made the row."""
+
+
+def combined_columns(count: int) -> list[str]:
+    """The columns of what :meth:`OperatorProgram.combined` computes."""
+    return [f"__combined_{number}" for number in range(count)]
+
+
+def rows_counted(rows: pa.Table | pa.RecordBatch | None) -> int:
+    """How many rows of the stream these are, or stand for."""
+    if rows is None or ROWS_COLUMN not in rows.schema.names:
+        return 0 if rows is None else rows.num_rows
+    return int(pc.sum(rows.column(ROWS_COLUMN)).as_py() or 0)
+
 
 Emits = Literal["appends", "updates", "unknown"]
 """What the output of an operator is to the operators behind it: rows that stay as they are; rows that replace earlier
@@ -164,6 +185,15 @@ class OperatorProgram(Protocol):
     def readings(self) -> tuple[Reading, ...]:
         """What it reads of each stream that feeds it; one, unless it joins several."""
         return (Reading(key_columns=self.key_columns, columns=self.input_columns),)
+
+    def combined(self, words: SqlWords) -> Sequence[str]:
+        """SQL of what one row can say for all rows of a key in a batch; empty where the operator must see each row.
+
+        Where a batch has many rows for each key, Spark computes it before rows are sent. :meth:`process` is then given
+        one row for each key: key columns, :func:`combined_columns`, and :data:`ROWS_COLUMN`.
+        """
+        del words
+        return ()
 
     @property
     def emits(self) -> Emits:

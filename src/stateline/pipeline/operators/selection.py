@@ -20,6 +20,7 @@ from stateline.errors import ErrorKind, InvalidInputError
 from stateline.options import check_known
 from stateline.pipeline.event_time import WindowPlan
 from stateline.pipeline.operators.api import BatchContext, Emits, Lookup, OperatorProgram, Processed, Reading
+from stateline.state.aggregate.api import SqlWords
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
 
@@ -97,6 +98,9 @@ class SelectionProgram(OperatorProgram):
     @property
     def readings(self) -> tuple[Reading, ...]:
         return self._inner.readings
+
+    def combined(self, words: SqlWords) -> Sequence[str]:
+        return self._inner.combined(words)
 
     @property
     def emits(self) -> Emits:

@@ -41,6 +41,7 @@ from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.spark.arrow_types import in_utc
 from stateline.spark.initial_state import with_initial_rows
 from stateline.spark.job.anchor import Anchor
+from stateline.spark.job.combining import Combiner, shuffled_into
 from stateline.spark.job.local_copies import host_copies
 from stateline.spark.job.task_errors import noted, rebuilt
 from stateline.spark.job.upstream_state import computed
@@ -100,6 +101,7 @@ class BatchJob:
         levels = self._flow.levels
         first = [operator.name for operator in levels[0]] if levels and self._is_direct else []
         self._anchors = {name: Anchor(f"{plan.root_url} {name}", plan.parallelism) for name in first}
+        self._combiners = {name: self._combiner(name) for name in first}
         self._level_anchors = {
             level: Anchor(f"{plan.root_url} level {level}", self._flow.tasks_of_level(level))
             for level in range(1, len(levels))
@@ -126,6 +128,7 @@ class BatchJob:
         levels = self._flow.levels
         is_last = len(levels) == 1
         tasks: dict[str, _TaskFunction] = {}
+        combined = set()
         frames = [batch.data]
         if self._is_direct:
             first = any(given.context.checkpoint_id == 0 for given in inputs)
@@ -133,18 +136,28 @@ class BatchJob:
                 name = operator.name
                 given = [each for each in inputs if each.operator == name]
                 tasks[name] = _TaskFunction(self._flow, self._programs[name], given, is_last=is_last)
+            initial = self._initial if first else {}
+            combined = {name for name in tasks if name not in initial and self._combiners[name].is_due}
             frames = [
-                function.over(self._shuffled(batch.data, name, self._initial.get(name) if first else None))
+                function.over(
+                    self._shuffled(batch.data, name, initial.get(name), combined=name in combined),
+                    self._programs[name].key_columns
+                    if name in combined
+                    else self._graph.operator(name).columns_of_side(0),
+                )
                 for name, function in tasks.items()
             ]
         rows = reduce(lambda left, right: left.union(right), frames)
         for level in range(1, len(levels)):
             task = _LevelTask(self._flow, level, inputs_of_level(self._flow, level, inputs))
             rows = task.over(self._level_anchors[level])(rows)
-        with rebuilt(), nullcontext() if len(frames) == 1 else computed(batch.data):
+        shuffles = shuffled_into(batch.data.sparkSession, self._plan.parallelism) if combined else nullcontext()
+        with rebuilt(), shuffles, nullcontext() if len(frames) == 1 else computed(batch.data):
             collected = rows.collect()
-        results = [decode_result(bytes(row[-1])) for row in collected]
-        return self._complete(inputs, results)
+        results = self._complete(inputs, [decode_result(bytes(row[-1])) for row in collected])
+        for name, combiner in self._combiners.items():
+            combiner.learn([result for result in results if result.operator == name])
+        return results
 
     def _complete(self, inputs: Sequence[SubtaskInput], results: list[SubtaskResult]) -> list[SubtaskResult]:
         """One result for each subtask. Those that Spark's optimiser dropped for having no input run here."""
@@ -203,7 +216,13 @@ class BatchJob:
             columns.append(f"{_quoted(watermark.column)} AS {EVENT_TIME_COLUMN}")
         return rows.selectExpr(*columns)
 
-    def _shuffled(self, rows: DataFrame, name: str, initial: DataFrame | None) -> DataFrame:
+    def _combiner(self, name: str) -> Combiner:
+        program = self._programs[name]
+        watermark = self._graph.watermark_read_by(name)
+        wants_rows = bool(self._graph.operator(name).late_columns)
+        return Combiner(program, watermark, _hash(program), "never" if wants_rows else self._plan.combine)
+
+    def _shuffled(self, rows: DataFrame, name: str, initial: DataFrame | None, *, combined: bool) -> DataFrame:
         """What tasks receive, each row in the partition of its subtask; ``rows`` have the :meth:`needed_columns`."""
         plan, program, watermark = self._plan, self._programs[name], self._graph.watermark_read_by(name)
         hashed = HASH_COLUMN if initial is not None or program.wants_hash else _hash(program)
@@ -216,6 +235,8 @@ class BatchJob:
             )
         elif len(self._anchors) > 1:
             rows = self._sent(rows, name)
+        if combined:
+            rows = self._combiners[name].combined(rows)
         subtask = subtask_expression(hashed, plan.parallelism, plan.max_parallelism)
         return self._anchors[name].partitioned(rows, subtask)
 
@@ -289,15 +310,15 @@ class _TaskFunction:
         self._is_last = is_last
         self._columns: _CrossingColumns
 
-    def over(self, rows: DataFrame) -> DataFrame:
-        """The encoded result of each subtask, one row for each; parcels where there are more levels."""
-        read = self._flow.plan.graph.operator(self._operator).columns_of_side(0)
+    def over(self, rows: DataFrame, read: Iterable[str]) -> DataFrame:
+        """The encoded result of each subtask, one row for each; parcels where there are more levels.
+
+        Args:
+            rows: The rows of the subtasks, each in its partition.
+            read: Columns by the names that the operator knows them by.
+        """
         self._columns = _CrossingColumns(rows.columns, read)
         return self._columns.crossing(rows).mapInArrow(self, _RESULT_TYPE if self._is_last else _PARCELS_TYPE)
-
-    @property
-    def _operator(self) -> str:
-        return msgspec.msgpack.decode(self._inputs[0], type=SubtaskInput).operator
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         given = msgspec.msgpack.decode(self._inputs[_partition() % len(self._inputs)], type=SubtaskInput)

@@ -16,7 +16,7 @@ import msgspec
 from stateline import errors
 from stateline.errors import ErrorKind, StatelineError
 
-__all__ = ["noted", "rebuilt"]
+__all__ = ["note", "noted", "rebuilt"]
 
 _NOTE: Final = re.compile(r"^\W*Stateline's error: (\{.*\})\s*$", re.MULTILINE)
 
@@ -36,9 +36,14 @@ def noted() -> Iterator[None]:
     try:
         yield
     except StatelineError as error:
-        members = _Error(type(error).__name__, error.message, error.operation, error.subject, error.hint, error.kind)
-        error.add_note(f"Stateline's error: {msgspec.json.encode(members).decode()}")
+        error.add_note(note(error))
         raise
+
+
+def note(error: StatelineError) -> str:
+    """A line of text that tells an error, for :func:`rebuilt`."""
+    members = _Error(type(error).__name__, error.message, error.operation, error.subject, error.hint, error.kind)
+    return f"Stateline's error: {msgspec.json.encode(members).decode()}"
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateline.errors import ErrorKind, InvalidInputError
+from stateline.errors import ErrorKind, InvalidInputError, StatelineError
 from stateline.options import check_known, check_text
 from stateline.state.columns import Mask, Rows, take
 from stateline.state.keys import Groups
@@ -32,11 +32,31 @@ __all__ = [
     "Function",
     "GroupedRows",
     "Inputs",
+    "SqlWords",
     "arithmetic",
     "merge_nullable",
     "overflow",
+    "sql_name",
     "unretractable",
 ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SqlWords:
+    """How an aggregation says in Spark's SQL what it keeps.
+
+    Attributes:
+        raising: SQL that raises an error where it is evaluated.
+        condition: A column of truth values; only rows where it is true count. ``None`` for all rows.
+    """
+
+    raising: Callable[[StatelineError], str]
+    condition: str | None = None
+
+    def aggregate(self, function: str, argument: str) -> str:
+        """An aggregate function of the rows that count."""
+        filtered = "" if self.condition is None else f" FILTER (WHERE {sql_name(self.condition)})"
+        return f"{function}({argument}){filtered}"
 
 
 class GroupedRows:
@@ -159,6 +179,14 @@ class BoundAggregation(ABC):
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
         """The value that users see, row by row: the first state column, unless a subclass says otherwise."""
         return state[0]
+
+    def sql(self, words: SqlWords) -> Sequence[str]:
+        """Spark's SQL of each state column over the rows of a group; empty where Spark does not compute the same.
+
+        It gives what :meth:`partial` gives, but for the last digits of floating-point sums.
+        """
+        del words
+        return ()
 
 
 class Aggregation(ABC):
@@ -335,6 +363,14 @@ class _Where(BoundAggregation):
 
     def result(self, state: Sequence[pa.Array]) -> pa.Array:
         return self._of.result(state)
+
+    def sql(self, words: SqlWords) -> Sequence[str]:
+        return self._of.sql(dataclasses.replace(words, condition=self._condition))
+
+
+def sql_name(column: str) -> str:
+    """A column in Spark's SQL."""
+    return f"`{column.replace('`', '``')}`"
 
 
 def merge_nullable(older: pa.Array, newer: pa.Array, combine: Callable[[pa.Array, pa.Array], pa.Array]) -> pa.Array:

@@ -15,7 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateline.state.aggregate.api import BoundAggregation, Function, GroupedRows, Inputs, merge_nullable
+from stateline.state.aggregate.api import (
+    BoundAggregation,
+    Function,
+    GroupedRows,
+    Inputs,
+    SqlWords,
+    merge_nullable,
+    sql_name,
+)
 from stateline.state.aggregate.ordering import (
     best_rows,
     from_ordinals,
@@ -108,6 +116,11 @@ class _Extreme(BoundAggregation):
     def _better(self, older: pa.Array, newer: pa.Array) -> pa.Array:
         newer_wins = greater(newer, older) if self._largest else greater(older, newer)
         return pc.if_else(newer_wins, newer, older)
+
+    def sql(self, words: SqlWords) -> Sequence[str]:
+        best = words.aggregate("max" if self._largest else "min", sql_name(self._column))
+        zero = {pa.float64(): " + 0.0D", pa.float32(): " + 0.0F"}.get(self.output, "")  # Of -0.0 it makes 0.0.
+        return [f"{best}{zero}"]
 
 
 class _ValueAtExtreme(BoundAggregation):

@@ -25,7 +25,10 @@ from stateline.state.aggregate.api import (
     Function,
     GroupedRows,
     Inputs,
+    SqlWords,
     merge_nullable,
+    overflow,
+    sql_name,
 )
 from stateline.state.aggregate.exact import (
     add,
@@ -107,6 +110,9 @@ class _Count(BoundAggregation):
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
         return [merge_nullable(older[0], newer[0], pc.add)]
 
+    def sql(self, words: SqlWords) -> Sequence[str]:
+        return [words.aggregate("count", sql_name(self._columns[0]) if self._columns else "*")]
+
 
 class _Sum(BoundAggregation):
     def __init__(self, column: str, inputs: Inputs) -> None:
@@ -120,6 +126,21 @@ class _Sum(BoundAggregation):
 
     def merge(self, older: Sequence[pa.Array], newer: Sequence[pa.Array]) -> list[pa.Array]:
         return [add(older[0], newer[0], self._subject)]
+
+    def sql(self, words: SqlWords) -> Sequence[str]:
+        if pa.types.is_decimal(self.output):
+            return ()
+        column = sql_name(self._column)
+        if pa.types.is_float64(self.output):
+            return [words.aggregate("sum", f"CAST({column} AS DOUBLE)")]
+        # Halves of 32 bits: neither sum leaves 64 bits, so only a whole that does not fit is an error.
+        wide = f"CAST({column} AS BIGINT)"
+        high, low = words.aggregate("sum", f"shiftright({wide}, 32)"), words.aggregate("sum", f"{wide} & 4294967295L")
+        upper = f"({high} + shiftright({low}, 32))"
+        whole = f"shiftleft({upper}, 32) | ({low} & 4294967295L)"
+        fails = words.raising(overflow(self._subject, self.output))
+        fits = f"{upper} BETWEEN -2147483648L AND 2147483647L"
+        return [f"CASE WHEN {upper} IS NULL THEN NULL WHEN {fits} THEN {whole} ELSE {fails} END"]
 
 
 class _Mean(BoundAggregation):
@@ -143,6 +164,12 @@ class _Mean(BoundAggregation):
         if pa.types.is_float64(self.output):
             return pc.divide(total, count.cast(pa.float64(), safe=False))
         return decimal_mean(total, count, self.output, self._subject)
+
+    def sql(self, words: SqlWords) -> Sequence[str]:
+        if pa.types.is_decimal(self._sum_type):
+            return ()
+        column = sql_name(self._column)
+        return [words.aggregate("sum", f"CAST({column} AS DOUBLE)"), words.aggregate("count", column)]
 
 
 class _Variance(BoundAggregation):

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from stateline.errors import ErrorKind, InternalError, InvalidInputError
 from stateline.options import check_kind, check_known, check_text
-from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows, merge_nullable
+from stateline.state.aggregate.api import Aggregation, BoundAggregation, GroupedRows, SqlWords, merge_nullable
 from stateline.state.aggregate.values import ValueAggregation, ValueChange, ValueTable
-from stateline.state.columns import contiguous
+from stateline.state.columns import contiguous, take
 from stateline.state.keys import KeyRows, group_rows, key_rows
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema, stored_type
@@ -185,6 +185,42 @@ class KeyedAggregation:
             gone = _gone(rows_now)
             changes = StateRows(groups.keys, (*values, rows_now), gone if gone.any() else None)
             return Update(changes, self._results_at(changes, np.flatnonzero(~gone)), found, value_changes)
+
+    def sql(self, words: SqlWords) -> Sequence[str]:
+        """Spark's SQL of each state column over the rows of a key; empty where Spark does not compute the same."""
+        if self.updates or self.value_tables:
+            return ()
+        found = [one.sql(words) for one in self._bound]
+        return [text for texts in found for text in texts] if all(found) else ()
+
+    def update_combined(
+        self, table: StateTable | LiveTable, rows: Rows, states: Sequence[str], hashes: npt.NDArray[Any] | None = None
+    ) -> Update:
+        """As :meth:`update`, of one row for each key of the batch, with what :meth:`sql` gives.
+
+        Args:
+            table: The state before.
+            rows: Key columns and state columns.
+            states: The names of these, in the order of :attr:`state_schema`.
+            hashes: As :meth:`update`.
+
+        Raises:
+            InvalidInputError: As :meth:`update`.
+            InternalError: A key has two rows.
+        """
+        keys = key_rows(self.state_schema, [rows.column(name) for name in self.state_schema.keys.names], hashes)
+        groups = group_rows(keys)
+        if len(groups) == 0:
+            return self._empty(keys)
+        if len(groups) != len(keys):
+            raise InternalError("a key has several rows that were to be one", operation="update")
+        newer = [
+            take(_plain(rows.column(name), field), groups.order)
+            for name, field in zip(states, self.state_schema.values, strict=True)
+        ]
+        found = table.probe(groups.keys)
+        values = self.merge(found.values, newer) if found.mask.any() else newer
+        return Update(StateRows(groups.keys, tuple(values)), self._results(groups.keys.columns, values), found)
 
     def keys(self, rows: Rows, hashes: npt.NDArray[Any] | None = None) -> KeyRows:
         """The keys of a batch; arguments and errors as :meth:`update`."""
