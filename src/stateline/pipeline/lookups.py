@@ -24,7 +24,7 @@ from stateline.checkpoint import Checkpoint, CheckpointStore
 from stateline.checkpoint.pointer import Located, located, resolve_pointer, split_pointer
 from stateline.environment import Environment
 from stateline.errors import DataLossError, ErrorKind, InternalError, InvalidInputError, NotFoundError
-from stateline.key_groups import KeyGroupRange, hash_bounds, hash_columns, key_group_of
+from stateline.key_groups import KeyGroupRange, hash_bounds, key_group_of
 from stateline.options import check_kind, check_known
 from stateline.pipeline.graph import OperatorPlan
 from stateline.pipeline.messages import LookupSlice
@@ -256,7 +256,6 @@ def open_lookup(
     Raises:
         DataLossError: A run is gone. Of operation ``lookup`` where it belongs to another root.
         CorruptDataError: It is not what was written.
-        InvalidInputError: The table has several rows for each key.
     """
     reader = RunReader(root.store, lookup.schema, cache=root.copies, open_runs=runs, environment=environment)
     try:
@@ -270,23 +269,7 @@ def open_lookup(
             subject=_subject(lookup),
             hint="Raise retained_checkpoints of the query that writes it, or look up a savepoint",
         ) from error
-    table = StateTable(lookup.schema, given.state.key_groups, given.max_parallelism, opened)
-    _check_one_row_per_key(lookup, table)
-    return table
-
-
-def _check_one_row_per_key(lookup: Lookup, table: StateTable) -> None:
-    """Refuses lists, maps and the tables of joins: their rows are found by another hash than that of the whole key."""
-    for batch in (batch for run in table.runs[:1] for batch in run.batches[:1]):
-        first = batch.keys.slice(0, 1).declared(lookup.schema)
-        if hash_columns(first.columns)[0] != first.hashes[0]:
-            raise InvalidInputError(
-                "cannot be looked up: it has several rows for each key",
-                operation=_OPERATION,
-                subject=_subject(lookup),
-                hint="Look up an aggregation, apply_arrow or a value state; join streams with join or join_asof",
-                kind=ErrorKind.SCHEMA_MISMATCH,
-            )
+    return StateTable(lookup.schema, given.state.key_groups, given.max_parallelism, opened)
 
 
 def _subject(lookup: Lookup) -> str:

@@ -56,8 +56,14 @@ def looked_up(
         where: Root and options, as of :class:`Lookup`.
 
     Raises:
-        InvalidInputError: No such column, or one named twice.
+        InvalidInputError: No such column, or one named twice; or the state has several rows for each key.
     """
+    if stored.subkeys:
+        raise _refused(
+            "cannot be looked up: it has several rows for each key",
+            f"state {state!r}",
+            "Look up an aggregation, apply_arrow or a value state; join streams with join or join_asof",
+        )
     hidden = [EXPIRY_COLUMN] if EXPIRY_COLUMN in stored.values.names else []
     if columns is None:
         shown = [name for name in stored.values.names if name not in hidden]
