@@ -1,7 +1,6 @@
 """``python -m tests.kit``: runs the suites from the command line.
 
-Owns arguments and presentation. Exit status: 0 if every invariant held (for ``planted``: if every bug was caught), 1 if
-not, 2 for a wrong call.
+Exit status: 0 if every invariant held (for ``planted``: if every bug was caught), 1 if not, 2 for a wrong call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where the objects of a simulated world are: memory, local disk by system call, or anybody's own store.
 
-Owns how a world reaches a backend. A third party tests a store of its own with :class:`FactoryBackend`.
+A third party tests a store of its own with :class:`FactoryBackend`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """An Azure Blob Storage service and its client, as objects: what the real ``AzureStore`` runs on inside the simulator.
 
-Owns the service's rules for blobs, uncommitted blocks and block lists, and the client's methods and errors, as far as
-the adapter uses them. Does not own the network (``cloud_network``).
-
 Facts that it keeps (Azure Storage REST reference):
 - A block is invisible until a list names it. A list makes the blob of exactly its blocks and drops every other
   uncommitted block of that blob; so does writing the blob whole. Uncommitted blocks may expire.

@@ -1,7 +1,6 @@
 """Cloud stores under the simulator: the real adapters, over services and networks in this process.
 
-Owns the choice of service and its small limits. Does not own the services (``cloud_s3``, ``cloud_gcs``,
-``cloud_azure``). Needs the SDK of the cloud, for its errors; no request leaves the process.
+Needs the SDK of the cloud, for its errors; no request leaves the process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """A Cloud Storage service and its client, as objects: what the real ``GcsStore`` runs on inside the simulator.
 
-Owns the service's rules for generations, preconditions, compose and listings, and the client's methods and errors, as
-far as the adapter uses them. Does not own the network (``cloud_network``). ``gcs_server`` is the same service over a
-socket, for the SDK itself.
-
 Facts that it keeps (Cloud Storage documentation):
 - Every write makes a new generation. ``ifGenerationMatch=0`` means "does not exist", judged at the effect: 412.
 - Compose takes sources by generation: 404 where one is gone or replaced. It is all or nothing.

@@ -1,9 +1,5 @@
 """The network between a cloud store's client and its service, simulated: every request is a switch point and may fail.
 
-Owns what a fault does to one request, the retries that an SDK makes by itself, and the objects' times. Does not own
-what a request means: ``cloud_s3``, ``cloud_gcs`` and ``cloud_azure`` model a service and its client each, and the real
-adapters of ``stateline.blob`` run on top of them, unchanged.
-
 Facts:
 - An SDK repeats a request that got no answer or a 5xx, also a conditional one that took effect. Each try is a request
   of its own, and each may be lost, answered late, or delivered twice.

@@ -1,8 +1,5 @@
 """An S3 service and its client, as objects: what the real ``S3Store`` runs on inside the simulator.
 
-Owns the service's rules for whole objects, multipart uploads and listings, and the client's methods and errors, as far
-as the adapter uses them. Does not own the network (``cloud_network``).
-
 Facts that it keeps (Amazon S3 API reference):
 - ``If-None-Match: *`` is judged at the instant of the effect: 412 where the key exists.
 - A completed or aborted upload is forgotten: 404 NoSuchUpload. Lifecycle rules may do that, too.

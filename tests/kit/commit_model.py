@@ -1,8 +1,5 @@
 """The micro-batch commit protocol as a model: two drivers, retention, an engine's log, a consumer that moves files.
 
-Owns the model and its broken variants. Does not own the search (``model_checker``) nor the code that it abstracts
-(``stateline.pipeline.coordinator``, ``stateline.checkpoint``), which the simulator runs for real.
-
 Abstractions: one file and one piece per batch and attempt; an attempt is known by its driver; one slot per floor block;
 one checkpoint is retained; a crash loses a driver's memory and starts it again, and may happen between any two steps.
 Both drivers run at the same time, so each is the other's zombie.

@@ -1,7 +1,4 @@
-"""What really changed in a store: the view of the oracles, below every fault.
-
-Owns the notice of each effect, and the check that nothing is ever overwritten. Does not own the faults above it.
-"""
+"""What really changed in a store: the view of the oracles, below every fault."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Clocks, executors and monitors that the scheduler drives: the simulated side of ``stateline.environment``.
 
-Owns virtual threads, locks and timers. Does not own the order in which they run (``scheduler``).
-
 Facts:
 - A waiter of a monitor wakes only by ``notify_all`` or by its timeout, as with ``threading.Condition``: a forgotten
   notification is a deadlock here, too.

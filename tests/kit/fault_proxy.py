@@ -1,7 +1,5 @@
 """A proxy that fails as networks and services do, between a real SDK and a server that knows nothing of it.
 
-Owns the faults. Does not own what a backend must make of them.
-
 Fault model: a request can be refused before it has an effect, answered with an error after it had one, answered not at
 all after it had one, delivered twice, answered with half a body, or answered with status 200 and an error inside. Each
 is a function ``(request, proceed) -> reply``; ``proceed()`` lets the request have its effect and returns the answer.

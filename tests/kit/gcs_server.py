@@ -1,8 +1,5 @@
 """A Google Cloud Storage of one process, for tests: objects with generations, and preconditions that are enforced.
 
-Owns the part of the JSON API that the official client uses for objects: media, multipart and resumable uploads, ranged
-reads, compose, rewrite, delete, list. Does not own access control, older versions of objects, or settings of buckets.
-
 Facts that it keeps, because protocols depend on them (Cloud Storage documentation):
 - Every write of a name makes a new, larger generation. ``ifGenerationMatch=0`` means "does not exist"; any mismatch is
   412, checked at the same instant as the effect.

@@ -1,8 +1,4 @@
-"""The promises of the house by their ids, and the error of an oracle that saw one broken.
-
-Owns the ids; a failing test, a trace and a regression test speak of the same one. Does not own the oracles: each
-scenario checks what it can see.
-"""
+"""The promises of the house by their ids, and the error of an oracle that saw one broken."""
 
 from __future__ import annotations
 

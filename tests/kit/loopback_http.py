@@ -1,6 +1,5 @@
 """A small HTTP/1.1 server on the loopback interface: what the fakes and the fault proxy are made of.
 
-Owns sockets and framing. Does not own what is answered: that is a function from :class:`Request` to :class:`Reply`.
 A handler may also answer ``None``, which closes the connection without a word, or cut its reply short: the two ways in
 which an answer is lost.
 """

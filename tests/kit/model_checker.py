@@ -1,8 +1,7 @@
 """An explicit-state model checker: every reachable state of a small model, breadth first, and the shortest bad story.
 
-Owns the search. Does not own any model (``commit_model`` is the one that ships). A model is three things: an initial
-state that can be hashed, a function from a state to its successors, and a function that says what is wrong with a
-state.
+A model is three things: an initial state that can be hashed, a function from a state to its successors, and a function
+that says what is wrong with a state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the durable parts mean, without durability: a dictionary here, a byte string there.
 
-Owns the meaning. A test does the same to a model and to the real thing and compares; no model does I/O, fails, or knows
-how the real one works.
+A test does the same to a model and to the real thing and compares; no model does I/O, fails, or knows how the real one
+works.
 """
 
 from __future__ import annotations

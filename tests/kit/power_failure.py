@@ -1,7 +1,5 @@
 """Power loss at every moment of a scenario on local disk, in every state that the disk may be left in.
 
-Owns the enumeration of moments and the recovery from each state. Does not own the model of the disk (``disk_model``).
-
 A first run records every system call. For every prefix of that record and every disk state allowed there, a fresh
 folder is made, the scenario is restarted on it, and its oracle looks, knowing what had been acknowledged by then.
 """

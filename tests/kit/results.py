@@ -1,6 +1,6 @@
 """What an exploration tried and found.
 
-Owns the counts and their presentation. Every suite returns an :class:`Exploration`.
+Every suite returns an :class:`Exploration`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a test of the whole is: work that can be started, killed, restarted, and checked at the end.
 
-Owns the protocol between a system under test and the explorers. A third party writes one :class:`Scenario` and gets
-every suite of ``explore``, ``simulation`` and ``power_failure`` for it.
+A third party writes one :class:`Scenario` and gets every suite of ``explore``, ``simulation`` and ``power_failure`` for
+it.
 
 Life of a run::
 

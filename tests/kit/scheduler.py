@@ -1,8 +1,5 @@
 """Actors that take turns: ordinary blocking code, interleaved in a chosen order.
 
-Owns who runs next, virtual waiting, and the death of actors. Does not own what they do (``world``) nor the choice of
-order (``simulation``, ``explore``).
-
 Each actor is a greenlet: it runs on the caller's thread until it reaches a switch point (a store call, a wait, a
 hand-off to an executor, a sleep), where control goes back to the scheduler. Nothing else can interrupt it, so a run is
 a function of the order chosen. ``docs/decisions/0018-greenlets.md`` says why greenlets and not threads.

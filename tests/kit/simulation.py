@@ -1,8 +1,5 @@
 """Seeded simulation: drivers that die, freeze and come back, faults of every kind, clocks that jump, all from one seed.
 
-Owns the random director, the script that a run leaves behind, its replay, and the search for a shorter script. Does not
-own what runs (``scenario``) nor what faults do (``faults``).
-
 A run has two phases. In the first, anything may happen; the engine starts a successor whenever the newest incarnation
 fails, and sometimes although it lives. In the second, faults stop, the frozen thaw, requests under way arrive, zombies
 run to their end, a last incarnation must succeed, and the oracle looks.

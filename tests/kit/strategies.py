@@ -1,8 +1,4 @@
-"""Hypothesis strategies for what goes through Stateline: names, bytes, key groups, key columns, handles.
-
-Owns the shapes of valid input, biased to the edges where bugs are: separators and Unicode in names, empty and large
-bytes, nulls, NaN, extreme integers.
-"""
+"""Hypothesis strategies for what goes through Stateline: names, bytes, key groups, key columns, handles."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What happened in a run, in order: the evidence of a failure and the proof of determinism.
 
-Owns the entries and their hash. Two runs are the same run exactly if their digests are equal.
+Two runs are the same run exactly if their digests are equal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """A simulated world: processes with clocks, ids, threads and stores of their own, over the same durable objects.
 
-Owns the wiring: scheduler, faults, trace and oracles' views around the code under test. Does not own what runs in it
-(``scenario``) nor in which order (``explore``, ``simulation``).
-
 From the code under test down to the bytes, a store call passes: the backend model (optional, ``ResolvingStore``), the
 switch point and the trace, the faults, the watch of effects, the real backend.
 """

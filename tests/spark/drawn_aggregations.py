@@ -1,8 +1,4 @@
-"""Random aggregations of a random stream, each beside Spark's own expression for it.
-
-Owns what is drawn. Does not own the values (``drawn_columns``), nor how both answers are made and compared
-(``compared_aggregations``).
-"""
+"""Random aggregations of a random stream, each beside Spark's own expression for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Values of every type that a stream may have, drawn: NaN of several bit patterns, zeros of both signs, extremes.
-
-Owns which values a type has and what may be asked of it. Does not own what is asked (``drawn_aggregations``).
-"""
+"""Values of every type that a stream may have, drawn: NaN of several bit patterns, zeros of both signs, extremes."""
 
 from __future__ import annotations
 

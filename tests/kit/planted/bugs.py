@@ -1,8 +1,4 @@
-"""Planted bugs: the proof that the suites see. A suite with no failing variant proves nothing.
-
-Owns the registry and the matrix of who catches what. Does not own the bugs: ``planted_store`` and ``planted_protocol``
-register those of the stores and of the reference coordinator; other modules register theirs with :func:`register_bug`.
-"""
+"""Planted bugs: the proof that the suites see. A suite with no failing variant proves nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The scenarios that ship with the test kit, by name.
 
-Owns the list. Each entry has a small form for exhaustive suites and a large one for seeded simulation. A program adds
-its own with :func:`register`, and the command line then knows it, too.
+Each entry has a small form for exhaustive suites and a large one for seeded simulation. A program adds its own with
+:func:`register`, and the command line then knows it, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What a record holds, noted when it is decided: the ground of scenarios in which others work beside a query.
-
-Owns that note, and reading a record's state and pending rows through any store. Does not own who else is at work:
-``restore`` reads old records, ``savepoints`` copies them, ``sweeping`` deletes leftovers.
-"""
+"""What a record holds, noted when it is decided: the ground of scenarios in which others work beside a query."""
 
 from __future__ import annotations
 

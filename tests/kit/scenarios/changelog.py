@@ -1,8 +1,8 @@
 """The changelog: persist, confirm, truncate; under faults at every store call, with processes that go on as zombies.
 
-Owns a minimal job and the oracle of D1 and D4. One job after another writes changes, persists them, and decides a
-record with create-if-absent. Whoever loses a record starts again from what is there. At the end, every record must give
-back exactly the changes of its winner after those of the records before it.
+One job after another writes changes, persists them, and decides a record with create-if-absent. Whoever loses a record
+starts again from what is there. At the end, every record must give back exactly the changes of its winner after those
+of the records before it.
 """
 
 from __future__ import annotations

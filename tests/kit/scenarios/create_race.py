@@ -1,7 +1,7 @@
 """Several processes create the same names: each name has one winner, for ever, and nobody is told a lie.
 
-Owns the oracle of A1 and A2. On the side each process makes and removes other objects in the same folders, because
-folders that come and go are where local backends race.
+On the side each process makes and removes other objects in the same folders, because folders that come and go are where
+local backends race.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rows that are handed to a function: a sink that keeps its keys has each row once, whoever hands over, however often.
 
-Owns the sink. It stores the rows of a delivery under its key, in one step that only the first caller wins, as a
-transaction with a unique key does. The oracle is that of the micro-batch: whatever the sink holds counts as visible.
+It stores the rows of a delivery under its key, in one step that only the first caller wins, as a transaction with a
+unique key does. The oracle is that of the micro-batch: whatever the sink holds counts as visible.
 """
 
 from __future__ import annotations

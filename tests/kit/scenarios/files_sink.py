@@ -1,8 +1,5 @@
 """The exactly-once file sink on the engine that calls it: attempts of tasks, a commit that may come twice, an abort.
 
-Owns the model of the engine around :class:`~stateline.pipeline.files_decision.FilesDecision`. Does not own the oracle
-(``micro_batch``), nor the protocol.
-
 The engine, as Spark does it: tasks stage their rows under names of their own, and the message of one attempt of each
 reaches ``commit``, which runs in a process of its own beside the driver. When ``commit`` fails, also when it failed
 after it took effect, ``abort`` is called with all messages, the query fails, and a new driver replays the batch with

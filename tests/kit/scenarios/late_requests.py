@@ -1,8 +1,4 @@
-"""Any scenario over stores whose requests stall, and are raced by further ones: a loser may land minutes later.
-
-Owns the stalls, before and after the effect of a request, and the racing store of each process. Does not own the work
-nor the oracle: those are of the scenario within.
-"""
+"""Any scenario over stores whose requests stall, and are raced by further ones: a loser may land minutes later."""
 
 from __future__ import annotations
 

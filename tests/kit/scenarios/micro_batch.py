@@ -1,8 +1,5 @@
 """Micro-batches with exactly-once output and state, over any coordinator: replays, zombies, two drivers, a consumer.
 
-Owns the work, a model of the engine around the coordinator, and the oracle of C1 to C7, F1 and F2. Does not own the
-protocol: a :class:`MicroBatchAdapter` connects the coordinator under test.
-
 The engine, as Spark does it: batch ids and offsets are fixed before a batch runs; tasks run elsewhere and may run
 twice; after ``run_batch`` returns, the batch is entered in a log of its own; a driver that starts goes on after the
 newest entry. A replay of a batch covers the same rows but spreads them over other partitions in another order.

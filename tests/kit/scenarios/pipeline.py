@@ -1,8 +1,5 @@
 """The real coordinator, tasks, state and files under the micro-batch scenario: no Spark, the same code.
 
-Owns the wiring of :class:`~stateline.pipeline.coordinator.MicroBatchCoordinator` into a simulated driver. Does not own
-the oracle (``micro_batch``).
-
 The pipeline counts rows per key, and writes each row to files that span checkpoints. State and rows carry the attempt
 that made them, so no two attempts write equal bytes. A driver that starts anew has another parallelism, so every
 restart is a rescale too, and merges after another number of checkpoints.

@@ -1,8 +1,7 @@
 """One file written over many checkpoints by processes that die: resumed at its last point, published once.
 
-Owns a minimal job over :class:`~stateline.recoverable.RecoverableWriter` and the oracle of B1 to B5. Checkpoint ``c``
-is a record, created if absent, that holds the point of the file; the last one holds its commit point. Whoever loses a
-record starts again from the winner's. Pieces that a decided point has superseded are cleaned up.
+Checkpoint ``c`` is a record, created if absent, that holds the point of the file; the last one holds its commit point.
+Whoever loses a record starts again from the winner's. Pieces that a decided point has superseded are cleaned up.
 """
 
 from __future__ import annotations

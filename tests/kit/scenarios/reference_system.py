@@ -1,6 +1,5 @@
 """A small, correct coordinator: the protocol of the design in its plainest form, on one page.
 
-Owns a system on which the explorers themselves are tested: it survives everything, and each planted bug in it is found.
 The real coordinator is connected by an adapter of its own.
 
 Order of one batch: tasks put runs and stage pieces, under fresh names; the record is created if absent (the decision);

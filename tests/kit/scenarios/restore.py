@@ -1,8 +1,7 @@
 """A restore beside retention: who has chosen an old checkpoint gets all of it or an error, never anything else.
 
-Owns the readers and the oracle of that. Before each batch and after the last, each driver also restores the oldest
-retained checkpoint, which is the next to go, as a reader or a restore that was slow would. Other drivers go on, and
-their retention frees what it reads.
+Before each batch and after the last, each driver also restores the oldest retained checkpoint, which is the next to go,
+as a reader or a restore that was slow would. Other drivers go on, and their retention frees what it reads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a careful caller does with an unknown outcome: repeat the same call.
 
-Owns that one rule for the scenarios and the reference system. Every write of a store may be repeated; a repeated call
-that succeeds proves the outcome. A repeated call that is refused proves nothing: that one had no effect, but the one
-before may have had.
+Every write of a store may be repeated; a repeated call that succeeds proves the outcome. A repeated call that is
+refused proves nothing: that one had no effect, but the one before may have had.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Savepoints: copied while a query runs and dies, then another query starts from the copy with other subtasks.
 
-Owns that second query and the oracle of both. Each driver first makes a savepoint, unless one was made, while others
-may go on with the query and free what is being copied. After the query's last batch each driver runs the second query:
-it claims the savepoint, or copies it, goes on from its state, and publishes the rows that were pending in it.
+Each driver first makes a savepoint, unless one was made, while others may go on with the query and free what is being
+copied. After the query's last batch each driver runs the second query: it claims the savepoint, or copies it, goes on
+from its state, and publishes the rows that were pending in it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The pipeline with everything at once that a checkpoint may be made of: sections, merges half way, copies on hosts.
 
-Owns the conditions under which the pipeline works here, and what is noted of them. Does not own the protocol.
-
 - An operator has two tables and rows that wait, so a segment has several sections, which become garbage one by one.
 - Two of three results carry their sections inline. The record keeps few of them, or none, or all, one incarnation after
   the other: so the driver packs some, and what one record carried the next one packs.

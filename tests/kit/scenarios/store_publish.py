@@ -1,6 +1,6 @@
 """Large objects made of pieces by one process and published by whoever comes: once, whole, verified.
 
-Owns a minimal commit protocol over the staging capability, and the oracle of B2 to B5, C1, C2, C4 and C5:
+A minimal commit protocol over the staging capability, and the oracle of B2 to B5, C1, C2, C4 and C5:
 
 1. stage the pieces of a file and prepare its publication;
 2. create the record that names them (create-if-absent, the winner counts), or make the one that is there durable;

@@ -1,7 +1,5 @@
 """Sweeps beside writers: a leftover goes, and nothing that anybody needs or is about to name.
 
-Owns an operator who sweeps, the leftovers that are there to be found, and the oracle of H2 and of what must stay (F2).
-
 Long before the run one driver died in the middle of a batch, and another right after the record of that batch. So there
 are old objects that records reach (runs, pending rows, pieces of files not yet visible) and old objects that none does.
 Each driver sweeps root and output when it starts, before each batch and after the last, with a grace period that no
