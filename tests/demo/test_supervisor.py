@@ -253,7 +253,7 @@ def test_a_wrong_result_fails_loudly(run: demo.Run) -> None:
     lost.unlink()
     console = Console(file=io.StringIO(), width=200)
     assert not demo.report(run, Situation(), 1.0, console)
-    assert "output: routes: missing: origin=" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "files: routes: missing: origin=" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_resuming_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
