@@ -159,7 +159,7 @@ class _SqliteSession:
 
     def remove(self, keys: pa.Table, columns: Sequence[str]) -> None:
         same = " AND ".join(f"{quoted(column)} = ?" for column in columns)
-        self._run_for_each(keys, f"DELETE FROM {quoted(self._target.target)} WHERE {same}")  # noqa: S608
+        self._run_for_each(keys, f"DELETE FROM {quoted(self._target.target)} WHERE {same}")  # noqa: S608  # nosec B608
 
     def commit(self) -> None:
         self._do("COMMIT")
