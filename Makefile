@@ -52,7 +52,7 @@ format: $(STAMP) ## Rewrite the code in the house format
 bench: $(STAMP) ## Run the benchmarks, which print ratios of one run
 	@$(BIN)/python -m benchmarks stateful $(ARGS)
 
-demo: $(STAMP) ## Stream 336,776 flights, kill the driver three times, compare every row
+demo: $(STAMP) ## Stream 336,776 flights into files and tables, kill the driver three times, compare every row
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 nexmark: $(STAMP) ## Run a query of Nexmark, compare every row with SQL; ARGS="--query q7" picks one

@@ -8,5 +8,5 @@ Run it with ``make demo``. The parts:
 - ``progress``: what the newest checkpoint says, read as the plain JSON that it is;
 - ``display``: what people see;
 - ``model``: the same results by pandas, with no Stateline code;
-- ``verification``: output and state against the model, read with pyarrow alone.
+- ``verification``: output, tables and state against the model, each read as anybody else would.
 """

@@ -153,8 +153,9 @@ def suggest(run: Run, console: Console) -> None:
     here = os.path.relpath(run.folder)
     console.print(
         f"\nTo look at:\n"
+        f"  {here}/output/aircraft    a Delta table: all rows of each aircraft\n"
         f"  {here}/output/routes      Parquet files by origin; read them with anything\n"
-        f"  {here}/output/aircraft    the same for each aircraft\n"
+        f"  {here}/output/newest.db   SQLite: the newest row of each route\n"
         f"  {here}/state/chk-*/_metadata    the newest checkpoint, as JSON\n"
         f"  {here}/logs               what each driver said\n"
         f"To try next:\n"

@@ -58,6 +58,11 @@ def route_updates(flights: pd.DataFrame) -> pd.DataFrame:
     return updates(flights, ROUTE_KEY).drop(columns="last_airport")
 
 
+def newest_updates(all_updates: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
+    """What a table of the newest rows must hold in the end: the last update of each key."""
+    return all_updates.drop_duplicates(list(key), keep="last")
+
+
 def final_state(all_updates: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
-    """What the state must hold in the end: the last update of each key."""
-    return all_updates.drop_duplicates(list(key), keep="last").drop(columns="checkpoint_id")
+    """What the state must hold in the end."""
+    return newest_updates(all_updates, key).drop(columns="checkpoint_id")

@@ -1,4 +1,7 @@
-"""The program that the demo kills: two keyed operators over one stream, one checkpoint for all state and all files.
+"""The program that the demo kills: two keyed operators over one stream, one checkpoint for all state and all output.
+
+The rows of each aircraft go into a Delta table, those of each route into Parquet files, and the newest row of each
+route into a table of SQLite.
 
 It is an ordinary driver, and runs by itself too::
 
@@ -30,19 +33,21 @@ def build(source: str, root: str, output: str, parallelism: int) -> Pipeline:
             last_airport=last("dest", by="ts"),
             last_seen=max("ts"),
         )
-        .write_files(f"{output}/aircraft", roll_bytes="2MB")
+        .write_table("delta", f"{output}/aircraft", options={"roll_bytes": "2MB"})
     )
-    routes = (
-        KeyedStream(flights, key=["origin", "dest"], checkpoint=root, parallelism=parallelism, name="routes")
-        .aggregate(
-            flights=count(),
-            mean_delay=mean("dep_delay"),
-            worst_delay=max("dep_delay"),
-            last_seen=max("ts"),
-        )
-        .write_files(f"{output}/routes", partition_by=["origin"], roll_bytes="128KB")
+    routes = KeyedStream(
+        flights, key=["origin", "dest"], checkpoint=root, parallelism=parallelism, name="routes"
+    ).aggregate(
+        flights=count(),
+        mean_delay=mean("dep_delay"),
+        worst_delay=max("dep_delay"),
+        last_seen=max("ts"),
     )
-    return aircraft.alongside(routes)
+    files = routes.write_files(f"{output}/routes", partition_by=["origin"], roll_bytes="128KB")
+    newest = routes.write_table(
+        "sqlite", "routes", mode="upsert", key=["origin", "dest"], options={"uri": f"{output}/newest.db"}
+    )
+    return aircraft.alongside(files).alongside(newest)
 
 
 def end_with_parent() -> None:
@@ -67,6 +72,7 @@ def main() -> None:
     logging.getLogger("py4j").setLevel(logging.WARNING)
     if arguments.end_with_parent:
         end_with_parent()
+    os.makedirs(arguments.output, exist_ok=True)
     pipeline = build(arguments.source, arguments.root, arguments.output, arguments.parallelism)
     query = pipeline.start(arguments.spark_checkpoint, trigger={"availableNow": True})
     query.awaitTermination()

@@ -1,4 +1,6 @@
-"""Output and state against the model, row by row. Both are read with pyarrow alone: they are plain files.
+"""Output, tables and state against the model, row by row, each read as anybody else would read it.
+
+Files and state are read with pyarrow, the Delta table with deltalake, the table of SQLite with Python's own module.
 
 State: the newest record names the runs of each operator, oldest first; a newer run wins; a row with ``__deleted`` ends
 its key. A mean is kept as its sum and its count.
@@ -6,13 +8,16 @@ its key. A mean is kept as its sum and its count.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
+from deltalake import DeltaTable
 
 from examples.demo import model
 from examples.demo.offsets import batch_of_files
@@ -40,21 +45,35 @@ class Comparison:
 
 
 def verify(source: Path, spark_checkpoint: Path, root: Path, output: Path) -> list[Comparison]:
-    """Compares both outputs and both states with what pandas makes of the source."""
+    """Compares all outputs and both states with what pandas makes of the source."""
     flights = model.read_source(source, batch_of_files(spark_checkpoint))
     aircraft, routes = model.aircraft_updates(flights), model.route_updates(flights)
     by_aircraft, by_route = model.AIRCRAFT_KEY, model.ROUTE_KEY
+    newest = model.newest_updates(routes, by_route)
     return [
-        compare("output: aircraft", aircraft, read_output(output / "aircraft"), [*by_aircraft, "checkpoint_id"]),
-        compare("output: routes", routes, read_output(output / "routes"), [*by_route, "checkpoint_id"]),
+        compare("Delta: aircraft", aircraft, read_delta(output / "aircraft"), [*by_aircraft, "checkpoint_id"]),
+        compare("files: routes", routes, read_output(output / "routes"), [*by_route, "checkpoint_id"]),
+        compare("SQLite: newest of each route", newest, read_sqlite(output / "newest.db", "routes"), by_route),
         compare("state: aircraft", model.final_state(aircraft, by_aircraft), read_state(root, "aircraft"), by_aircraft),
-        compare("state: routes", model.final_state(routes, by_route), read_state(root, "routes"), by_route),
+        compare("state: routes", newest.drop(columns="checkpoint_id"), read_state(root, "routes"), by_route),
     ]
 
 
 def read_output(folder: Path) -> pd.DataFrame:
     """Every row of every Parquet file of a folder, partition columns included; hidden folders are skipped."""
     return ds.dataset(folder, format="parquet", partitioning="hive").to_table().to_pandas()
+
+
+def read_delta(folder: Path) -> pd.DataFrame:
+    """Every row of a Delta table."""
+    return DeltaTable(str(folder)).to_pyarrow_table().to_pandas()
+
+
+def read_sqlite(path: Path, table: str) -> pd.DataFrame:
+    """Every row of a table of SQLite, which keeps moments as text."""
+    with closing(sqlite3.connect(path)) as connection:
+        rows = pd.read_sql_query(f"SELECT * FROM {table}", connection)
+    return rows.assign(last_seen=pd.to_datetime(rows["last_seen"], format="ISO8601", utc=True))
 
 
 def output_files(folder: Path) -> list[Path]:

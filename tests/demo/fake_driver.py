@@ -8,14 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import TableNotFoundError
 
 from examples.demo import model
 from examples.demo.progress import newest_record
@@ -45,6 +49,27 @@ def state_table(rows: pd.DataFrame, key: list[str]) -> pa.Table:
     return table.cast(pa.schema(fields))
 
 
+def write_delta(folder: Path, table: pa.Table, batch: int) -> None:
+    """Appends the rows of a batch, unless they are there."""
+    try:
+        there = DeltaTable(str(folder)).to_pyarrow_table(columns=["checkpoint_id"])["checkpoint_id"].to_pylist()
+    except TableNotFoundError:
+        there = []
+    if batch not in there:
+        write_deltalake(str(folder), table, mode="append")
+
+
+def write_newest(path: Path, rows: pd.DataFrame) -> None:
+    """Replaces the rows of the same keys."""
+    rows = rows.assign(last_seen=rows["last_seen"].astype(str))
+    with closing(sqlite3.connect(path)) as connection:
+        names, marks = ", ".join(rows.columns), ", ".join("?" * len(rows.columns))
+        connection.execute(f"CREATE TABLE IF NOT EXISTS routes ({names}, PRIMARY KEY (origin, dest))")
+        values = rows.astype(object).where(rows.notna(), None).itertuples(index=False, name=None)
+        connection.executemany(f"INSERT OR REPLACE INTO routes VALUES ({marks})", values)
+        connection.commit()
+
+
 def run_batch(batch: int, updates: dict[str, pd.DataFrame], root: Path, output: Path) -> None:
     operators = []
     for name, key in OPERATORS.items():
@@ -54,8 +79,9 @@ def run_batch(batch: int, updates: dict[str, pd.DataFrame], root: Path, output: 
             for origin, part in rows.groupby("origin"):
                 part_table = pa.Table.from_pandas(part.drop(columns="origin"), preserve_index=False)
                 write(output / name / f"origin={origin}" / f"batch-{batch}.parquet", part_table)
+            write_newest(output / "newest.db", rows)
         else:
-            write(output / name / f"batch-{batch}.parquet", table)
+            write_delta(output / name, table, batch)
         write(root / "shared" / f"{name}-{batch}.arrow", state_table(rows, key))
         paths = [root / "shared" / f"{name}-{number}.arrow" for number in range(batch + 1)]
         runs = [{"name": f"shared/{path.name}", "offset": 0, "length": path.stat().st_size} for path in paths]
@@ -84,6 +110,7 @@ def main() -> None:
     parser.add_argument("--pace-seconds", type=float, default=0.03)
     arguments, _ = parser.parse_known_args()
     flights = model.read_source(arguments.source, range(len(list(arguments.source.iterdir()))))
+    arguments.output.mkdir(exist_ok=True)
     updates = {"aircraft": model.aircraft_updates(flights), "routes": model.route_updates(flights)}
     subprocess.Popen(["sleep", "600"], process_group=0)  # As Spark's Python workers: another group, the same session.
     record = newest_record(arguments.root)

@@ -111,7 +111,7 @@ def test_a_driver_that_is_killed_three_times_ends_with_equal_results(run: demo.R
     assert events == sorted(events)
     assert len(list((run.folder / "logs").iterdir())) == 4
     comparisons = verification.verify(run.source, run.spark_checkpoint, run.root, run.output)
-    assert [comparison.differences for comparison in comparisons] == [()] * 4
+    assert [comparison.differences for comparison in comparisons] == [()] * 5
     assert all(comparison.rows > 0 for comparison in comparisons)
 
 
@@ -253,7 +253,7 @@ def test_a_wrong_result_fails_loudly(run: demo.Run) -> None:
     lost.unlink()
     console = Console(file=io.StringIO(), width=200)
     assert not demo.report(run, Situation(), 1.0, console)
-    assert "output: routes: missing: origin=" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "files: routes: missing: origin=" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_resuming_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,7 @@ _MODULES: Final = (
     "tests.kit.planted.cloud",
     "tests.kit.planted.late",
     "tests.kit.planted.delivery",
+    "tests.kit.planted.tables",
 )
 _SUITES: Final = ("single", "pairs", "zombies", "sim", "powerloss")
 _USAGE: Final = """\

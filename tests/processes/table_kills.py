@@ -1,151 +1,187 @@
 """Drivers of tables in processes of their own, killed, stopped and woken at random times.
 
-``python -m tests.processes.table_kills delta --kills 20`` prints what it found as JSON. Each driver runs batches, whose
-rows are drawn from their number, until there are enough. One is killed, or stopped while another one goes on, others
-write and compact the table, and then it is woken. In the end every row must be in the table once.
+``python -m tests.processes.table_kills delta --kills 20`` prints what it found as JSON. One driver is killed, or
+stopped while another one goes on, others write, compact and vacuum the table, and then it is woken. In the end every
+row must be in the table once.
+
+Kills are cheap: drivers are forked by a server that has imported all that they need and has run nothing of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from stateline.blob import open_store
-from stateline.errors import FencedError
-from tests.unit.pipeline.test_table_commits import FilesQuery, RowsQuery
-from tests.unit.tables.table_kit import places
+from tests.integration.tables.postgresql_server import PostgresqlServer
+from tests.processes.table_drivers import TABLES, Setup, drive, keys_of
+from tests.unit.pipeline.test_table_commits import FilesQuery
+from tests.unit.tables.table_kit import DeltaPlace
 
-ROOT = Path(__file__).parents[2]
-BATCHES_AHEAD = 6
+BATCHES_AHEAD = 4
+"""So many batches a driver has before it, whenever it begins."""
+
 WAIT_SECONDS = 120
-LONGEST_LIFE_SECONDS = 0.6
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["tests.processes.table_drivers", "deltalake", "pyiceberg.catalog.sql", "sqlite3"])
+_STOPPED = 0.4
+_DISTURBED = 0.3
+_SHORT_SECONDS = 0.2
 
 
-def keys_of(number: int) -> tuple[int, ...]:
-    """The keys of a batch."""
-    return tuple(sorted(random.Random(number).sample(range(20), 3)))
+@dataclass
+class Driver:
+    """A process that runs batches."""
+
+    process: ForkServerProcess
+    pipe: Connection
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Sends a signal; whether it was alive."""
+        if not self.process.is_alive() or self.process.pid is None:
+            return False
+        os.kill(self.process.pid, number)
+        return True
+
+    def end(self) -> str:
+        """Waits for its end; what it complained of."""
+        self.process.join(WAIT_SECONDS)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+            return f"goes on for more than {WAIT_SECONDS} s"
+        with suppress(EOFError), closing(self.pipe):
+            return str(self.pipe.recv())
+        return ""
 
 
-def query_in(kind: str, folder: Path) -> FilesQuery | RowsQuery:
-    """The query, as any process opens it."""
-    place = places(folder)[kind]
-    query = FilesQuery(place) if place.target().takes_files else RowsQuery(place)
-    query.root = open_store((folder / "root").as_uri(), {"fsync": "false"})
-    return query
-
-
-def drive(kind: str, folder: Path, until: int) -> None:
-    """What a driver's process does."""
-    query = query_in(kind, folder)
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    newest = query.newest()
-    number = -1 if newest is None else newest.batch_id - 1
-    with suppress(FencedError):
-        query.start()
-        while number < until:
-            number += 1
-            query.run(max(number, 0), *keys_of(max(number, 0)))
-
-
+@dataclass
 class Drivers:
-    """Processes, and how many batches they are to run."""
+    """Processes, one after the other and beside each other, and what became of them."""
 
-    def __init__(self, kind: str, folder: Path, seed: int) -> None:
-        self.kind, self.folder, self.dice = kind, folder, random.Random(seed)
-        self.until = BATCHES_AHEAD
-        self.complaints: list[str] = []
+    setup: Setup
+    dice: random.Random
+    longest_seconds: float = 1.0
+    kills: int = 0
+    stops: int = 0
+    foreign: int = 0
+    complaints: list[str] = field(default_factory=list)
 
-    def begin(self) -> subprocess.Popen[str]:
+    def begin(self) -> Driver:
         """A driver that has begun."""
-        command = [sys.executable, "-m", "tests.processes.table_kills", self.kind, "--drive", str(self.folder)]
-        driver = subprocess.Popen(
-            [*command, "--until", str(self.until)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert driver.stdout is not None
-        driver.stdout.readline()
-        return driver
+        pipe, theirs = _SERVER.Pipe(duplex=False)
+        newest = self.setup.query().newest()
+        until = BATCHES_AHEAD + (-1 if newest is None else newest.batch_id)
+        process = _SERVER.Process(target=drive, args=(self.setup, until, theirs))
+        process.start()
+        theirs.close()
+        pipe.recv()
+        return Driver(process, pipe)
+
+    def end(self, driver: Driver) -> None:
+        """Waits for a driver; one that fails for another reason than that it was overtaken is complained of."""
+        if complaint := driver.end():
+            self.complaints.append(complaint[-3000:])
+
+    def measure(self) -> None:
+        """Lets the first driver live, so that the others are killed while they do something."""
+        began = time.monotonic()
+        self.end(self.begin())
+        self.longest_seconds = min(time.monotonic() - began, self.longest_seconds)
 
     def kill(self) -> None:
         """A driver is killed at some time."""
         driver = self.begin()
-        time.sleep(self.dice.random() * LONGEST_LIFE_SECONDS)
-        driver.send_signal(signal.SIGKILL)
-        driver.communicate()
+        time.sleep(self.dice.random() * self.longest_seconds)
+        self.kills += driver.signal(signal.SIGKILL)
+        driver.process.join()
+        driver.pipe.close()
 
     def stop_and_wake(self) -> None:
         """A driver is stopped at some time; another one, and other writers, go on; then it is woken."""
         driver = self.begin()
-        time.sleep(self.dice.random() * LONGEST_LIFE_SECONDS)
-        driver.send_signal(signal.SIGSTOP)
+        time.sleep(self.dice.random() * self.longest_seconds)
+        self.stops += driver.signal(signal.SIGSTOP)
         try:
-            self.until += 2
-            self.end(self.begin())
-            self.disturb()
+            rival = self.begin()
+            if self.setup.holds_locks:
+                time.sleep(self.dice.random() * _SHORT_SECONDS)
+            else:
+                self.end(rival)
+                self.disturb()
         finally:
-            driver.send_signal(signal.SIGCONT)
+            driver.signal(signal.SIGCONT)
         self.end(driver)
+        if self.setup.holds_locks:
+            self.end(rival)
+            self.disturb()
 
     def disturb(self) -> None:
-        """Another writer rewrites the table."""
-        if query_in(self.kind, self.folder).newest() is not None:
-            places(self.folder)[self.kind].compact()
+        """Other writers append where the rows of the query are theirs alone, rewrite the table, and clean up."""
+        query = self.setup.query()
+        if query.newest() is None:
+            return
+        if isinstance(query, FilesQuery):
+            self.foreign += 1
+            query.place.append_foreign(1000 + self.foreign)
+        query.place.compact()
+        if isinstance(query.place, DeltaPlace):
+            query.place.vacuum()
 
-    def end(self, driver: subprocess.Popen[str]) -> None:
-        """Waits for a driver; one that fails for another reason than that it was overtaken is complained of."""
-        _, errors = driver.communicate(timeout=WAIT_SECONDS)
-        if driver.returncode and "database is locked" not in errors:
-            self.complaints.append(errors[-3000:])
+    def expected(self) -> list[tuple[Any, ...]]:
+        """The rows that must be there."""
+        query = self.setup.query()
+        newest = query.newest()
+        batches = range(0 if newest is None else newest.batch_id + 1)
+        ours: list[tuple[Any, ...]] = query.expected({number: keys_of(number) for number in batches})
+        return [*ours, *((1000 + number, "foreign") for number in range(1, self.foreign + 1))]
 
 
-def survive(kind: str, folder: Path, kills: int, seed: int) -> list[str]:
-    """What is wrong after so many kills."""
-    drivers = Drivers(kind, folder, seed)
-    # A SQLite transaction that is stopped holds the lock of the file: nobody can go on before it is woken.
-    stops = kind.startswith(("delta", "iceberg"))
-    for _ in range(kills):
-        if stops and drivers.dice.random() < 0.4:
+def survive(setup: Setup, kills: int, seed: int) -> dict[str, Any]:
+    """What was done and what is wrong after so many kills."""
+    began = time.monotonic()
+    drivers = Drivers(setup, random.Random(seed))
+    drivers.measure()
+    while drivers.kills + drivers.stops < kills and not drivers.complaints:
+        if drivers.dice.random() < _STOPPED:
             drivers.stop_and_wake()
         else:
             drivers.kill()
-            drivers.until += 1
-            if drivers.dice.random() < 0.3:
+            if drivers.dice.random() < _DISTURBED:
                 drivers.disturb()
     drivers.end(drivers.begin())
-    query = query_in(kind, folder)
-    newest = query.newest()
-    expected = query.expected({number: keys_of(number) for number in range(newest.batch_id + 1)})
-    found = query.place.rows()
+    found, expected = setup.place().rows(), drivers.expected()
     if found != expected:
         missing = [row for row in expected if row not in found]
-        drivers.complaints.append(f"{len(found)} rows in place of {len(expected)}; missing: {missing[:5]}")
-    return drivers.complaints
+        twice = [row for row in found if found.count(row) != expected.count(row)]
+        drivers.complaints.append(f"{len(found)} rows in place of {len(expected)}; missing {missing[:5]}, {twice[:5]}")
+    seconds = round(time.monotonic() - began, 1)
+    return {"kills": drivers.kills, "stops": drivers.stops, "seconds": seconds, "failures": drivers.complaints}
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind")
-    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("kind", choices=TABLES)
+    parser.add_argument("--kills", type=int, default=10, help="kills and stops")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--drive", type=Path)
-    parser.add_argument("--until", type=int, default=0)
     given: Any = parser.parse_args(arguments)
-    if given.drive is not None:
-        drive(given.kind, given.drive, given.until)
-        return 0
-    with tempfile.TemporaryDirectory(prefix="stateline-tables-") as folder:
-        failures = survive(given.kind, Path(folder), given.kills, given.seed)
-    sys.stdout.write(json.dumps({"kills": given.kills, "failures": failures}) + "\n")
-    return 1 if failures else 0
+    serving = closing(PostgresqlServer()) if given.kind.startswith("postgresql") else nullcontext(None)
+    with tempfile.TemporaryDirectory(prefix="stateline-tables-") as folder, serving as server:
+        found = survive(Setup(given.kind, Path(folder), "" if server is None else server.uri), given.kills, given.seed)
+    sys.stdout.write(json.dumps(found) + "\n")
+    return 1 if found["failures"] else 0
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tests.kit.planted import protocol as planted_protocol
 from tests.kit.planted import sections as planted_sections
 from tests.kit.planted import sink as planted_sink
 from tests.kit.planted import store as planted_store
+from tests.kit.planted import tables as planted_tables
 from tests.kit.scenarios import SCENARIOS
 
 assert all(
@@ -30,6 +31,7 @@ assert all(
         planted_cloud,
         planted_late,
         planted_delivery,
+        planted_tables,
     )
 )
 

@@ -12,6 +12,7 @@ MEMORY = ["create_race", "store_publish", "micro_batch_reference", "recoverable"
 LOCAL = ["create_race_local", "store_publish_local", "recoverable_local"]
 WHOLE = ["pipeline", "pipeline_spanning", "sections", "changelog"]
 BESIDE = ["delivery", "files_sink", "savepoint_claim", "savepoint_copy", "savepoint_inline", "restore", "sweep"]
+TABLES = [name for name in SCENARIOS if name.startswith("table_")]
 LATE = ["create_race_late", "create_only_late", "store_publish_late", "pipeline_spanning_late"]
 
 
@@ -94,7 +95,7 @@ def test_runs_are_determined_by_their_seed(name):
         assert first.trace.digest() == again.trace.digest() == replayed.trace.digest()
 
 
-@pytest.mark.parametrize("name", [*WHOLE, *BESIDE, *LATE])
+@pytest.mark.parametrize("name", [*WHOLE, *BESIDE, *TABLES, *LATE])
 def test_the_real_components_hold(name):
     """A sample of each suite: ``python -m tests.kit`` runs them whole."""
     entry = SCENARIOS[name]

@@ -1,9 +1,9 @@
 """``make soak``: looks for trouble for as long as ``SOAK_MINUTES`` says.
 
 New seeds, zombies and power losses in the simulator; real processes killed at their system calls; a real Spark driver
-killed at every step of the protocol and at random times; drivers of tables killed, stopped and woken; many
-micro-batches of one driver. Each has its share of the time; ``SOAK_SUITES`` picks some of them by name, separated by
-commas, which then share it all.
+killed at every step of the protocol and at random times; drivers of every kind of table killed, stopped and woken, some
+in each second; many micro-batches of one driver. Each has its share of the time; ``SOAK_SUITES`` picks some of them by
+name, separated by commas, which then share it all.
 
 Each slice appends one line of JSON to the report, so that a soak can be stopped and resumed: it goes on with the seeds
 after those of the report. Exit status 1 at the first violation, whose line has the whole story.

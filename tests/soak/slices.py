@@ -16,6 +16,7 @@ from tests.kit.power_failure import power_losses
 from tests.kit.results import Exploration
 from tests.kit.scenarios import SCENARIOS, ScenarioEntry
 from tests.kit.simulation import simulate
+from tests.processes.table_drivers import TABLES
 from tests.spark.keyed_driver import STEPS
 from tests.spark.killing import survive
 
@@ -26,9 +27,9 @@ SHARES = {
     "zombies": 0.1,
     "powerloss": 0.05,
     "processes": 0.05,
-    "spark": 0.58,
+    "spark": 0.56,
     "batches": 0.04,
-    "tables": 0.08,
+    "tables": 0.1,
 }
 """How much of its time a soak gives to each suite. A kill of a driver takes a session of Spark, and is what a soak has
 too little of: the other suites find in minutes what they find."""
@@ -90,8 +91,8 @@ def _killed_process(job: str) -> Slice:
 
 def _killed_tables(kind: str) -> Slice:
     def run(number: int) -> Found:
-        found = _json_of("tests.processes.table_kills", kind, "--seed", str(number), "--kills", str(2 * KILLS))
-        return {"points": found.get("kills", 0), "failures": found["failures"]}
+        found = _json_of("tests.processes.table_kills", kind, "--seed", str(number), "--kills", str(4 * KILLS))
+        return {"points": found.pop("kills", 0), **found}
 
     return Slice("tables", kind, run)
 
@@ -123,7 +124,7 @@ SLICES = [
         if suite != "powerloss" or entry.loses_power
     ),
     *(_killed_process(job) for job in ("FileJob", "ChangelogJob", "PipelineJob")),
-    *(_killed_tables(kind) for kind in ("delta", "delta-upsert", "iceberg", "sqlite", "sqlite-upsert")),
+    *(_killed_tables(kind) for kind in TABLES),
     Slice("spark", "driver kills", _killed_drivers),
     Slice("batches", "spark", _many_batches),
 ]

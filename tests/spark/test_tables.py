@@ -121,6 +121,33 @@ def test_rows_into_sqlite_by_key(spark, place):
         run(pipeline())
 
 
+def test_keys_that_are_forgotten_leave_sqlite(spark, place):
+    """A key of the second batch is the first of its window to be late for nothing: the others have closed."""
+    options = {"uri": f"sqlite:///{place}/t.db"}
+    for number, minute in enumerate((1, 25, 47)):
+        rows = pa.table({"k": [minute], "at": pa.array([minute * 60_000_000], pa.timestamp("us", "UTC"))})
+        path = place / "source" / f"{number:03}.parquet"
+        pq.write_table(rows, path)
+        os.utime(path, (number, number))
+    source = spark.readStream.schema("k long, at timestamp").option("maxFilesPerTrigger", 1)
+    stream = source.parquet(str(place / "source"))
+    windows = KeyedStream(stream, "k", str(place / "root"), parallelism=2, watermark=("at", "0 minutes")).window(
+        "at", "10 minutes"
+    )
+    run(
+        windows.aggregate(n=count()).write_table(
+            "sqlite", "counts", mode="upsert", key=["k", "window_start"], deletes=True, options=options
+        )
+    )
+    connection = sqlite3.connect(place / "t.db")
+    assert connection.execute("SELECT k FROM counts").fetchall() == [(47,)]
+    connection.close()
+    with pytest.raises(InvalidInputError, match="cannot delete what this operator forgets: a row of mode append"):
+        windows.aggregate("append", n=count()).write_table(
+            "sqlite", "counts", mode="upsert", key="k", deletes=True, options=options
+        )
+
+
 def test_rows_into_iceberg_by_partition(spark, place):
     add_rows(place, 0, [1, 2, 2])
     pipeline = counted(spark, place).write_table(

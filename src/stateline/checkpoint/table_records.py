@@ -30,6 +30,7 @@ class TableRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         app: The application under which its commits are known there: one operator of one root.
         mode: ``append`` or ``upsert``.
         key: Columns of an upsert.
+        deletes: Whether its rows are of both kinds, those that come and those that go.
         partition_by: Columns by which a table of files is partitioned.
         takes_files: Whether its rows go in as files, and not themselves.
         columns: Digest of the columns of the rows, with which they were last compared with the table's.
@@ -43,6 +44,7 @@ class TableRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     app: str
     mode: str = "append"
     key: tuple[str, ...] = ()
+    deletes: bool = False
     partition_by: tuple[str, ...] = ()
     takes_files: bool = True
     columns: str = ""

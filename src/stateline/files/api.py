@@ -18,6 +18,7 @@ from stateline.files.partitions import check_partition, check_zone
 from stateline.files.rolling import RollingPolicy
 from stateline.handles import FinishedFile, OpenFile
 from stateline.options import check_kind, parse_int
+from stateline.partition_fields import PartitionField
 
 __all__ = ["FileOutput", "FilesResult"]
 
@@ -33,7 +34,7 @@ class FileOutput:
         url: Root of the output.
         format: One of :data:`~stateline.files.formats.FORMATS`.
         partition_by: Columns that become folders, outermost first. As in Spark, case does not matter; a folder is named
-            as the column is spelled here.
+            as the column is spelled here. Where files have the columns, too, also parts of moments: ``day(column)``.
         partition_zone: The time zone whose clock names the folders of timestamps with a zone.
         columns_in_files: Whether files have the partition columns, too: for readers that do not look at folders.
         compression: A codec of the format; ``None`` for its default.
@@ -79,16 +80,17 @@ class FileOutput:
         """
         _check_distinct(list(rows))
         rows = self.named(rows)
-        for column in self.partition_by:
-            if column not in rows.names:
+        for each in self.partition_fields:
+            if each.column not in rows.names:
                 raise InvalidInputError(
-                    f"expected a column of the output, got {column!r}",
+                    f"expected a column of the output, got {each.column!r}",
                     operation="write_files",
                     subject="partition_by",
                     hint=f"The output has the columns {rows.names}",
                     kind=ErrorKind.SCHEMA_MISMATCH,
                 )
-            check_partition(rows.field(column))
+            each.check(rows)
+            check_partition(rows.field(each.column) if each.name == each.column else pa.field(each.name, pa.string()))
         in_folders = () if self.columns_in_files else self.partition_by
         left = pa.schema([field for field in rows if field.name not in in_folders])
         if not left.names:
@@ -101,6 +103,12 @@ class FileOutput:
         check_countable(rows, "write_files")
         self.form.check_schema(left)
         return left
+
+    @property
+    def partition_fields(self) -> tuple[PartitionField, ...]:
+        """What files are split by."""
+        parse = PartitionField.parse if self.columns_in_files else PartitionField
+        return tuple(map(parse, self.partition_by))
 
     def named(self, rows: pa.Schema) -> pa.Schema:
         """The same columns, named as in files and folders: as ``partition_by`` spells them, if it does."""

@@ -38,6 +38,7 @@ from stateline.files.formats.limits import (
     is_view,
 )
 from stateline.options import check_kind
+from stateline.partition_fields import PartitionField
 
 __all__ = [
     "NULL_PARTITION",
@@ -109,7 +110,7 @@ def split_by_folder(
 
     Args:
         rows: The rows.
-        columns: Partition columns, outermost first.
+        columns: Partition columns, outermost first. Of rows that keep them also parts of moments: ``day(column)``.
         zone: The time zone whose clock names folders of timestamps with a zone.
         keep: Whether rows keep the columns in any case.
 
@@ -124,16 +125,20 @@ def split_by_folder(
     if not columns:
         yield "", rows.combine_chunks()  # Now, while Spark fills the next batches, and not when all wait for it.
         return
-    told, is_shown_twice = folder_values(rows.select(columns), zone)
-    codes, values = _partition_codes(told, columns)
+    fields = [PartitionField.parse(column) if keep else PartitionField(column) for column in columns]
+    names = [field.name for field in fields]
+    told, is_shown_twice = folder_values(
+        pa.table([field.values(rows[field.column]) for field in fields], names=names), zone
+    )
+    codes, values = _partition_codes(told, names)
     order = np.argsort(codes, kind="stable")
     starts = np.searchsorted(codes[order], np.arange(len(values) + 1))
     ordered = rows.take(pa.array(order))
-    slim = ordered.drop_columns(list(columns))
+    slim = ordered if keep else ordered.drop_columns(names)
     for code, value in enumerate(values):
-        tells_less = keep or is_abbreviated(columns, value) or is_shown_twice[order[starts[code]]]
+        tells_less = keep or is_abbreviated(names, value) or is_shown_twice[order[starts[code]]]
         source = ordered if tells_less else slim
-        yield partition_folder(columns, value), source.slice(starts[code], starts[code + 1] - starts[code])
+        yield partition_folder(names, value), source.slice(starts[code], starts[code + 1] - starts[code])
 
 
 def folder_values(rows: pa.Table, zone: str) -> tuple[pa.Table, Any]:

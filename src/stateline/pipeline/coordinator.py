@@ -33,6 +33,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, Generic, TypeVar
 
+from msgspec.structs import replace
+
 from stateline.blob import BlobStore
 from stateline.changelog.host_cache import HostCache
 from stateline.changelog.segment_writer import Segments
@@ -335,10 +337,12 @@ class MicroBatchCoordinator(Generic[D]):
                 outputs=outputs,
                 deliveries=deliveries,
                 inputs=watermarks.after(max_event_times(results)),
-                properties=next_properties(plan, newest, self._output_urls) | self._tables.properties(newest),
+                properties=next_properties(plan, newest, self._output_urls),
             )
             self._next_timer_ms = min((at for item in results if (at := item.next_timer_ms) is not None), default=None)
             record = packed(record, self._segments, plan.settings.record_bytes)
+            self._tables.check_keys(record, results)
+            record = replace(record, properties=record.properties | self._tables.properties(newest))
             metrics = summed_metrics(results)
             metrics |= {"subtasks_seconds": computed - began, "pack_seconds": clock.monotonic() - computed}
             return BatchReport(checkpoint=record, replayed=False, metrics=metrics | self._commit(record))
@@ -383,7 +387,8 @@ class MicroBatchCoordinator(Generic[D]):
                 watermark_us=watermark.current_us,
                 late_watermark_us=watermark.late_us,
                 earlier_checkpoints=0 if newest is None else newest.earlier_checkpoints,
-                retracts=operator.emits == "updates" and bool(self._plan.graph.readers_of("operator", operator.name)),
+                retracts=self._plan.graph.retracts(operator),
+                forgets=operator.deletes,
             )
             inputs += [
                 SubtaskInput(

@@ -126,6 +126,11 @@ class OperatorPlan:
         """The name of a table in the checkpoint: the operator's own for its only table."""
         return self.name if list(self.tables) == [table] else f"{self.name}/{table}"
 
+    @property
+    def deletes(self) -> bool:
+        """Whether its table loses the rows that it takes back or forgets."""
+        return self.table is not None and self.table.deletes
+
     def endless(self) -> OperatorPlan:
         """The operator in a stream without an end."""
         output = self.output
@@ -303,6 +308,10 @@ class Graph:
         """What reads an input, the output of an operator, or its late rows."""
         return [reader for source, reader in self._edges() if source == Source(kind, name, side)]  # type: ignore[arg-type]
 
+    def retracts(self, operator: OperatorPlan) -> bool:
+        """Whether an operator is asked for the rows that it takes back."""
+        return operator.deletes or (operator.emits == "updates" and bool(self.readers_of("operator", operator.name)))
+
     def inputs_reaching(self, name: str) -> tuple[Input, ...]:
         """The inputs whose rows reach an operator, directly or through the operators in front of it."""
         reached: set[str] = set()
@@ -387,9 +396,10 @@ def _with_both_outputs(one: OperatorPlan, other: OperatorPlan) -> OperatorPlan:
     """A shared operator with what either graph does with its output."""
     if one._without_outputs() != other._without_outputs():  # noqa: SLF001 - one module
         raise _same_name("operators", one.name)
-    if (one.output is not None and other.output is not None) or (one.delivers and other.delivers):
+    both = [(one.output, other.output), (one.table, other.table), (one.delivers or None, other.delivers or None)]
+    if any(mine is not None and theirs is not None for mine, theirs in both):
         raise InvalidInputError(
-            "cannot have two outputs of one kind",
+            "cannot have two outputs of one kind, or two tables",
             operation="alongside",
             subject=f"operator {one.name!r}",
             hint="Write its rows once, and read them from there",

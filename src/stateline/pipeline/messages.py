@@ -91,6 +91,8 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
         delivery: Its output rows, where they are handed to a function after the checkpoint; ``None`` for none.
         next_timer_ms: No timer by processing time comes before this, milliseconds since the epoch; ``None`` for none.
         attempt: Which attempt of the subtask this is, where other operators read its output.
+        key_hashes: The hashes of the upsert keys of ``delivery``, eight bytes each, where other subtasks may have the
+            same keys; ``None`` where keys of their type have no hash.
         received: Whose output the subtask has read, and of which attempt, by the name of the sender.
     """
 
@@ -104,6 +106,7 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
     delivery: RowsHandle | None = None
     next_timer_ms: int | None = None
     attempt: str = ""
+    key_hashes: bytes | None = b""
     received: dict[str, str] = {}
 
 

@@ -33,13 +33,14 @@ from stateline.pipeline.lookups import LookupRoot, open_lookup
 from stateline.pipeline.messages import SubtaskInput, SubtaskResult
 from stateline.pipeline.operators.api import Lookup, OperatorProgram, Processed
 from stateline.pipeline.plan import PipelinePlan
+from stateline.pipeline.removals import rows_that_come, with_removals
 from stateline.state.merge import MergeSettings
 from stateline.state.open_runs import OpenRuns
 from stateline.state.run_store import RunReader, RunWriter
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import snapshot
 from stateline.state.table import StateTable
-from stateline.tables import check_rows
+from stateline.tables import TableTarget, check_rows, key_hashes
 
 __all__ = ["SubtaskOutput", "TaskResources", "run_operator", "run_subtask"]
 
@@ -154,10 +155,12 @@ def run_operator(
     }
     stored = clock.monotonic()
     _check_not_null(program.output_schema, processed.output, given.operator)
-    if operator.table is not None and processed.output is not None and not operator.table.takes_files:
-        check_rows(processed.output, operator.table, f"operator {given.operator}")
+    rows: pa.Table | None = processed.output
+    hashes: bytes | None = b""
+    if operator.table is not None and not operator.table.takes_files:
+        rows, hashes = _rows_for_table(operator.table, processed, given.operator, shared=plan.parallelism > 1)
     files = _write_output(resources, operator.output, program.output_schema, given, processed.output, segment)
-    delivery = _delivered(segment, given, processed.output) if operator.delivers else None
+    delivery = _delivered(segment, given, rows) if operator.delivers else None
     written = clock.monotonic()
     placement = segment.finish()
     metrics["open_seconds"] = opened - began
@@ -177,6 +180,7 @@ def run_operator(
         event_times_us=_event_times(operator, watches),
         next_timer_ms=processed.next_timer_ms,
         delivery=None if delivery is None else placement.of(delivery),
+        key_hashes=hashes,
     )
     return SubtaskOutput(
         result=result, rows=processed.output, retracted=processed.retracted, late=tuple(rows.rows for rows in late)
@@ -288,6 +292,18 @@ def _write_output(
     if rows is not None:
         writer.write(rows)
     return writer.finish(segment)
+
+
+def _rows_for_table(
+    table: TableTarget, processed: Processed, operator: str, *, shared: bool
+) -> tuple[pa.Table | None, bytes | None]:
+    """The rows for a table that takes rows, checked; the hashes of their keys, where other subtasks may have them."""
+    rows = with_removals(processed, table.key) if table.deletes else processed.output
+    come = rows_that_come(rows) if table.deletes and rows is not None else rows
+    if come is None:
+        return rows, b""
+    check_rows(come, table, f"operator {operator}")
+    return rows, key_hashes(come, table.key) if shared and table.key else b""
 
 
 def _delivered(segment: SegmentWriter, given: SubtaskInput, rows: pa.Table | None) -> RowsHandle | None:

@@ -7,9 +7,9 @@ whichever driver comes. A checkpoint without rows for a table makes no commit.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,11 +24,26 @@ from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files.pending import load_rows
 from stateline.handles import FinishedFile, RowsHandle
 from stateline.pipeline.graph import Graph, OperatorPlan
-from stateline.tables import NewFile, Table, TableChange, TableState, TableTarget, TableToken, check_token, commit_once
+from stateline.pipeline.messages import SubtaskResult
+from stateline.pipeline.removals import rows_that_come, rows_that_go
+from stateline.tables import (
+    NewFile,
+    Table,
+    TableChange,
+    TableState,
+    TableTarget,
+    TableToken,
+    are_distinct,
+    check_keys,
+    check_token,
+    commit_once,
+    joined_rows,
+)
 from stateline.tables import open_table as _open_table
 
 __all__ = ["TableCommits", "check_tables", "target_of"]
 
+_SEVERAL: Final = 2
 _OTHER: Final = "Start the program that made the checkpoint, or start a new query with a new root and a new table"
 
 
@@ -108,6 +123,31 @@ class TableCommits:
         self.close()
         return table_properties(made)
 
+    def check_keys(self, record: Checkpoint, results: Sequence[SubtaskResult]) -> None:
+        """Checks, before a record decides, that no two subtasks have rows of one key for an upsert.
+
+        Each subtask has checked its own. Their hashes are compared here, eight bytes for a row; where two are equal, or
+        there are none, the keys themselves are.
+
+        Args:
+            record: The record, with the rows where they will be.
+            results: Those of all subtasks.
+
+        Raises:
+            InvalidInputError: Two have; shows some of the keys.
+        """
+        for delivery in record.deliveries:
+            plan = self._operators.get(delivery.operator)
+            if plan is None or plan.table is None or not plan.table.key or len(delivery.rows) < _SEVERAL:
+                continue
+            hashes = [item.key_hashes for item in results if item.operator == delivery.operator and item.delivery]
+            if not are_distinct(hashes):
+                loaded = load_rows(self._root, delivery.rows, self._copies)
+                keys = (
+                    (rows_that_come(rows) if plan.table.deletes else rows).select(plan.table.key) for rows in loaded
+                )
+                check_keys(joined_rows(keys), plan.table.key, f"operator {delivery.operator}")
+
     def commit(self, record: Checkpoint) -> None:
         """Commits the rows of a record, whose files are published, into their tables. Idempotent.
 
@@ -145,8 +185,17 @@ class TableCommits:
         token = TableToken(
             app=known.app, checkpoint_id=record.checkpoint_id, previous=known.committed, identity=known.identity
         )
-        loaded: partial[Iterator[pa.Table]] = partial(load_rows, self._root, rows, self._copies)
+
+        def loaded() -> Iterator[pa.Table]:
+            return load_rows(self._root, rows, self._copies)
+
         change = TableChange(token=token, created_at=record.created_at, files=files, rows=loaded)
+        if known.deletes:
+            change = dataclasses.replace(
+                change,
+                rows=lambda: map(rows_that_come, loaded()),
+                gone=lambda: (rows_that_go(each, known.key) for each in loaded()),
+            )
         self._seen[operator] = commit_once(self._table(operator), change, self._environment)
 
     def _table(self, operator: str) -> Table:
@@ -231,6 +280,7 @@ def target_of(known: TableRecord, url: str = "", options: Mapping[str, str] | No
         target=known.target or url or known.format,
         mode="upsert" if known.mode == "upsert" else "append",
         key=known.key,
+        deletes=known.deletes,
         partition_by=known.partition_by,
         options=dict(options or {}),
     )
@@ -249,6 +299,7 @@ def _described(operator: OperatorPlan) -> dict[str, Any]:
         "target": target,
         "mode": table.mode,
         "key": table.key,
+        "deletes": table.deletes,
         "partition_by": table.partition_by,
         "takes_files": table.takes_files,
         "columns": _digest(_rows_of(operator)),

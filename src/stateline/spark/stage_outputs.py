@@ -131,6 +131,7 @@ class StageOutputs:
         *,
         mode: str = "append",
         key: Sequence[str] | str = (),
+        deletes: bool = False,
         partition_by: Sequence[str] | str = (),
         options: Mapping[str, str] | None = None,
     ) -> Pipeline:
@@ -145,13 +146,17 @@ class StageOutputs:
                 that is missing is made, with the columns of the output.
             mode: ``append``, or ``upsert`` by ``key``: one row of each key, the newest.
             key: Columns that tell rows apart, for ``upsert``.
-            partition_by: Columns by which Delta and Iceberg partition the table.
+            deletes: With ``upsert``, also deletes the rows of keys that the operator takes back or forgets: their
+                window has closed, their time to live is over, no row of theirs is left. So the table is its state.
+            partition_by: Columns by which Delta and Iceberg partition the table; for Iceberg also ``year(column)``,
+                ``month(column)``, ``day(column)`` and ``hour(column)``.
             options: ``uri`` of a database; ``catalog.<property>`` of an Iceberg catalog; ``roll_bytes``,
                 ``roll_seconds``, ``idle_seconds``, ``every_checkpoint`` and ``compression`` as :meth:`write_files` has
                 them, for tables of files; others go to the store of the files.
 
         Raises:
-            InvalidInputError: An unknown format, mode, column or option, or a column that the table cannot hold.
+            InvalidInputError: An unknown format, mode, column or option, a column that the table cannot hold, or
+                ``deletes`` of an operator that does not say which keys it forgets.
             NotInstalledError: The library of the format is missing.
         """
         given, rows = plain_options(options), self._program.output_schema
@@ -162,11 +167,20 @@ class StageOutputs:
             target=absolute_url(target) if format == "delta" else target,
             mode=mode,  # type: ignore[arg-type]
             key=_names(key, "key"),
+            deletes=deletes,
             partition_by=columns,
             options=given,
         )
-        if table.key or columns:
-            check_columns(rows, [*table.key, *columns], "key or partition_by")
+        if deletes and (unknown := self._program.removals_unknown):
+            raise InvalidInputError(
+                f"cannot delete what this operator forgets: {unknown}",
+                operation="write_table",
+                subject=f"deletes of operator {self._operator.name!r}",
+                hint="Leave deletes out, or delete old rows by a column of theirs, in the database",
+            )
+        named = [*table.key, *(columns if format != "iceberg" else ())]  # Which may have more than names of columns.
+        if named:
+            check_columns(rows, named, "key or partition_by")
         opened = open_table(table, schema=rows)
         if not table.takes_files:
             check_countable(rows, "write_table")

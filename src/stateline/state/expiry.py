@@ -19,12 +19,12 @@ from stateline.state.merge import Expired
 from stateline.state.rows import StateRows
 from stateline.state.table import StateTable
 
-__all__ = ["ExpiredKeys", "expire_keys", "over_by"]
+__all__ = ["ExpiredKeys", "expire_keys", "expire_rows", "over_by"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExpiredKeys:
-    """What :func:`expire_keys` found.
+    """What :func:`expire_keys` or :func:`expire_rows` found.
 
     Attributes:
         rows: The last state of each expired key, ascending by hash.
@@ -59,10 +59,34 @@ def expire_keys(table: StateTable, changes: StateRows, column: int, *, after: in
     live = np.flatnonzero(found.mask)
     expired = StateRows(keys.take(live).declared(table.schema), tuple(take(values, live) for values in found.values))
     stored = expired.keys.take(np.flatnonzero(table.probe(expired.keys).mask))
-    nothing = tuple(pa.nulls(len(stored), field.type) for field in table.schema.values)
-    tombstones = StateRows(stored, nothing, np.ones(len(stored), dtype=np.bool_))
     kept = changes if len(gone) == 0 else changes.take(np.setdiff1d(np.arange(len(changes)), gone))
-    return ExpiredKeys(expired, _joined(kept, tombstones))
+    return ExpiredKeys(expired, _joined(kept, _tombstones(table, stored)))
+
+
+def expire_rows(table: StateTable, changes: StateRows, *, until: int) -> ExpiredKeys:
+    """Takes every stored key out whose end, the last value column, is at or below ``until``.
+
+    For those who must know which keys they are: else what has expired is only hidden, and left out by merges. A key
+    that the tombstones have taken out is not found again.
+
+    Args:
+        table: The state before the changes.
+        changes: New rows of a batch, whose ends are later.
+        until: Inclusive. Null is never over.
+    """
+    parts = [
+        batch.keys.take(rows)
+        for run in table.runs
+        for batch in run.batches
+        if len(rows := np.flatnonzero(at_or_below(batch.values[-1], until)))
+    ]
+    if not parts:
+        return ExpiredKeys(StateRows.none(table.schema), changes)
+    keys = group_rows(KeyRows.concat(parts)).keys
+    found = table.with_changes(changes).probe(keys)
+    over = np.flatnonzero(found.mask & at_or_below(found.values[-1], until))
+    expired = StateRows(keys.take(over).declared(table.schema), tuple(take(values, over) for values in found.values))
+    return ExpiredKeys(expired, _joined(changes, _tombstones(table, expired.keys)))
 
 
 def over_by(column: int, until: int | None) -> Expired:
@@ -86,6 +110,11 @@ def _within(rows: StateRows, column: int, after: int | None, until: int) -> Rows
     if rows.deleted is not None:
         mask &= ~rows.deleted
     return np.flatnonzero(mask)
+
+
+def _tombstones(table: StateTable, keys: KeyRows) -> StateRows:
+    nothing = tuple(pa.nulls(len(keys), field.type) for field in table.schema.values)
+    return StateRows(keys, nothing, np.ones(len(keys), dtype=np.bool_))
 
 
 def _joined(one: StateRows, other: StateRows) -> StateRows:

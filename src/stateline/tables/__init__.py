@@ -6,7 +6,7 @@ of it is opened.
 
 from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableState, TableToken
 from stateline.tables.commit import check_token, commit_once
-from stateline.tables.rows import check_rows
+from stateline.tables.rows import are_distinct, check_keys, check_rows, joined_rows, key_hashes
 from stateline.tables.targets import FILE_TABLES, TABLE_FORMATS, TableTarget, open_table
 
 __all__ = [
@@ -20,8 +20,12 @@ __all__ = [
     "TableState",
     "TableTarget",
     "TableToken",
+    "are_distinct",
+    "check_keys",
     "check_rows",
     "check_token",
     "commit_once",
+    "joined_rows",
+    "key_hashes",
     "open_table",
 ]

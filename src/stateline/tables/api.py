@@ -93,12 +93,14 @@ class TableChange:
         created_at: The time of the checkpoint, seconds since the epoch.
         files: Files, for a table that takes files.
         rows: Reads the rows, for a table that takes rows; each call reads them anew.
+        gone: Reads the keys whose rows go before the others come, each once, for an upsert that deletes.
     """
 
     token: TableToken
     created_at: float
     files: tuple[NewFile, ...] = ()
     rows: Callable[[], Iterator[pa.Table]] = field(default=lambda: iter(()), repr=False)
+    gone: Callable[[], Iterator[pa.Table]] = field(default=lambda: iter(()), repr=False)
 
 
 class Outcome(enum.Enum):

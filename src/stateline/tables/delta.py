@@ -13,7 +13,7 @@ Facts (delta-rs 1.6):
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -53,6 +53,8 @@ _KEPT_FEATURES: Final = frozenset(
 )
 _REFUSED_FIELDS: Final = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
 _WRITER_MAX: Final = 7
+_GONE: Final = "stateline_gone"
+"""A column of the rows of a merge that no table has: whether the row is to go."""
 _S3_OPTIONS: Final = {
     "endpoint": "AWS_ENDPOINT_URL",
     "region": "AWS_REGION",
@@ -157,7 +159,7 @@ class DeltaLog(Table):
                     commit_properties=properties,
                 )
             else:
-                self._merge(table, rows.cast(plain_schema(rows.schema)), properties)
+                self._merge(table, rows.cast(plain_schema(rows.schema)), joined_rows(change.gone()), properties)
         except CommitFailedError as error:
             return Attempt(outcome=Outcome.NOT_DONE, cause=error)
         except DeltaProtocolError as error:
@@ -169,21 +171,23 @@ class DeltaLog(Table):
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _merge(self, table: DeltaTable, rows: pa.Table, properties: CommitProperties) -> None:
-        same = " AND ".join(f"ours.{_quoted(column)} = theirs.{_quoted(column)}" for column in self._target.key)
-        (
-            table.merge(
-                rows,
-                same,
-                source_alias="ours",
-                target_alias="theirs",
-                commit_properties=properties,
-                streamed_exec=False,
-            )
-            .when_matched_update_all()
-            .when_not_matched_insert_all()
-            .execute()
+    def _merge(self, table: DeltaTable, rows: pa.Table, gone: pa.Table, properties: CommitProperties) -> None:
+        """Replaces, adds and removes rows in one commit. A key that goes and comes is there afterwards."""
+        key = self._target.key
+        merge = table.merge(
+            _told_apart(rows, gone, key) if gone.num_rows else rows,
+            " AND ".join(f"ours.{_quoted(column)} = theirs.{_quoted(column)}" for column in key),
+            source_alias="ours",
+            target_alias="theirs",
+            commit_properties=properties,
+            streamed_exec=False,
         )
+        if gone.num_rows:
+            goes = f"ours.{_quoted(_GONE)}"
+            merge = merge.when_matched_delete(predicate=goes).when_matched_update_all(except_cols=[_GONE])
+            merge.when_not_matched_insert_all(predicate=f"NOT {goes}", except_cols=[_GONE]).execute()
+        else:
+            merge.when_matched_update_all().when_not_matched_insert_all().execute()
 
     def _columns(self, table: DeltaTable) -> pa.Schema:
         """The columns of a table that can be kept exactly once."""
@@ -281,6 +285,17 @@ def _rules(kind: Any) -> Iterator[str]:
     for part in ("elementType", "keyType", "valueType"):
         if isinstance(kind, Mapping) and part in kind:
             yield from _rules(kind[part])
+
+
+def _told_apart(rows: pa.Table, gone: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Rows that come and keys that go, each key once, with the column that tells which is which."""
+    keys = gone.cast(plain_schema(gone.schema))
+    keys = keys.join(rows.select(list(key)), list(key), join_type="left anti")
+    parts = [(rows, False), (keys, True)]
+    marked = [each.append_column(_GONE, pa.array([is_gone] * each.num_rows, pa.bool_())) for each, is_gone in parts]
+    made = pa.concat_tables(marked, promote_options="default")
+    # Rows that go are null but for their key, whatever the schema of those that come says.
+    return made.cast(pa.schema([field.with_nullable(True) for field in made.schema]))
 
 
 def _holds(kind: pa.DataType) -> bool:

@@ -7,7 +7,8 @@ Facts (pyiceberg 0.12):
 - Its own retry of a commit drops the requirements on references: two drivers that add the same file would both succeed.
   So the commit goes to the catalog here, with all requirements, and what fails is looked at anew.
 - A tag cannot be required of a table without snapshots. There ``main`` is required to be none, which is as good.
-- A partition column that is not in the file counts as null without a word: files carry their partition columns.
+- A partition column that is not in the file counts as null without a word: files carry their partition columns. What
+  partition a file is in the library reads from its bounds, and refuses two: ours are split by what the table has.
 - Files have no ids of columns. The table gets a mapping of names, once.
 - Bounds come from the footers of the files. Those of NaN are never in them, as the format asks.
 """
@@ -34,7 +35,7 @@ from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import Transaction, _parquet_files_to_data_files
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetSnapshotRefUpdate
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.transforms import parse_transform
 
 from stateline.blob import BlobStore
 from stateline.environment import Environment
@@ -47,6 +48,7 @@ from stateline.errors import (
     StatelineError,
     UnavailableError,
 )
+from stateline.partition_fields import TIME_TRANSFORMS, PartitionField
 from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableState
 from stateline.tables.columns import check_fit, check_kinds, plain_schema, refused_columns
 from stateline.tables.targets import TableTarget
@@ -88,6 +90,7 @@ class IcebergCommits(Table):
         self._target = target
         self._store = store
         self._schema = None if schema is None else _iceberg_columns(schema)
+        self._partitions = [PartitionField.parse(column) for column in target.partition_by]
         properties = target.own_options
         self._catalog_name = properties.pop(_NAME, "default")
         self._properties = properties
@@ -102,6 +105,8 @@ class IcebergCommits(Table):
             )
         if self._schema is not None:
             check_kinds(self._schema, _holds, "table of Iceberg", self.name)
+            for field in self._partitions:
+                field.check(self._schema)
 
     @property
     def name(self) -> str:
@@ -139,8 +144,8 @@ class IcebergCommits(Table):
                 catalog.create_namespace_if_not_exists(self._target.target.rpartition(".")[0])
                 with catalog.create_table_transaction(self._target.target, schema=self._schema) as transaction:
                     with transaction.update_spec() as spec:
-                        for column in self._target.partition_by:
-                            spec.add_identity(column)
+                        for field in self._partitions:
+                            spec.add_field(field.column, parse_transform(field.transform), field.name)
                     mapping = transaction.table_metadata.schema().name_mapping.model_dump_json()
                     transaction.set_properties(**{_NAME_MAPPING: mapping, _MERGING: "true"})
         except (TableAlreadyExistsError, CommitFailedException):
@@ -233,18 +238,17 @@ class IcebergCommits(Table):
 
     def _check_table(self, table: IcebergTable) -> None:
         """Refuses a table of which a commit would promise what nobody keeps."""
-        spec = table.spec()
-        names = [table.schema().find_column_name(field.source_id) for field in spec.fields]
-        wanted = list(self._target.partition_by)
+        names = {field.source_id: table.schema().find_column_name(field.source_id) for field in table.spec().fields}
+        there = [PartitionField(names[each.source_id] or "", str(each.transform)) for each in table.spec().fields]
+        wanted, found = ([*map(str, fields)] for fields in (self._partitions, there))
         if table.metadata.format_version > _VERSION_MAX:
             reason = f"has format version {table.metadata.format_version}: ids of its rows would be missing"
-        elif not all(isinstance(field.transform, IdentityTransform) for field in spec.fields):
-            reason = f"is partitioned by {[str(field.transform) for field in spec.fields]} of {names}"
-        elif names != wanted:
-            reason = f"is partitioned by {names}, and the rows by {wanted}"
+        elif found != wanted:
+            reason = f"is partitioned by {found}, and the rows by {wanted}"
         else:
             return
-        hint = "Partition table and rows by the same plain columns, such as a column of the day"
+        known = all(each.transform in (*TIME_TRANSFORMS, PartitionField("").transform) for each in there)
+        hint = f"Give partition_by={found}" if known else "Files are split by columns, or by parts of moments"
         raise refused_columns(reason, self.name, hint)
 
     @contextmanager

@@ -67,6 +67,7 @@ _NUMERIC: Final = re.compile(r"numeric(?:\((\d+),(\d+)\))?\Z")
 _INT_DIGITS: Final = 19
 _MARK: Final = re.compile(r'"[^"]*"|\?')
 _STAGING: Final = "stateline_rows"
+_GONE: Final = "stateline_gone"
 _DENIED: Final = ("42501", "28")
 _PASSING: Final = ("08", "40", "53", "55P03", "57", "25P03", "42P07")
 """What ends a transaction by no fault of the rows; the last is a table that somebody else has just created."""
@@ -206,6 +207,12 @@ class _PostgresqlSession:
             f"INSERT INTO {_qualified(self._schema, self._table)} ({names}) SELECT {names} "  # noqa: S608  # nosec B608
             f"FROM pg_temp.{_STAGING} ORDER BY {key}{on_conflict(self._key, columns)}"
         )
+
+    def remove(self, keys: pa.Table, columns: Sequence[str]) -> None:
+        self._ingest(self._sent(keys, columns), _GONE, temporary=True)
+        same = " AND ".join(f"t.{quoted(column)} = g.{quoted(column)}" for column in columns)
+        table = _qualified(self._schema, self._table)
+        self.run(f"DELETE FROM {table} t USING pg_temp.{_GONE} g WHERE {same}")  # noqa: S608  # nosec B608
 
     def commit(self) -> None:
         try:

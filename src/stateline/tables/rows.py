@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.key_groups import hash_columns
 from stateline.tables.targets import TableTarget
 
-__all__ = ["check_keys", "check_rows", "joined_rows"]
+__all__ = ["are_distinct", "check_keys", "check_rows", "joined_rows", "key_hashes"]
 
 _SHOWN: Final = 3
+_HASH: Final = np.dtype("<u8")
 
 
 def check_rows(rows: pa.Table, target: TableTarget, subject: str) -> None:
@@ -54,6 +57,22 @@ def check_keys(rows: pa.Table, key: Sequence[str], subject: str) -> None:
         shown = [{name: each[name] for name in key} for each in twice.slice(0, _SHOWN).to_pylist()]
         reason = f"expected one row of each key, got several of {twice.num_rows} keys, such as {shown}"
         raise _refused(reason, subject, "Name all columns that tell the rows apart as key, or append")
+
+
+def key_hashes(rows: pa.Table, key: Sequence[str]) -> bytes | None:
+    """The hashes of the keys of rows, eight bytes each, ascending; ``None`` where a type of theirs has no hash."""
+    try:
+        hashes = hash_columns([rows[column] for column in key])
+    except InvalidInputError:
+        return None
+    return np.sort(hashes).astype(_HASH).tobytes()
+
+
+def are_distinct(hashes: Sequence[bytes | None]) -> bool:
+    """Whether no hash is there twice, so that no key is. ``False`` also where somebody has none to give."""
+    known = [each for each in hashes if each is not None]
+    found = np.frombuffer(b"".join(known), dtype=_HASH)
+    return len(known) == len(hashes) and len(np.unique(found)) == len(found)
 
 
 def joined_rows(tables: Iterable[pa.Table], schema: pa.Schema | None = None) -> pa.Table:

@@ -84,6 +84,10 @@ class Session(Protocol):
         """Adds rows, or replaces those of the same key."""
         ...
 
+    def remove(self, keys: pa.Table, columns: Sequence[str]) -> None:
+        """Removes the rows of these keys."""
+        ...
+
     def commit(self) -> None:
         """Ends the transaction, with all that it did."""
         ...
@@ -148,6 +152,7 @@ class SqlTable(Table):
         rows = joined_rows(change.rows(), self._schema)
         rows = rows.cast(plain_schema(rows.schema))
         check_keys(rows, self._target.key, self.name)
+        gone = joined_rows(change.gone())
         is_committing = False
         try:
             with self._session(may_create=True) as session:
@@ -158,6 +163,11 @@ class SqlTable(Table):
                     session.run(f"CREATE TABLE IF NOT EXISTS {self._tokens} ({_COLUMNS_OF_TOKENS})")
                 if self.token_first and not self._move(session, change.token):
                     return Attempt(outcome=Outcome.NOT_DONE)
+                if gone.num_rows:
+                    names = dict(zip(rows.column_names, columns, strict=True))
+                    session.remove(
+                        gone.cast(plain_schema(gone.schema)), [names[column] for column in gone.column_names]
+                    )
                 if self._target.key:
                     session.merge(rows, columns)
                 else:

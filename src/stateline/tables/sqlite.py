@@ -157,6 +157,10 @@ class _SqliteSession:
     def merge(self, rows: pa.Table, columns: Sequence[str]) -> None:
         self._insert(rows, columns, on_conflict(self._target.key, columns))
 
+    def remove(self, keys: pa.Table, columns: Sequence[str]) -> None:
+        same = " AND ".join(f"{quoted(column)} = ?" for column in columns)
+        self._run_for_each(keys, f"DELETE FROM {quoted(self._target.target)} WHERE {same}")  # noqa: S608  # nosec B608
+
     def commit(self) -> None:
         self._do("COMMIT")
 
@@ -166,6 +170,9 @@ class _SqliteSession:
     def _insert(self, rows: pa.Table, columns: Sequence[str], rest: str) -> None:
         names, marks = ", ".join(map(quoted, columns)), ", ".join("?" * len(columns))
         statement = f"INSERT INTO {quoted(self._target.target)} ({names}) VALUES ({marks}){rest}"  # noqa: S608  # nosec B608
+        self._run_for_each(rows, statement)
+
+    def _run_for_each(self, rows: pa.Table, statement: str) -> None:
         for batch in rows.to_batches(max_chunksize=_CHUNK_ROWS):
             values = zip(*(_plain(column).to_pylist() for column in batch.columns), strict=True)
             try:

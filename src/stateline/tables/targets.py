@@ -65,6 +65,7 @@ class TableTarget:
         target: Delta: URL of the table; Iceberg: ``namespace.table``; databases: the name of the table.
         mode: ``append``, or ``upsert`` by key.
         key: Columns that tell rows apart, for ``upsert``.
+        deletes: Whether an ``upsert`` also deletes the rows that its operator takes back or forgets.
         partition_by: Columns by which a table of files is partitioned, outermost first.
         options: Of the format; may hold credentials, so they are never shown.
 
@@ -76,6 +77,7 @@ class TableTarget:
     target: str
     mode: Literal["append", "upsert"] = "append"
     key: tuple[str, ...] = ()
+    deletes: bool = False
     partition_by: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -93,6 +95,9 @@ class TableTarget:
         if bool(self.key) != (self.mode == _UPSERT):
             hint = "Name the columns that tell rows apart" if self.mode == _UPSERT else 'Give mode="upsert", too'
             raise _refused(f"must go with mode upsert, got {list(self.key)} with mode {self.mode}", "key", hint)
+        check_kind(self.deletes, bool, "deletes", "True or False")
+        if self.deletes and self.mode != _UPSERT:
+            raise _refused("must go with mode upsert", "deletes", 'Give mode="upsert" and a key, or leave it out')
         if self.partition_by and self.format not in FILE_TABLES:
             raise _refused(f"cannot partition a table of {self.format}", "partition_by", "Leave it to the database")
 

@@ -64,6 +64,10 @@ def test_drivers_are_killed_and_overtaken_at_each_step(life, mode, uri, tmp_path
     life(mode, tmp_path, drivers.Effects(monkeypatch))
 
 
+def test_rows_go_in_the_transaction_in_which_others_come(uri, tmp_path):
+    protocol.loses_rows_in_the_same_step(PostgresqlPlace(tmp_path, "upsert", uri=uri))
+
+
 def test_values_of_all_types_come_back(place):
     moment = dt.datetime(2024, 3, 31, 1, 2, 3, 456789)
     rows = pa.table(

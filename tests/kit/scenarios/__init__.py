@@ -29,6 +29,7 @@ from tests.kit.scenarios.savepoints import SavepointAndStart
 from tests.kit.scenarios.sections import SectionedPipeline
 from tests.kit.scenarios.store_publish import StorePublish
 from tests.kit.scenarios.sweeping import SweepBesideWriters
+from tests.kit.scenarios.tables import TABLE_KINDS, TablePipeline
 
 __all__ = ["SCENARIOS", "ScenarioEntry", "register", "scenario"]
 
@@ -159,6 +160,15 @@ register(
         large=lambda: DeliveringPipeline(batches=8, partitions=3, rows=6, keys=9),
     )
 )
+for _kind in TABLE_KINDS:
+    register(
+        ScenarioEntry(
+            name=f"table_{_kind}",
+            summary=f"rows go into a model of a table ({_kind.replace('_', ', ')}) beside other writers",
+            small=lambda kind=_kind: TablePipeline(kind),  # type: ignore[misc]
+            large=lambda kind=_kind: TablePipeline(kind, batches=8, partitions=3, rows=6, keys=9),  # type: ignore[misc]
+        )
+    )
 register(
     ScenarioEntry(
         name="sections",

@@ -38,6 +38,7 @@ from stateline.state.rows import StateRows
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 from stateline.state.table import StateTable
+from stateline.tables import TableTarget
 from tests.kit.invariants import require
 from tests.kit.scenarios.micro_batch import MicroBatch, MicroBatchAdapter, MicroBatchSystem, Row
 from tests.kit.world import Process, World
@@ -174,12 +175,27 @@ class PipelineSystem(MicroBatchSystem):
         self._plan = replace(self._plan, graph=Graph.of_one_input(operators))
         self.coordinator = self._new_coordinator(hand_over)
 
+    def into(self, table: TableTarget) -> None:
+        """Has the output go into a table from here on, as files or as rows. Called before :meth:`start`."""
+        operators = [
+            replace(operator, table=table)
+            if table.takes_files
+            else replace(operator, output=None, delivers=True, table=table)
+            for operator in self._plan.graph.operators
+        ]
+        self._plan = replace(self._plan, graph=Graph.of_one_input(operators))
+        self.coordinator = self._new_coordinator()
+
     def _new_coordinator(self, hand_over: Callable[[Delivery], None] | None = None) -> MicroBatchCoordinator[list[Row]]:
         process = self._process
         return MicroBatchCoordinator(
             self._plan,
             CheckpointStore(process.store(self._places.root), environment=process.environment),
-            {} if hand_over is not None else {"counts": process.store(self._places.out)},
+            {
+                operator.name: process.store(self._places.out)
+                for operator in self._plan.graph.operators
+                if operator.output is not None
+            },
             self.run_subtasks,
             process.environment,
             hand_over,
@@ -189,6 +205,7 @@ class PipelineSystem(MicroBatchSystem):
     def start(self) -> None:
         """See :meth:`MicroBatchSystem.start`."""
         self.coordinator.start()
+        self.coordinator.check_tables()
 
     def run_batch(self, batch_id: int, offsets_digest: str, partitions: Sequence[Sequence[Row]]) -> None:
         """See :meth:`MicroBatchSystem.run_batch`."""

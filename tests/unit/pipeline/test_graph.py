@@ -8,8 +8,10 @@ import pyarrow as pa
 import pytest
 
 from stateline.errors import InvalidInputError
+from stateline.files import FileOutput
 from stateline.pipeline.event_time import WatermarkPlan
 from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
+from stateline.tables import TableTarget
 
 SCHEMA = pa.schema([("at", pa.timestamp("us"))])
 WATERMARK = WatermarkPlan.of(SCHEMA, "at", "10 seconds")
@@ -100,6 +102,12 @@ def test_a_stage_that_both_graphs_were_made_from_is_there_once_with_the_outputs_
         merged.alongside(written, {"a": "a"}, shared=["a"])
     with pytest.raises(InvalidInputError, match="two operators are called 'a'"):
         behind.alongside(written, {"a": "a"})
+    lake = replace(
+        stage.operator("a"), output=FileOutput(url="/lake"), table=TableTarget(format="delta", target="/lake")
+    )
+    rows = replace(stage.operator("a"), delivers=True, table=TableTarget(format="sqlite", target="t"))
+    with pytest.raises(InvalidInputError, match="or two tables"):
+        stage.with_outputs_of(lake).alongside(stage.with_outputs_of(rows), {"a": "a"}, shared=["a"])
 
 
 def test_an_input_that_nothing_reads_yet_gets_its_name_from_the_first_that_does():

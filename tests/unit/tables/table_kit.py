@@ -109,6 +109,10 @@ class DeltaPlace(Place):
     def compact(self) -> None:
         self.table().optimize.compact()
 
+    def vacuum(self) -> None:
+        """Another writer deletes the files that are not in the table any more."""
+        self.table().vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+
     def drop(self) -> None:
         import shutil
 
@@ -199,7 +203,7 @@ class PostgresqlPlace(Place):
             target=self.table,
             mode=self.mode,  # type: ignore[arg-type]
             key=self.key,
-            options={"uri": self.uri, "lock_timeout": "200ms"},
+            options={"uri": self.uri, "lock_timeout": "200ms", "idle_timeout": "500ms"},
         )
 
     def rows(self) -> list[tuple[Any, ...]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pyarrow as pa
 import pytest
 
@@ -150,6 +152,24 @@ def test_an_upsert_replaces_rows_of_its_keys(tmp_path):
         with pytest.raises(InvalidInputError, match="one row of each key"):
             commit(place.open(), place.change(2, 1, [], rows=twice))
         assert place.open().look(APP).committed == 1
+
+
+def loses_rows_in_the_same_step(place: Place) -> None:
+    commit(place.open(), place.change(0, None, [1, 2, 3]))
+    change = dataclasses.replace(
+        place.change(1, 0, [3, 4]), gone=lambda: iter([pa.table({"k": pa.array([1, 3, 9], pa.int64())})])
+    )
+    for _ in range(2):
+        assert commit(place.open(), change).committed == 1
+    assert place.rows() == [(2, "c0"), (3, "c1"), (4, "c1")], "what goes and comes is there"
+    alone = dataclasses.replace(place.change(2, 1, []), gone=lambda: iter([pa.table({"k": pa.array([2], pa.int64())})]))
+    commit(place.open(), alone)
+    assert place.rows() == [(3, "c1"), (4, "c1")]
+
+
+@pytest.mark.parametrize("kind", ["delta-upsert", "sqlite-upsert"])
+def test_rows_go_in_the_step_in_which_others_come(kind, tmp_path):
+    loses_rows_in_the_same_step(places(tmp_path)[kind])
 
 
 def test_the_rule_of_a_commit():

@@ -42,7 +42,7 @@ from stateline.pipeline.operators.api import (
 from stateline.state.aggregate import Aggregation, KeyedAggregation
 from stateline.state.aggregate.api import SqlWords
 from stateline.state.columns import contiguous, fixed_words, from_words
-from stateline.state.expiry import ExpiredKeys, expire_keys, over_by
+from stateline.state.expiry import ExpiredKeys, expire_keys, expire_rows, over_by
 from stateline.state.merge import Expired
 from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema
@@ -174,6 +174,14 @@ class AggregateProgram(OperatorProgram):
         return "unknown" if self._ttl_ms is not None else _EMITS[self._mode]
 
     @property
+    def removals_unknown(self) -> str:
+        if self._mode == "append":
+            return "a row of mode append is final"
+        return (
+            "" if self._mode == "update" else "mode complete shows the keys that are there, and not those that are gone"
+        )
+
+    @property
     def event_time_columns(self) -> tuple[str, ...]:
         if self._closes_by is None or self.readings[0].late_by is None:
             return ()  # A closed window that begins anew shows itself again.
@@ -224,6 +232,7 @@ class AggregateProgram(OperatorProgram):
         rows = pa.Table.from_batches(received) if received else None
         metrics = {"rows": rows_counted(rows)}
         retracted: list[pa.RecordBatch] = []
+        forgotten: list[pa.RecordBatch] = []
         value_changes: Mapping[str, StateRows] = {}
         if rows is not None and rows.num_rows:
             hashes = rows.column(HASH_COLUMN).to_numpy() if self.wants_hash else None
@@ -242,15 +251,22 @@ class AggregateProgram(OperatorProgram):
         if self._closes_by is not None and context.watermark_us is not None:
             closed = self._close(table, changes, context)
             metrics["windows_closed"] = len(closed.rows)
+            if context.forgets:
+                forgotten = [self._results(closed.rows)]
             changes, output = closed.changes, output if self._mode == "update" else [self._results(closed.rows)]
         elif self._mode == "append":
             output = []
+        if context.forgets and self._ttl_ms is not None:
+            over = expire_rows(table, changes, until=context.now_ms)
+            without_end = StateRows(over.rows.keys, over.rows.values[:-1])
+            changes, forgotten = over.changes, [*forgotten, self._results(without_end)]
         if self._mode == "complete":
             output = [self._aggregation.results(batch) for batch in live.with_changes(changes).scan()]
         return Processed(
             changes={name: rows for name, rows in {_TABLE: changes, **value_changes}.items() if len(rows)},
             output=self._output(output, context),
             retracted=self._output(retracted, context),
+            forgotten=self._output(forgotten, context),
             expired=self._expired(context),
             metrics=metrics,
         )

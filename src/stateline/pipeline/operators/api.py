@@ -65,6 +65,12 @@ Emits = Literal["appends", "updates", "unknown"]
 """What the output of an operator is to the operators behind it: rows that stay as they are; rows that replace earlier
 ones, which :attr:`Processed.retracted` names; or rows of which only user code knows what they replace."""
 
+_REMOVALS_UNKNOWN: Final[Mapping[Emits, str]] = {
+    "appends": "its rows are final, and none is ever taken back",
+    "updates": "",
+    "unknown": "only its own code knows which rows others replace, and which keys it forgets",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
@@ -115,7 +121,9 @@ class BatchContext:
             it has passed is closed at the end of the batch.
         late_watermark_us: The one that held for the batch before: what lies at or below it is closed, and late.
         earlier_checkpoints: See :attr:`stateline.checkpoint.Checkpoint.earlier_checkpoints`.
-        retracts: Whether :attr:`Processed.retracted` is asked for: an operator reads the output.
+        retracts: Whether :attr:`Processed.retracted` is asked for: an operator reads the output, or a table deletes by
+            it.
+        forgets: Whether :attr:`Processed.forgotten` is asked for: a table deletes by it.
     """
 
     checkpoint_id: int
@@ -124,6 +132,7 @@ class BatchContext:
     late_watermark_us: int | None = None
     earlier_checkpoints: int = 0
     retracts: bool = False
+    forgets: bool = False
 
     @property
     def sequence(self) -> int:
@@ -146,6 +155,8 @@ class Processed:
         retracted: Rows of earlier output that hold no longer, in the same schema; asked for by
             :attr:`BatchContext.retracts`, of operators whose output is updated. Rows that are equal to new ones may be
             left out on both sides.
+        forgotten: The last rows, in the same schema, of the keys that the batch forgets: the watermark has closed them,
+            or their time to live is over. Asked for by :attr:`BatchContext.forgets`. Also of keys that it has rows of.
         expired: Tests by table name: which rows have outlived their time, to be dropped when runs are merged.
         metrics: Counts by name, summed over the subtasks.
         next_timer_ms: No timer by processing time comes before this, milliseconds since the epoch; ``None`` for no
@@ -155,6 +166,7 @@ class Processed:
     changes: Mapping[str, StateRows]
     output: pa.Table | None = None
     retracted: pa.Table | None = None
+    forgotten: pa.Table | None = None
     expired: Mapping[str, Expired] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     next_timer_ms: int | None = None
@@ -199,6 +211,11 @@ class OperatorProgram(Protocol):
     def emits(self) -> Emits:
         """What its output is to operators that read it."""
         return "unknown"
+
+    @property
+    def removals_unknown(self) -> str:
+        """Why it cannot say which rows of its output are gone; empty where it says so when it is asked."""
+        return _REMOVALS_UNKNOWN[self.emits]
 
     @property
     def event_time_columns(self) -> tuple[str, ...]:

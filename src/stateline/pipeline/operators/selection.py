@@ -107,6 +107,10 @@ class SelectionProgram(OperatorProgram):
         return self._inner.emits
 
     @property
+    def removals_unknown(self) -> str:
+        return self._inner.removals_unknown
+
+    @property
     def event_time_columns(self) -> tuple[str, ...]:
         """Those that are handed on as they are, by the names that they have now."""
         return tuple(
@@ -170,7 +174,8 @@ class SelectionProgram(OperatorProgram):
         return self._selected(self._inner.process_sides(sides, tables, context))
 
     def _selected(self, made: Processed) -> Processed:
-        return replace(made, output=self._rows(made.output), retracted=self._rows(made.retracted))
+        output, retracted, forgotten = map(self._rows, (made.output, made.retracted, made.forgotten))
+        return replace(made, output=output, retracted=retracted, forgotten=forgotten)
 
     def _rows(self, rows: pa.Table | None) -> pa.Table | None:
         if rows is None:

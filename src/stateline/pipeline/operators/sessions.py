@@ -193,11 +193,14 @@ class SessionProgram(OperatorProgram):
         merged = self._merged(table, pa.Table.from_batches(received), after) if received else None
         metrics["keys"] = 0 if merged is None else len(merged.sessions)
         changes = StateRows.none(table.schema) if merged is None else _changes(table, merged, self._sessions.gap_us)
-        output, retracted = [], []
+        output, retracted, forgotten = [], [], []
         if self._mode == "update" and merged is not None:
             output = [self._results(merged.keys, merged.sessions, merged.states)]
             if context.retracts:
                 retracted = [self._results(merged.keys, merged.before.intervals, merged.before.kept)]
+        if context.forgets and until is not None:
+            closed = ending(table, changes, after=after, until=until)
+            forgotten = [self._stored([*closed.keys.columns, *closed.values])]
         if self._mode == "complete":
             output = [self._stored(batch.columns) for batch in table.with_changes(changes).scan()]
         if self._mode == "append" and until is not None:
@@ -208,6 +211,7 @@ class SessionProgram(OperatorProgram):
             changes=_still_open(changes, until),
             output=self._output(output, context),
             retracted=self._output(retracted, context),
+            forgotten=self._output(forgotten, context),
             expired={} if until is None else {_TABLE: _closed(until)},
             metrics=metrics,
         )

@@ -209,6 +209,10 @@ class TopProgram(OperatorProgram):
         return "updates"
 
     @property
+    def removals_unknown(self) -> str:
+        return "" if self._closes_by is None else "nobody looks for the keys that the watermark has passed"
+
+    @property
     def event_time_columns(self) -> tuple[str, ...]:
         return () if self._closes_by is None or not self._drops_late_rows else (self._closes_by,)
 
