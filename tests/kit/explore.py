@@ -3,7 +3,7 @@
 Owns the enumeration. Does not own the randomised search (``simulation``) nor power loss (``power_failure``).
 
 Why zombies: crash points alone are blind to the bugs that matter most. A process that is believed dead and goes on, and
-a successor whose replay spreads the rows differently, find what no crash does; see ``docs/testing.md``.
+a successor whose replay spreads the rows differently, find what no crash does; see ``tests/kit/README.md``.
 """
 
 from __future__ import annotations

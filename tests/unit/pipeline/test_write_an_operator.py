@@ -1,4 +1,4 @@
-"""The operator of docs/write-an-operator.md does what the page says."""
+"""The operator of docs/internals/write-an-operator.md does what the page says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.pipeline.engine import Engine
 
-PAGE = Path(__file__).parents[3] / "docs" / "write-an-operator.md"
+PAGE = Path(__file__).parents[3] / "docs" / "internals" / "write-an-operator.md"
 SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64())])
 ROWS = st.lists(st.tuples(st.sampled_from([None, "a", "b", "c"]), st.none() | st.integers(0, 9)), max_size=6)
 

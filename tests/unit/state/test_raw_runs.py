@@ -9,7 +9,7 @@ import pytest
 
 from stateline.state import KeyedStateBackend, StateSchema
 
-PAGE = Path(__file__).parents[3] / "docs" / "state-as-data.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "state-as-data.md"
 SCHEMA = StateSchema(pa.schema([("id", pa.int64())]), pa.schema([("n", pa.int64()), ("t", pa.string())]))
 
 

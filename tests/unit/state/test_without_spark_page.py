@@ -1,10 +1,10 @@
-"""``docs/without-spark.md`` is a program."""
+"""``docs/guides/without-spark.md`` is a program."""
 
 from pathlib import Path
 
 from tests.pages import code_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "without-spark.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "without-spark.md"
 
 
 def test_the_page_runs_and_leaves_nothing_behind(tmp_path: Path) -> None:
