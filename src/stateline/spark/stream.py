@@ -125,7 +125,7 @@ class KeyedStream(StreamOperators["PipelineStage"]):
         suffix: str = "_right",
         ttl: Duration | None = None,
     ) -> PipelineStage:
-        """Joins the rows of another keyed stream whose keys are equal, and whose times are near: ``docs/guides/joins.md``.
+        """Joins rows of another stream whose keys are equal, and whose times are near: ``docs/guides/joins.md``.
 
         The output has the key columns by their names here, the other columns of this stream, and the other columns of
         the other stream, with ``suffix`` where a name is taken. It only appends.

@@ -200,7 +200,7 @@ class StreamOperators(ABC, Generic[_Stage]):
         *,
         form: str | None = None,
     ) -> _Stage:
-        """Runs a ``StatefulProcessor`` of ``transformWithState`` or its pandas form, unchanged: ``docs/guides/processors.md``.
+        """Runs a ``StatefulProcessor``, in either of Spark's forms, unchanged: ``docs/guides/processors.md``.
 
         Args:
             processor: An instance; each batch and subtask works on a copy of it.

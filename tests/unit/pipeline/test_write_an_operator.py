@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.pages import run_page
 from tests.unit.pipeline.engine import Engine
 
 PAGE = Path(__file__).parents[3] / "docs" / "internals" / "write-an-operator.md"
@@ -18,11 +18,8 @@ ROWS = st.lists(st.tuples(st.sampled_from([None, "a", "b", "c"]), st.none() | st
 
 
 @pytest.fixture(scope="module")
-def newest():
-    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    names: dict[str, object] = {"__name__": "docs.write_an_operator"}
-    exec(compile(source, PAGE.name, "exec", dont_inherit=True), names)
-    return names["Newest"](SCHEMA, "key")
+def newest(tmp_path_factory):
+    return run_page(PAGE, tmp_path_factory.mktemp("page"))["Newest"](SCHEMA, "key")
 
 
 @settings(max_examples=40, deadline=None)
