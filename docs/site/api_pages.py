@@ -1,4 +1,4 @@
-"""The reference of the public packages: a page for each, from its docstrings."""
+"""The reference of the public packages and of the formats: a page for each module, from its docstrings."""
 
 from __future__ import annotations
 
@@ -26,19 +26,36 @@ PACKAGES: Final = (
 """What programs import, most used first."""
 
 
+FORMATS: Final = (
+    "stateline.checkpoint.layout",
+    "stateline.checkpoint.envelope",
+    "stateline.checkpoint.metadata",
+    "stateline.handles",
+    "stateline.state.run",
+)
+"""Modules whose docstrings specify stored bytes."""
+
+
 def write_api_pages(folder: Path) -> None:
-    """Writes a page for each package below ``folder / "api"``, and adds their tree to ``folder / "api.md"``."""
-    (folder / "api").mkdir(parents=True, exist_ok=True)
-    for name in PACKAGES:
-        (folder / "api" / f"{name}.rst").write_text(_page(importlib.import_module(name)))
-    listed = folder / "api.md"
-    tree = ["", "```{toctree}", ":hidden:", "", *(f"{name} <api/{name}>" for name in PACKAGES), "```", ""]
-    listed.write_text(listed.read_text() + "\n".join(tree))
+    """Writes the pages of ``api.md`` and ``formats.md`` in a folder, and adds their trees of contents to these two."""
+    for listed, names in (("api", PACKAGES), ("formats", FORMATS)):
+        (folder / listed).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            module = importlib.import_module(name)
+            text = _head(module) if names is FORMATS else _head(module) + _members(module)
+            (folder / listed / f"{name}.rst").write_text(text)
+        tree = ["", "```{toctree}", ":hidden:", "", *(f"{name} <{listed}/{name}>" for name in names), "```", ""]
+        page = folder / f"{listed}.md"
+        page.write_text(page.read_text() + "\n".join(tree))
 
 
-def _page(module: ModuleType) -> str:
+def _head(module: ModuleType) -> str:
     name = module.__name__
-    lines = [name, "=" * len(name), "", f".. automodule:: {name}", "   :no-members:", ""]
+    return "\n".join([name, "=" * len(name), "", f".. automodule:: {name}", "   :no-members:", "", ""])
+
+
+def _members(module: ModuleType) -> str:
+    name, lines = module.__name__, list[str]()
     for member in _public_names(module):
         value = getattr(module, member)
         if inspect.isclass(value):

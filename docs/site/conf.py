@@ -2,6 +2,10 @@
 
 import os
 
+from sphinx.application import Sphinx
+
+from docs.site.docstrings import restructured
+
 project = "Stateline"
 author = "The Stateline authors"
 copyright = author  # noqa: A001 - Sphinx's name
@@ -30,6 +34,7 @@ autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # Fields of a class are told in its own docstring, and once.
 
 html_theme = "furo"
 html_title = "Stateline"
@@ -46,3 +51,12 @@ html_theme_options = {
     "top_of_page_buttons": [],
 }
 copybutton_prompt_text = "$ "
+
+
+def setup(app: Sphinx) -> None:
+    """Docstrings are made reStructuredText before anything else reads them."""
+    app.connect("autodoc-process-docstring", _restructure, priority=100)
+
+
+def _restructure(_app: Sphinx, _what: str, _name: str, _object: object, _options: object, lines: list[str]) -> None:
+    lines[:] = restructured(lines)

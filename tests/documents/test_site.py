@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.site.docstrings import restructured
 from docs.site.navigation import sections_of
 from docs.site.sources import HOME, places, write_sources
 from tests.arch.source_tree import ROOT
@@ -71,3 +72,12 @@ def test_links_lead_to_the_place_of_their_target(tmp_path: Path) -> None:
     assert "](../evidence/reliability.md)" in guide
     assert "](https://github.com/stateline/stateline/blob/main/tests/kit/README.md)" in guide
     assert "](../decisions/index.md)" in (tmp_path / "internals" / "contributing.md").read_text()
+
+
+def test_docstrings_become_restructured_text() -> None:
+    lines = ["Facts:", "- one,", "  and more", "- two", "", "| a | b |", "|---|---|", "| 1 | `x` |", "the end"]
+    assert restructured(lines) == [
+        *("Facts:", "", "- one,", "  and more", "- two", ""),
+        *("", ".. list-table::", "   :header-rows: 1", "", "   * - a", "     - b", "   * - 1", "     - `x`", ""),
+        "the end",
+    ]

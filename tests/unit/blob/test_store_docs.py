@@ -16,7 +16,7 @@ TABLES = {
     STORES / "s3.md": 1,
     STORES / "gcs.md": 1,
     STORES / "azure.md": 1,
-    DOCS / "guides" / "files.md": 2,
+    DOCS / "reference" / "output-files.md": 2,
 }
 TABLE = re.compile(r"<!-- options: (\S+)\.(\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
 

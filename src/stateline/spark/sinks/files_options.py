@@ -31,7 +31,7 @@ def _table(value: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesSinkOptions(StorageSettings, DataSourceOptions):
-    """What a user can say about the sink; ``docs/guides/files.md`` lists all options with what they mean.
+    """What a user can say about the sink; ``docs/reference/output-files.md`` lists all options with what they mean.
 
     Attributes:
         roll_seconds: ``auto`` is five minutes, and no limit in a stream that ends by itself and in a batch, which
