@@ -36,13 +36,18 @@ FORMATS: Final = (
 """Modules whose docstrings specify stored bytes."""
 
 
+_FOREIGN_BASES: Final = ("Exception", "Struct", "tuple", "dict", "list", "int", "StrEnum", "Protocol", "Generic", "ABC")
+"""Classes of others, whose methods are not told again."""
+
+
 def write_api_pages(folder: Path) -> None:
     """Writes the pages of ``api.md`` and ``formats.md`` in a folder, and adds their trees of contents to these two."""
+    described: dict[int, str] = {}
     for listed, names in (("api", PACKAGES), ("formats", FORMATS)):
         (folder / listed).mkdir(parents=True, exist_ok=True)
         for name in names:
             module = importlib.import_module(name)
-            text = _head(module) if names is FORMATS else _head(module) + _members(module)
+            text = _head(module) if names is FORMATS else _head(module) + _members(module, described)
             (folder / listed / f"{name}.rst").write_text(text)
         tree = ["", "```{toctree}", ":hidden:", "", *(f"{name} <{listed}/{name}>" for name in names), "```", ""]
         page = folder / f"{listed}.md"
@@ -54,20 +59,21 @@ def _head(module: ModuleType) -> str:
     return "\n".join([name, "=" * len(name), "", f".. automodule:: {name}", "   :no-members:", "", ""])
 
 
-def _members(module: ModuleType) -> str:
-    name, lines = module.__name__, list[str]()
+def _members(module: ModuleType, described: dict[int, str]) -> str:
+    """What a package offers. What another one has shown already is only named."""
+    lines: list[str] = []
     for member in _public_names(module):
-        value = getattr(module, member)
-        if inspect.isclass(value):
-            lines += [
-                f".. autoclass:: {name}.{member}",
-                "   :members:",
-                "   :inherited-members: Exception, tuple, dict, list, int",
-            ]
-        elif inspect.isroutine(value):
-            lines += [f".. autofunction:: {name}.{member}"]
+        value, name = getattr(module, member), f"{module.__name__}.{member}"
+        is_class, is_function = inspect.isclass(value), inspect.isroutine(value)
+        elsewhere = described.setdefault(id(value), name)
+        if elsewhere != name and (is_class or is_function):
+            lines.append(f"``{member}`` is :py:obj:`{elsewhere}`.")
+        elif is_class:
+            lines += [f".. autoclass:: {name}", "   :members:", f"   :inherited-members: {', '.join(_FOREIGN_BASES)}"]
+        elif is_function:
+            lines.append(f".. autofunction:: {name}")
         else:
-            lines += [f".. autodata:: {name}.{member}", "   :no-value:"]
+            lines += [f".. autodata:: {name}", "   :no-value:"]
         lines.append("")
     return "\n".join(lines)
 

@@ -51,9 +51,7 @@ def write_sources(folder: Path) -> None:
     for path, place in pages.items():
         target = folder / place
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_text()
-        if path.suffix == ".md":
-            text = _with_links_of_the_site(text, path, pages)
+        text = _with_links_of_the_site(path.read_text(), path, pages)
         if path.name == "README.md":
             text += _navigation(path, pages)
         target.write_text(text)
