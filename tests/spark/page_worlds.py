@@ -14,7 +14,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 from stateline.blob import open_store
-from stateline.checkpoint import create_savepoint
+from stateline.checkpoint import CheckpointStore, create_savepoint
 from stateline.spark import KeyedStream, count, mean, sum
 from stateline.testing import KeyedStreamHarness
 
@@ -72,7 +72,7 @@ def write_rows(folder: Path) -> None:
 def streams(spark: SparkSession, source: Path) -> dict[str, object]:
     """Every stream by its name."""
     return {
-        name: spark.readStream.schema(columns).option("maxFilesPerTrigger", 1).parquet(str(source))
+        name: spark.readStream.schema(columns).option("maxFilesPerTrigger", 2).parquet(str(source))
         for name, columns in STREAMS.items()
     }
 
@@ -133,9 +133,17 @@ def _lookups(_names: dict[str, Any], folder: Path) -> dict[str, object]:
     state = open_store(f"{folder}/bucket/carriers/state")
     schema = "carrier string, name string, country string"
     stream = KeyedStreamHarness(schema, "carrier", root=state, name="carriers")
-    kept = stream.drop_duplicates()
+    kept = stream.apply_arrow(
+        _newest_names, "name string, country string", "carrier string, name string, country string"
+    )
     kept.run_batch([{"carrier": "AA", "name": "American", "country": "US"}])
     return {}
+
+
+def _newest_names(events: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    names = events.group_by("key_index").aggregate([("name", "max"), ("country", "max")]).sort_by("key_index")
+    kept = pa.table({"carrier": state["carrier"], "name": names["name_max"], "country": names["country_max"]})
+    return kept, kept
 
 
 def _metrics(names: dict[str, Any], folder: Path) -> dict[str, object]:
@@ -151,7 +159,7 @@ def _state(_names: dict[str, Any], folder: Path) -> dict[str, object]:
     for number in range(13):
         harness.run_batch([{"carrier": ("AA", "UA")[number % 2], "n": number}])
     savepoints = folder / "bucket" / "savepoints"
-    made = create_savepoint(f"{folder}/bucket/flights/state", f"{savepoints}")
+    made = create_savepoint(CheckpointStore(root), f"{savepoints}")
     Path(made.url.removeprefix("file://")).rename(savepoints / "savepoint-1f")
     return {}
 
