@@ -26,6 +26,7 @@ nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_merge_streams = True
+nb_output_stderr = "remove"  # Logs of the JVM; an error fails the build.
 
 toc_object_entries_show_parents = "hide"
 autodoc_typehints = "signature"
