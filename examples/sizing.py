@@ -29,6 +29,8 @@ INLINE_ALL_BYTES: Final = 256 * 1024 * 1024
 """What all subtasks hand back together, at most (docs/decisions/0040-inline-and-packed-sections.md)."""
 RECORD_BYTES: Final = 20 * 1024
 """Of these that stay in the record; option ``record_bytes``."""
+SECTION_BYTES: Final = 1_400
+"""Of what a subtask hands back, besides its rows: an Arrow file with one row (``tests/documents/test_sizing.py``)."""
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
 """A subtask that writes more makes several segments (docs/decisions/0040-inline-and-packed-sections.md)."""
 PIECE_BYTES: Final = 8 * 1024 * 1024
@@ -137,8 +139,11 @@ def inline_bytes(subtasks: int) -> float:
     return min(INLINE_BYTES, INLINE_ALL_BYTES / subtasks)
 
 
-def write_requests(subtasks: int, bytes_each: float) -> int:
+def write_requests(subtasks: int, bytes_each: float) -> float:
     """Requests that decide a checkpoint: its record, and the objects of its subtasks.
+
+    Where subtasks write little, this is the mean, and rather too much: what they hand back stays in the record until it
+    is full, or until a merge makes it less.
 
     Args:
         subtasks: How many.
@@ -146,7 +151,7 @@ def write_requests(subtasks: int, bytes_each: float) -> int:
     """
     if bytes_each > inline_bytes(subtasks):
         return 1 + subtasks * math.ceil(bytes_each / SEGMENT_BYTES)
-    return 1 + (subtasks * bytes_each > RECORD_BYTES)
+    return 1 + min(1.0, subtasks * (SECTION_BYTES + bytes_each) / RECORD_BYTES)
 
 
 def estimate(stream: Stream, prices: Prices | None = None) -> Estimate:
@@ -190,7 +195,7 @@ def text_of(stream: Stream, found: Estimate) -> str:
     lines = [
         ("changed keys in a batch", f"{stream.changed_keys:,.0f}"),
         ("checkpoints a day", f"{checkpoints:,.0f}"),
-        ("requests a checkpoint", f"{found.puts_per_checkpoint:,.0f} writes, {found.gets_per_checkpoint:,.0f} read"),
+        ("requests a checkpoint", f"{found.puts_per_checkpoint:,.1f} writes, {found.gets_per_checkpoint:,.0f} read"),
         ("requests of files a day", f"{found.file_puts_per_second * DAY_SECONDS:,.0f}"),
         ("written a checkpoint", _size(found.written_bytes_per_checkpoint)),
         ("written a day", _size(found.written_bytes_per_checkpoint * checkpoints)),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.requests import CASES, Case, measure
-from examples.sizing import Prices, Stream, estimate, main, write_requests
+from examples.sizing import RECORD_BYTES, Prices, Stream, estimate, main, write_requests
 from tests.arch.source_tree import ROOT
 
 PAGE = ROOT / "docs" / "sizing.md"
@@ -25,14 +25,20 @@ def test_requests_of_a_checkpoint_are_those_of_the_benchmark(case: Case, tmp_pat
     stream = Stream(rows_per_second=1, keys=1e9, subtasks=case.subtasks, trigger=10)
     found = estimate(stream)
     written = write_requests(case.subtasks, found.written_bytes_per_checkpoint / case.subtasks)
-    assert found.puts_per_checkpoint - written == usual["put"]
+    assert found.puts_per_checkpoint - written == pytest.approx(usual["put"])
     assert found.gets_per_checkpoint == sum(usual[name] for name in ("get", "get_range", "head", "list"))
 
 
 def test_subtasks_that_write_much_make_several_objects() -> None:
     assert write_requests(4, 65 * 2**20) == 1 + 4 * 2
     assert write_requests(1_000_000, 300) == 1 + 1_000_000, "the driver takes 256 MiB of all of them"
-    assert write_requests(4, 10) == 1
+
+
+@pytest.mark.parametrize(("subtasks", "keys"), [(1, 1), (4, 8), (4, 40), (16, 16)])
+def test_what_is_little_stays_in_the_record_for_a_while(subtasks: int, keys: int, tmp_path: Path) -> None:
+    asked = measure(Case("little", subtasks, 1, keys, 20, 2), tmp_path, 40, record_bytes=RECORD_BYTES)
+    mean = sum(batch["put_if_absent"] for batch in asked) / len(asked)
+    assert mean <= write_requests(subtasks, keys * 28 / subtasks) <= mean + 0.6
 
 
 def test_costs_go_with_the_trigger_and_with_the_prices() -> None:
