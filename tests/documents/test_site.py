@@ -18,6 +18,8 @@ FETCHED = re.compile(
     r"""<(?:script|img|iframe)[^>]*\ssrc="(?:https?:)?//|<link[^>]*rel="(?:stylesheet|preload)"[^>]*"(?:https?:)?//"""
 )
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -32,7 +34,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--work",
         f"{folder}/work",
     ]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=560)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder / "site"
 
