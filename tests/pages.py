@@ -52,7 +52,8 @@ def blocks_of(text: str) -> Iterator[Block]:
 def program_of(page: Path, folder: Path) -> ast.Module:
     """The program of a page, whose lines are numbered as in the page, and all of whose places lie in ``folder``.
 
-    Relative paths count as places, too: Spark takes them from the folder where its session began.
+    Relative paths count as places, too: Spark takes them from the folder where its session began. And nobody waits for
+    a trigger's interval.
     """
     program = ast.Module([], [])
     for block in blocks_of(page.read_text()):
@@ -73,6 +74,12 @@ def run_page(page: Path, folder: Path, names: dict[str, object] | None = None) -
 class _Placed(ast.NodeTransformer):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+
+    def visit_Dict(self, node: ast.Dict) -> ast.AST:
+        for number, key in enumerate(node.keys):
+            if isinstance(key, ast.Constant) and key.value == "processingTime":
+                node.values[number] = ast.copy_location(ast.Constant("0 seconds"), node.values[number])
+        return self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
         if isinstance(node.value, str):
