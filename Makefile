@@ -5,7 +5,7 @@ PYTHON ?= $(shell for name in $(CANDIDATES); do \
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := spark,jre,s3,gcs,azure,delta,iceberg,sql,cli,metrics,testing,demo,dev
+EXTRAS := spark,jre,s3,gcs,azure,delta,iceberg,sql,cli,metrics,testing,demo,docs,notebooks,dev
 TEST_PROCESSES ?= 2
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
@@ -15,7 +15,7 @@ $(shell rm -f $(STAMP))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check audit format bench demo nexmark fuzz soak clean
+.PHONY: help setup test check audit format docs bench demo nexmark fuzz soak clean
 
 help: ## Explain every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ audit: $(STAMP) ## Ask the package index about known vulnerabilities of what is 
 format: $(STAMP) ## Rewrite the code in the house format
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m ruff check --fix .
+
+docs: $(STAMP) ## Build the documentation as a site, in build/site; ARGS=--no-notebooks runs no notebook
+	@$(BIN)/python -m docs.site $(ARGS)
 
 bench: $(STAMP) ## Run the benchmarks, which print ratios of one run
 	@$(BIN)/python -m benchmarks stateful $(ARGS)

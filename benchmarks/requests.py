@@ -91,8 +91,8 @@ class Values(OperatorProgram):
         return Processed(changes={name: StateRows(groups.keys, (values,)) for name in tables})
 
 
-def measure(case: Case, folder: Path, batches: int) -> list[dict[str, int]]:
-    """The requests of each batch but the first."""
+def measure(case: Case, folder: Path, batches: int, record_bytes: int = 0) -> list[dict[str, int]]:
+    """The requests of each batch but the first; the record takes so many bytes of what came inline."""
     store = InstrumentedStore(open_store(f"file://{folder}", {"fsync": "false"}))
     program = Values(case)
     plan = PipelinePlan(
@@ -100,7 +100,7 @@ def measure(case: Case, folder: Path, batches: int) -> list[dict[str, int]]:
         parallelism=case.subtasks,
         max_parallelism=KEY_GROUPS,
         graph=Graph.of_one_input([OperatorPlan.of("values", program)]),
-        settings=replace(PLAIN, inline_bytes=PipelineSettings().inline_bytes),
+        settings=replace(PLAIN, inline_bytes=PipelineSettings().inline_bytes, record_bytes=record_bytes),
     )
 
     def run_subtasks(batch: Batch[Any], tasks: Any) -> Any:

@@ -2,7 +2,7 @@
 
 A query without state is a plain DataFrame of Spark's, which ``stateline_files`` writes exactly once. The others
 are operators of Stateline, whose state and output are in one checkpoint. What can be computed for each row by itself is
-said in front of an operator, in Spark's words. q6 is not here: see ``docs/nexmark.md``.
+said in front of an operator, in Spark's words. q6 is not here: see ``docs/evidence/nexmark.md``.
 """
 
 from __future__ import annotations

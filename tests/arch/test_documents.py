@@ -6,12 +6,12 @@ import ast
 import importlib
 import importlib.util
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from tests.arch.source_tree import PACKAGE, ROOT, repository_files
+from tests.pages import blocks_of
 
 DOCUMENTS = [path for path in repository_files() if path.suffix == ".md"]
 IDS = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
@@ -30,9 +30,17 @@ def anchors(document: Path) -> set[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_code_in_documents_is_valid(document: Path) -> None:
-    for language, code in FENCE.findall(document.read_text()):
-        if language == "python":
-            ast.parse(textwrap.dedent(code))
+    """What runs is run by ``tests/spark/test_pages.py``; here is what can be said of fragments, too."""
+    for block in blocks_of(document.read_text()):
+        imports = [node for node in ast.walk(ast.parse(block.code)) if isinstance(node, ast.ImportFrom)]
+        names = [f"{node.module}.{alias.name}" for node in imports for alias in node.names]
+        assert [name for name in names if name.startswith("stateline.") and not exists(name)] == []
+
+
+def test_a_fragment_that_imports_what_does_not_exist_is_seen() -> None:
+    [block] = blocks_of("<!-- fragment: why -->\n```python\nfrom stateline.blob import open_stores\n```\n")
+    assert block.fragment == "why"
+    assert not exists("stateline.blob.open_stores")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)

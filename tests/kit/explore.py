@@ -1,7 +1,7 @@
 """Exhaustive exploration: every single fault, pairs of crashes, and the sweep of zombies.
 
 Why zombies: crash points alone are blind to the bugs that matter most. A process that is believed dead and goes on, and
-a successor whose replay spreads the rows differently, find what no crash does; see ``docs/testing.md``.
+a successor whose replay spreads the rows differently, find what no crash does; see ``tests/kit/README.md``.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class StageOutputs:
         partition_by: Sequence[str] | str = (),
         options: Mapping[str, str] | None = None,
     ) -> Pipeline:
-        """Writes the output into a table, each row exactly once: ``docs/tables.md``.
+        """Writes the output into a table, each row exactly once: ``docs/guides/tables.md``.
 
         The commit follows the checkpoint that decides its rows, and carries a token of that checkpoint in the table's
         own transaction. So it is repeated until it is there, and a driver that comes late changes nothing.

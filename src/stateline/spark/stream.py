@@ -125,7 +125,7 @@ class KeyedStream(StreamOperators["PipelineStage"]):
         suffix: str = "_right",
         ttl: Duration | None = None,
     ) -> PipelineStage:
-        """Joins the rows of another keyed stream whose keys are equal, and whose times are near: ``docs/joins.md``.
+        """Joins rows of another stream whose keys are equal, and whose times are near: ``docs/guides/joins.md``.
 
         The output has the key columns by their names here, the other columns of this stream, and the other columns of
         the other stream, with ``suffix`` where a name is taken. It only appends.
@@ -157,7 +157,7 @@ class KeyedStream(StreamOperators["PipelineStage"]):
         tolerance: Duration | None = None,
         deleted: str | None = None,
     ) -> PipelineStage:
-        """Joins each row with the version of ``other`` that held at its event time: ``docs/lookups.md``.
+        """Joins each row with the version of ``other`` that held at its event time: ``docs/guides/lookups.md``.
 
         The output has the key columns, other columns of this stream, and other columns of ``other``.
 
@@ -187,7 +187,7 @@ class KeyedStream(StreamOperators["PipelineStage"]):
         suffix: str = "_right",
         options: Mapping[str, str] | None = None,
     ) -> PipelineStage:
-        """Puts what another operator keeps of its key beside each row: ``docs/lookups.md``.
+        """Puts what another operator keeps of its key beside each row: ``docs/guides/lookups.md``.
 
         Args:
             source: A stage of the same checkpoint, whose state is that before the batch; or the URL of another root,

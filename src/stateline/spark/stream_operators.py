@@ -121,7 +121,7 @@ class StreamOperators(ABC, Generic[_Stage]):
         return self._stage(program)
 
     def drop_duplicates(self, *, within_watermark: bool = False, ttl: Duration | None = None) -> _Stage:
-        """Lets the first row of each key pass, in order of arrival, with all columns: ``docs/deduplication.md``.
+        """Lets the first row of each key pass, in order of arrival, with all columns: ``docs/guides/deduplication.md``.
 
         As ``dropDuplicates`` of Spark: a key is remembered for ever, or, where the column of the watermark is part of
         it, until the watermark reaches its time. Late rows never pass.
@@ -160,7 +160,7 @@ class StreamOperators(ABC, Generic[_Stage]):
         ties: Ties = "first",
         columns: Sequence[str] | None = None,
     ) -> _Stage:
-        """Keeps the best rows of each key: ``docs/top.md``.
+        """Keeps the best rows of each key: ``docs/guides/top.md``.
 
         The output has ``rank: int`` from 1, too: in each batch all rows of each key whose best rows have changed.
 
@@ -200,7 +200,7 @@ class StreamOperators(ABC, Generic[_Stage]):
         *,
         form: str | None = None,
     ) -> _Stage:
-        """Runs a ``StatefulProcessor`` of ``transformWithState`` or its pandas form, unchanged: ``docs/processors.md``.
+        """Runs a ``StatefulProcessor``, in either of Spark's forms, unchanged: ``docs/guides/processors.md``.
 
         Args:
             processor: An instance; each batch and subtask works on a copy of it.

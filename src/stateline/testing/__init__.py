@@ -1,4 +1,4 @@
-"""What tests of stores, pipelines and processors are made of. ``docs/testing.md`` is the guide.
+"""What tests of stores, pipelines and processors are made of. ``docs/guides/testing.md`` is the guide.
 
 ==================  =================================================================================================
 a program           :class:`KeyedStreamHarness` runs it on lists of rows; :class:`OperatorHarness` runs any operator

@@ -242,7 +242,7 @@ def test_an_upload_that_a_lifecycle_rule_aborted_is_replaced_while_all_pieces_ar
 
 @on("ministack")
 def test_who_sleeps_in_a_replaced_upload_may_create_the_file_again(world):
-    """A known limit, told in docs/reliability.md: when this fails, the limit is gone, and so should the text be."""
+    """A known limit, told in docs/evidence/reliability.md: when this fails, limit and text should both go."""
     parts, data = prepared(world, "ls")
     (upload,) = uploads(world)
     world.store._client.abort_multipart_upload(Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])

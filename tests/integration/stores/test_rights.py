@@ -1,4 +1,4 @@
-"""Each role sends only the requests that its row in docs/stores.md has the rights for."""
+"""Each role sends only the requests that its row in the pages of docs/reference/stores has the rights for."""
 
 import re
 

@@ -299,7 +299,7 @@ _CLOUDS: Final[dict[str, tuple[Callable[[], Backend], frozenset[FaultKind], int]
 
 for _cloud, (_backend, _kinds, _pieces) in _CLOUDS.items():
     # Where the service forgets an upload or blocks, whoever publishes makes some of his own, and one who is frozen then
-    # may create a file that a consumer has moved away: docs/reliability.md tells. GCS forgets nothing by itself.
+    # may create a file that a consumer has moved away: see docs/evidence/reliability.md. GCS forgets nothing by itself.
     _kinds_beside_a_consumer = _kinds if _cloud == "gcs" else _kinds - {FaultKind.PARTS_EXPIRED}
     register(
         ScenarioEntry(

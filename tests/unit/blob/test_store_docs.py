@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = DOCS / "stores.md"
-TABLES = {PAGE: 6, DOCS / "files.md": 2}
+STORES = DOCS / "reference" / "stores"
+PAGE = STORES / "README.md"
+TABLES = {
+    PAGE: 3,
+    STORES / "s3.md": 1,
+    STORES / "gcs.md": 1,
+    STORES / "azure.md": 1,
+    DOCS / "reference" / "output-files.md": 2,
+}
 TABLE = re.compile(r"<!-- options: (\S+)\.(\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 

@@ -25,7 +25,7 @@ from stateline.errors import ClosedError, InvalidInputError, NotInstalledError
 from stateline.key_groups import KeyGroupRange
 from stateline.metrics import Metrics
 from stateline.prometheus import MetricsCollector
-from tests.pages import code_of
+from tests.pages import placed, run_page
 from tests.unit.changelog.worlds import ManualWorld, memory_store, open_storage
 
 DOCS = Path(generate.__file__).parent
@@ -324,12 +324,11 @@ def test_every_stateline_name_in_the_table_of_names_exists() -> None:
 
 def test_the_guide_runs(tmp_path: Path) -> None:
     text = (DOCS / "guide.md").read_text()
-    program = code_of(text).replace("file:///tmp/changelog-guide", f"file://{tmp_path}")
-    assert program.count("assert ") >= 10
-    exec(compile(program, str(DOCS / "guide.md"), "exec"), {"__name__": "guide"})
+    assert text.count("\nassert ") >= 10
+    run_page(DOCS / "guide.md", tmp_path)
     commands = re.findall(r"^stateline changelog (.*)$", text, re.MULTILINE)
     assert len(commands) >= 3
     for command in commands:
-        arguments = command.replace("file:///tmp/changelog-guide", f"file://{tmp_path}").split()
+        arguments = [placed(argument, tmp_path) for argument in command.split()]
         if arguments[0] != "ls|cat|verify":
             assert run(*arguments).exit_code == 0, command

@@ -92,7 +92,7 @@ def test_every_command_has_help_and_says_what_its_exit_codes_mean() -> None:
 
 
 def test_every_command_is_in_the_documentation() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text()
     paths = [path for path, command in all_commands(commands.stateline) if not isinstance(command, click.Group)]
     assert [path for path in paths if f"stateline {' '.join(path)}" not in page] == []
 

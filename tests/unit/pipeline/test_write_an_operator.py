@@ -1,8 +1,7 @@
-"""The operator of docs/write-an-operator.md does what the page says."""
+"""The operator of docs/internals/write-an-operator.md does what the page says."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,19 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.pages import run_page
 from tests.unit.pipeline.engine import Engine
 
-PAGE = Path(__file__).parents[3] / "docs" / "write-an-operator.md"
+PAGE = Path(__file__).parents[3] / "docs" / "internals" / "write-an-operator.md"
 SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64())])
 ROWS = st.lists(st.tuples(st.sampled_from([None, "a", "b", "c"]), st.none() | st.integers(0, 9)), max_size=6)
 
 
 @pytest.fixture(scope="module")
-def newest():
-    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    names: dict[str, object] = {"__name__": "docs.write_an_operator"}
-    exec(compile(source, PAGE.name, "exec", dont_inherit=True), names)
-    return names["Newest"](SCHEMA, "key")
+def newest(tmp_path_factory):
+    return run_page(PAGE, tmp_path_factory.mktemp("page"))["Newest"](SCHEMA, "key")
 
 
 @settings(max_examples=40, deadline=None)

@@ -8,15 +8,16 @@ import pyarrow as pa
 import pytest
 
 from stateline.state import KeyedStateBackend, StateSchema
+from tests.pages import blocks_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "state-as-data.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "state-as-data.md"
 SCHEMA = StateSchema(pa.schema([("id", pa.int64())]), pa.schema([("n", pa.int64()), ("t", pa.string())]))
 
 
 def shown() -> str:
     """The block of the page that reads files."""
-    [block] = [block for block in PAGE.read_text().split("```python\n")[1:] if "places" in block]
-    return block.partition("```")[0]
+    [code] = [block.code for block in blocks_of(PAGE.read_text()) if "places" in block.code]
+    return code
 
 
 def test_runs_whose_whole_numbers_differ_in_width_are_one_table(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 The pipeline does everything around it: the shuffle by key, the runs of its state, its output files, retries and the
 record. An operator sees the rows of its own keys and the state as the last checkpoint left it, and returns changes.
-``docs/write-an-operator.md`` builds one step by step.
+``docs/internals/write-an-operator.md`` builds one step by step.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def _table(value: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesSinkOptions(StorageSettings, DataSourceOptions):
-    """What a user can say about the sink; ``docs/files.md`` lists all options with what they mean.
+    """What a user can say about the sink; ``docs/reference/output-files.md`` lists all options with what they mean.
 
     Attributes:
         roll_seconds: ``auto`` is five minutes, and no limit in a stream that ends by itself and in a batch, which
@@ -150,5 +150,5 @@ class FilesSinkOptions(StorageSettings, DataSourceOptions):
 
 def _refused(reason: str, subject: str) -> InvalidInputError:
     return InvalidInputError(
-        reason, operation="stateline_files", subject=subject, hint="See docs/tables.md for the options of tables"
+        reason, operation="stateline_files", subject=subject, hint="See docs/guides/tables.md for the options of tables"
     )
