@@ -2,6 +2,7 @@
 
 - Only what lies in ``shared/``, ``taskowned/`` or ``chk-<id>/`` and has a name that Stateline gives to data objects is
   looked at: one with a UUID. So it is no record and no mark, and nothing that somebody else put there.
+- Of ``history/`` only what lies behind the bound of the history is looked at.
 - What a live checkpoint reaches stays: runs, pending rows of open files, state files.
 - What is not older than the newest record stays. The next checkpoint adds only objects that were written after that
   record, so even without any grace period nothing goes that a query at work is about to name.
@@ -18,7 +19,9 @@ from datetime import timedelta
 from stateline.blob.api import ObjectInfo
 from stateline.blob.sweep import SweepResult, sweep
 from stateline.checkpoint.api import Checkpoint
+from stateline.checkpoint.history import is_outdated
 from stateline.checkpoint.layout import (
+    HISTORY_PREFIX,
     RECORD_PREFIX,
     SHARED_PREFIX,
     TASKOWNED_PREFIX,
@@ -75,7 +78,9 @@ def sweep_root(
     strict = CheckpointStore(store)  # Whatever settings the caller's has.
     strict.newest("sweep")  # Without a checkpoint, nothing tells what is needed.
     checkpoints = tuple(strict.list())
-    newest_at = store.head(record_name(checkpoints[-1].checkpoint_id)).modified_at
+    newest_id = checkpoints[-1].checkpoint_id
+    listed += [info for info in store.list(HISTORY_PREFIX) if is_outdated(info.name, newest_id)]
+    newest_at = store.head(record_name(newest_id)).modified_at
     result = sweep(
         store,
         {name for checkpoint in checkpoints for name in checkpoint.object_names()},

@@ -21,13 +21,12 @@ from functools import partial
 from typing import Any, Final
 
 import click
-import pyarrow as pa
-import pyarrow.compute as pc
 from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stateline.errors import InvalidInputError, NotInstalledError, StatelineError
+from stateline.state.plain_values import python_rows, time_text, value_text
 
 __all__ = [
     "EXIT_CODES",
@@ -197,51 +196,6 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, decimal.Decimal | dt.timedelta):
         return str(value)
     return value
-
-
-def python_rows(given: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows as what :func:`print_json` takes, also where Python has no such value."""
-    try:
-        rows: list[dict[str, Any]] = given.to_pylist()
-    except (OverflowError, ValueError):  # Arrow and Spark have days, moments and texts that Python has not.
-        columns = {name: [_value(scalar) for scalar in given.column(name)] for name in given.schema.names}
-        rows = [{name: values[at] for name, values in columns.items()} for at in range(given.num_rows)]
-    return rows
-
-
-def _value(scalar: pa.Scalar) -> Any:
-    """The value in Python; as text where Python has no such day or moment, escaped where it is no UTF-8."""
-    if not scalar.is_valid:
-        return None
-    if isinstance(scalar, pa.MapScalar):
-        return [(_value(entry["key"]), _value(entry["value"])) for entry in scalar.values]
-    if isinstance(scalar, pa.ListScalar):
-        return [_value(item) for item in scalar.values]
-    if isinstance(scalar, pa.StructScalar):
-        return {name: _value(item) for name, item in scalar.items()}
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError:
-        return scalar.as_buffer().to_pybytes().decode("utf-8", "backslashreplace")
-    except (OverflowError, ValueError):
-        return str(pc.cast(scalar, pa.string()))
-
-
-def value_text(value: object) -> str:
-    """A value of a row, for people."""
-    if value is None:
-        return "null"
-    if isinstance(value, bytes):
-        return repr(value)[2:-1]
-    return str(value)
-
-
-def time_text(seconds: float) -> str:
-    """A moment in UTC, to the second."""
-    try:
-        return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    except (ValueError, OverflowError, OSError):
-        return str(seconds)
 
 
 @contextmanager

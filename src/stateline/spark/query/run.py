@@ -13,13 +13,14 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
-from stateline.errors import StatelineError
+from stateline.errors import FencedError, StatelineError
 from stateline.metrics import Metrics
 from stateline.pipeline.compatibility import check_follows
 from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.delivery import Delivery
 from stateline.pipeline.driver_stores import DriverStores
 from stateline.pipeline.end_of_stream import finish_open_files, plan_finisher
+from stateline.pipeline.history import HistoryRecorder
 from stateline.pipeline.idle import QuietRounds
 from stateline.pipeline.lookups import LookupRoots
 from stateline.pipeline.messages import Batch
@@ -57,6 +58,7 @@ class PipelineRun:
         self._environment = system_environment()
         self._stores = DriverStores.open(plan, self._environment)
         self._upkeep = Upkeep(self._environment)
+        self._history = HistoryRecorder(self._stores.root, self._environment)
         self._coordinator: MicroBatchCoordinator[DataFrame]
         self._query: StreamingQuery
         self.reporter = BatchReporter(self._environment.clock, plan.metrics_log or None)
@@ -118,6 +120,7 @@ class PipelineRun:
             self._upkeep,
             host_copies(self._plan, self._stores.root),
             LookupRoots(self._stores.lookups),
+            self._history,
         )
 
     def _check_follows(self, spark_checkpoint: str) -> ReadFile:
@@ -145,6 +148,8 @@ class PipelineRun:
                 self.reporter(report)
         except StatelineError as error:
             self.failure = error
+            if isinstance(error, FencedError) and self._coordinator.newest is not None:
+                self._history.fenced(self._coordinator.newest.checkpoint_id + 1, query_id)
             raise
 
     def _act(self) -> bool:
