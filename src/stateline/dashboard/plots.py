@@ -214,7 +214,7 @@ def _plot(
     ]
     return Plot(
         title=title,
-        svg=_svg("plot", [*grid, *drawn, *lines, *columns]),
+        svg=_svg("graph", [*grid, *drawn, *lines, *columns]),
         top=number(top),
         middle=number((top + bottom) / 2),
         bottom=number(bottom),
