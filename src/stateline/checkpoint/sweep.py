@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -55,6 +55,7 @@ def sweep_root(
     min_age: float | str | timedelta = "7d",
     delete: bool = False,
     on_leftover: Callable[[ObjectInfo], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
     environment: Environment | None = None,
 ) -> RootSweep:
     """Finds what no live checkpoint of a root reaches, and with ``delete`` deletes it.
@@ -64,6 +65,7 @@ def sweep_root(
         min_age: The grace period; a duration as in options.
         delete: Without it, a dry run.
         on_leftover: Called with each leftover before it is deleted.
+        progress: ``progress(objects_done, objects_in_all)``, called after each object that was looked at.
         environment: Clock of a dry run, and ids.
 
     Raises:
@@ -84,7 +86,7 @@ def sweep_root(
     result = sweep(
         store,
         {name for checkpoint in checkpoints for name in checkpoint.object_names()},
-        listed=listed,
+        listed=_told(listed, progress),
         newest_at=newest_at,
         min_age=min_age,
         delete=delete,
@@ -92,3 +94,11 @@ def sweep_root(
         environment=environment,
     )
     return RootSweep(checkpoints=checkpoints, result=result, newest_age=result.swept_at - newest_at)
+
+
+def _told(listed: Sequence[ObjectInfo], progress: Callable[[int, int], None] | None) -> Iterator[ObjectInfo]:
+    """The same objects, with a word on each that is done when the next one is asked for."""
+    for done, info in enumerate(listed, start=1):
+        yield info
+        if progress is not None:
+            progress(done, len(listed))

@@ -24,9 +24,19 @@ from typing import Any, Final
 import click
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from stateline.errors import InvalidInputError, NotInstalledError, StatelineError
+from stateline.quantities import count_text
 from stateline.state.plain_values import python_rows, time_text, value_text
 
 __all__ = [
@@ -214,6 +224,14 @@ def _json_value(value: Any) -> Any:
     return value
 
 
+class _RateColumn(ProgressColumn):
+    """How much is done in a second."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{count_text(speed)}/s", style="progress.data.speed")
+
+
 @contextmanager
 def progress(what: str, *, hidden: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Shows how far something is, on standard error, if that is a terminal.
@@ -222,8 +240,17 @@ def progress(what: str, *, hidden: bool = False) -> Iterator[Callable[[int, int]
         ``tell(done, in_all)``.
     """
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _RateColumn(),
+        TimeRemainingColumn(),
+    )
+    is_hidden = hidden or not console.is_terminal
+    # What is printed meanwhile goes above the bar where both are one terminal, and where it belongs otherwise.
+    shared = sys.stdout.isatty()
+    with Progress(*columns, console=console, transient=True, disable=is_hidden, redirect_stdout=shared) as bar:
         task = bar.add_task(what, total=None)
 
         def tell(done: int, in_all: int) -> None:

@@ -17,11 +17,11 @@ from rich.text import Text
 
 from stateline.checkpoint.history import CheckpointSummary
 from stateline.cli.output import json_option, plain, print_json, store_option
-from stateline.dashboard.quantities import bytes_text, count_text, duration_text
 from stateline.dashboard.roots import RootFollower, RootView
 from stateline.dashboard.state_shape import state_shapes
 from stateline.dashboard.timeline import Timeline
 from stateline.environment import system_environment
+from stateline.quantities import bytes_text, count_text, duration_text
 
 __all__ = ["watch"]
 

@@ -15,7 +15,6 @@ from stateline.checkpoint import Checkpoint
 from stateline.checkpoint.history import CheckpointSummary
 from stateline.checkpoint.table_records import table_records
 from stateline.dashboard.plots import Mark, Plot, heat_strip, line_plot, sparkline, stacked_plot
-from stateline.dashboard.quantities import UNKNOWN, bytes_text, count_text, duration_text, share_text
 from stateline.dashboard.roots import RootView
 from stateline.dashboard.state_shape import StateShape, folded, state_shapes
 from stateline.dashboard.timeline import PARTS, Bin, Event, Timeline, Values, binned
@@ -35,6 +34,7 @@ from stateline.dashboard.view_models import (
     TimeView,
 )
 from stateline.errors import StatelineError
+from stateline.quantities import UNKNOWN, bytes_text, count_text, duration_text, share_text
 from stateline.state.plain_values import time_text
 
 __all__ = [

@@ -35,8 +35,9 @@ from stateline.checkpoint.table_records import table_records
 from stateline.environment import Environment
 from stateline.errors import CorruptDataError, StatelineError
 from stateline.pipeline.messages import SubtaskResult
+from stateline.quantities import bytes_text, count_text
 
-__all__ = ["HistoryRecorder", "state_figures"]
+__all__ = ["HistoryRecorder", "described", "state_figures"]
 
 _CARRIED_BLOCKS: Final = 3
 """Complete blocks that a record carries while their objects cannot be written; older ones are given up."""
@@ -172,6 +173,17 @@ def state_figures(results: Sequence[SubtaskResult]) -> dict[str, float]:
                 of_operator = figure_of(name, result.operator)
                 figures[of_operator] = figures.get(of_operator, 0) + result.metrics[name]
     return figures
+
+
+def described(record: Checkpoint) -> str:
+    """What a query that goes on from a record has before it, in one line."""
+    runs = {run.identity: run for state in record.operators for subtask in state.subtasks for run in subtask.runs}
+    growing = [file for output in record.outputs for file in output.open]
+    return (
+        f"checkpoint {record.checkpoint_id} (batch {record.batch_id}): {len(record.operators)} states of "
+        f"{bytes_text(sum(run.length for run in runs.values()))} in {len(runs):,} runs, "
+        f"{len(growing):,} open files with {count_text(sum(file.rows for file in growing))} rows"
+    )
 
 
 def _is_kept(figure: str) -> bool:

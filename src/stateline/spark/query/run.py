@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Final
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
@@ -20,7 +22,7 @@ from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.delivery import Delivery
 from stateline.pipeline.driver_stores import DriverStores
 from stateline.pipeline.end_of_stream import finish_open_files, plan_finisher
-from stateline.pipeline.history import HistoryRecorder
+from stateline.pipeline.history import HistoryRecorder, described
 from stateline.pipeline.idle import QuietRounds
 from stateline.pipeline.lookups import LookupRoots
 from stateline.pipeline.messages import Batch
@@ -37,6 +39,8 @@ from stateline.spark.query.end_listener import listener_of
 from stateline.spark.query.spark_folder import make_spark_folder
 
 __all__ = ["PipelineQuery", "PipelineRun"]
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 class PipelineRun:
@@ -129,6 +133,8 @@ class PipelineRun:
         # Read before the records: another driver, that is to be fenced, may add to both meanwhile.
         following = next_batch(read, list_with_hadoop(self._session, spark_checkpoint))
         newest = self._coordinator.start()
+        if newest is not None:
+            _LOGGER.info("The query over %s goes on from %s", self._plan.root_url, described(newest))
         if following is not None:
             check_follows(newest, *following, self._plan.root_url)
         return read
