@@ -57,15 +57,10 @@ class Browser:
         to_browser, self._writing = os.pipe()
         self._reading, from_browser = os.pipe()
 
-        def as_3_and_4() -> None:
-            first, second = os.dup(to_browser), os.dup(from_browser)
-            os.dup2(first, 3)
-            os.dup2(second, 4)
-
+        shell = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'  # Chromium asks for these two numbers.
         self._process = subprocess.Popen(
-            [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            pass_fds=(3, 4),
-            preexec_fn=as_3_and_4,
+            ["bash", "-c", shell, program, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            pass_fds=(to_browser, from_browser),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

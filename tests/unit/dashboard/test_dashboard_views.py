@@ -79,7 +79,7 @@ def test_the_page_of_event_time(view):
     with_watermark, without = page.inputs
     assert with_watermark.lag == "35 s"
     assert without.watermark == "none yet"
-    assert [plot.title for plot in page.plots][0].startswith("Lag")
+    assert next(plot.title for plot in page.plots).startswith("Lag")
 
 
 def test_the_page_of_outputs(view):
