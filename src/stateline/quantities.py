@@ -14,6 +14,7 @@ UNKNOWN: Final = "\N{EN DASH}"
 """What stands in place of a number that nobody knows."""
 
 _EXACT_BELOW: Final = 10_000
+_WHOLE_FROM: Final = 100
 _MINUTE: Final = 60
 _HOUR: Final = 3600
 _DAY: Final = 86_400
@@ -24,7 +25,7 @@ def count_text(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if abs(value) < _EXACT_BELOW:
-        return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+        return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= _WHOLE_FROM else f"{value:,.1f}"
     return _scaled(value, _COUNTS, "")
 
 

@@ -109,7 +109,7 @@ def _heading(view: RootView, timeline: Timeline) -> RenderableType:
             f"#{newest.checkpoint_id:,}, {duration_text(max(view.looked_at - newest.created_at, 0.0))} ago",
             f"{duration_text(timeline.median(timeline.seconds))} each",
             f"{count_text(timeline.rate('rows'))} rows/s",
-            *(f"{timeline.count(kind)} {name}" for kind, name in _COUNTED if timeline.count(kind)),
+            *(f"{name}: {timeline.count(kind)}" for kind, name in _COUNTED if timeline.count(kind)),
         ]
         text = Text("   ".join(facts))
     return Panel(text, title=Text(plain(view.url)), title_align="left", border_style="cyan")

@@ -27,6 +27,9 @@ _FEW: Final = 120
 _SERIES: Final = 12
 """Colours of the style sheet."""
 
+_ORDER: Final = (3, 5, 4, 7, 6, 8, 9, 2, 10, 11, 12, 1)
+"""The order in which series take them, so that neighbours differ."""
+
 Number = Callable[[float | None], str]
 
 
@@ -165,7 +168,7 @@ def sparkline(values: Sequence[float]) -> Markup:
             continue
         path.append(f"{'L' if is_down else 'M'}{_at(at * width)} {_at(95 - 90 * value / top)}h{_at(width)}")
         is_down = True
-    return _svg("spark", [Markup('<path class="l1" d="{}"/>').format("".join(path))])
+    return _svg("spark", [Markup('<path class="l3" d="{}"/>').format("".join(path))])
 
 
 def heat_strip(values: Sequence[float], top: float, tips: Sequence[str]) -> Markup:
@@ -231,7 +234,10 @@ def _svg(kind: str, drawn: Sequence[Markup]) -> Markup:
 
 
 def _numbers(series: Mapping[str, object], colours: Mapping[str, int] | None) -> dict[str, int]:
-    return {name: (at if colours is None else colours.get(name, at)) % _SERIES + 1 for at, name in enumerate(series)}
+    """The number of the colour of each series."""
+    if colours is not None:
+        return {name: colours.get(name, at) % _SERIES + 1 for at, name in enumerate(series)}
+    return {name: _ORDER[at % _SERIES] for at, name in enumerate(series)}
 
 
 def _tip(label: str, values: Mapping[str, float], number: Number) -> str:

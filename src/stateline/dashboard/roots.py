@@ -18,7 +18,7 @@ from stateline.checkpoint import Checkpoint, CheckpointStore, CheckpointStoreSet
 from stateline.checkpoint.history import CheckpointSummary, read_block, summaries_in
 from stateline.checkpoint.layout import HISTORY_PREFIX, block_of_history, id_of_fenced
 from stateline.environment import Environment, side_by_side, system_environment
-from stateline.errors import NotFoundError, StatelineError
+from stateline.errors import CorruptDataError, DataLossError, NotFoundError, StatelineError
 
 __all__ = ["RootFollower", "RootView"]
 
@@ -114,11 +114,11 @@ class RootFollower:
         records: list[Checkpoint] = []
         try:
             records = self._records.list()
-        except StatelineError as error:
+        except (CorruptDataError, DataLossError) as error:
             notes.append(str(error))
             try:
                 records = self._tolerant.list()
-            except StatelineError as further:
+            except (CorruptDataError, DataLossError) as further:
                 notes += [str(further)] if str(further) != str(error) else []
         listed = [info.name for info in self.store.list(HISTORY_PREFIX)]
         blocks = (block for name in listed if (block := block_of_history(name)) is not None)

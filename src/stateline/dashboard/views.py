@@ -48,7 +48,7 @@ __all__ = [
 
 _BINS: Final = 160
 _CELLS: Final = 256
-_ROWS: Final = 100
+_ROWS: Final = 30
 _EVENTS: Final = 50
 _SPARKS: Final = 60
 _SKEWED: Final = 1.5

@@ -57,13 +57,13 @@ def state(name: str, checkpoint_id: int, parallelism: int = 4, skewed: bool = Fa
     subtasks = []
     for index in range(parallelism):
         owned = range_for_subtask(index, parallelism, KEY_GROUPS)
-        weight = (6 if skewed and index == 1 else 1) * (1 + index % 3)
+        weight = (6 if skewed and index == 1 else 1) * (5 + index % 3)
         runs = tuple(
             run(
                 owned.start,
                 owned.end,
-                40_000 * weight // 8**age,
-                3_000_000 * weight // 8**age,
+                8_000 * weight // 8**age,
+                600_000 * weight // 8**age,
                 checkpoint_id,
                 f"{name}-{index}-{age}",
             )

@@ -31,13 +31,13 @@ def test_bars_are_stacked_and_as_high_as_their_values():
     assert heights(a) == [50.0, 100.0]
     assert heights(b) == [50.0]
     assert re.match(r"M[\d.]+ 50v", b), "it stands on the first series"
-    assert plot.legend == ((1, "a"), (2, "b"))
+    assert [name for _, name in plot.legend] == ["a", "b"]
 
 
 def test_tips_name_the_bin_and_its_values():
     plot = stacked_plot("t", {"a": [1.0], "b": [2.0], "c": [0.0]}, ["#1"], count_text)
-    (hit,) = [each for each in tree(plot.svg).findall("rect") if each.get("class") == "hit"]
-    assert hit.get("data-tip") == "#1\nb: 2\na: 1"
+    assert plot.svg.count('class="hit"') == 1
+    assert 'data-tip="#1\nb: 2\na: 1"' in plot.svg
 
 
 @given(st.lists(VALUES, max_size=30), st.lists(VALUES, max_size=30))

@@ -28,7 +28,7 @@ METRIC = re.compile(r"\bstateline_\w+")
 def exported() -> set[str]:
     """The names that a pipeline with a watermark exports."""
     engine = Engine(AggregateProgram.bind(SCHEMA, ["k"], {"n": count()}), SCHEMA)
-    reporter = BatchReporter(engine.clock) if hasattr(engine, "clock") else BatchReporter(engine.environment.clock)
+    reporter = BatchReporter(engine.environment.clock)
     reporter(engine.report_batch([{"k": 1}]))
     inputs = (InputState(name="op", column="at", watermark_us=1),)
     reporter(BatchReport(checkpoint=record(inputs=inputs), replayed=True, metrics={"rows_late": 0, "rows": 0}))
