@@ -6,7 +6,6 @@ from importlib import resources
 from typing import Any, Final
 
 import jinja2
-from markupsafe import Markup
 
 from stateline.dashboard.roots import RootView
 from stateline.dashboard.views import checkpoints_view, figure_differences, outputs_view, state_view, time_view
@@ -53,8 +52,8 @@ def report_page(view: RootView, last: int | None = None) -> str:
         "report.html",
         view=view,
         home="#",
-        style=Markup(style),  # noqa: S704 - a file of this package
-        script=Markup(script),  # noqa: S704 - a file of this package
+        style=style,
+        script=script,
         checkpoints=checkpoints_view(view, last),
         state=state_view(view, last),
         time=time_view(view, last),

@@ -60,6 +60,7 @@ class Plot:
         right: What its right edge stands for.
         legend: The number of the colour, and the name, of each series that has any value.
         summary: In one sentence, for who cannot see it.
+        note: What one place of it stands for, where that needs a word.
     """
 
     title: str
@@ -71,6 +72,7 @@ class Plot:
     right: str
     legend: tuple[tuple[int, str], ...]
     summary: str
+    note: str = ""
 
 
 def stacked_plot(
@@ -157,9 +159,11 @@ def line_plot(
 
 
 def sparkline(values: Sequence[float]) -> Markup:
-    """A small line without anything written on it."""
+    """A small line without anything written on it; nothing where no value is known."""
     known = [value for value in values if not math.isnan(value)]
-    top = max(known, default=0.0) or 1.0
+    if not known:
+        return Markup()
+    top = max(known) or 1.0
     width = _WIDTH / max(len(values), 1)
     path, is_down = [], False
     for at, value in enumerate(values):

@@ -14,9 +14,9 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import flask
 import waitress
@@ -60,6 +60,7 @@ _RANGES: Final[Mapping[str, tuple[str, int | None]]] = {
 _DEFAULT_RANGE: Final = "1000"
 _FRESH_SECONDS: Final = 1.0
 _CHANGES_MAX: Final = 200
+_DIGITS_MAX: Final = 18
 _COOKIE: Final = "stateline_token"
 _THREADS: Final = 8
 _HEADERS: Final = {
@@ -224,10 +225,8 @@ def _admit(token: str | None) -> Any:
         return None if is_loopback(name) else _refused("This address is for this machine alone.")
     given = flask.request.args.get("token")
     if given is not None and _is_equal(given, token):
-        rest = {name: values for name, values in flask.request.args.to_dict(flat=False).items() if name != "token"}
-        answer = flask.redirect(
-            flask.url_for(flask.request.endpoint or "overview", **(flask.request.view_args or {}), **rest)
-        )
+        rest = [(name, value) for name, value in flask.request.args.items(multi=True) if name != "token"]
+        answer = flask.redirect("/" + flask.request.path.lstrip("/") + (f"?{urlencode(rest)}" if rest else ""))
         answer.set_cookie(_COOKIE, token, httponly=True, samesite="Strict")
         return answer
     if _is_equal(flask.request.cookies.get(_COOKIE, ""), token):
@@ -285,10 +284,9 @@ def _key_page(root: _Root, view: RootView) -> _Key:
     if not key:
         return empty
     try:
-        history = key_history(root.follower.store, view.records, operator, key)
+        return replace(empty, history=key_history(root.follower.store, view.records, operator, key))
     except StatelineError as error:
-        return _Key(operators=names, operator=operator, fields=fields, key=empty.key, failure=str(error))
-    return _Key(operators=names, operator=operator, fields=fields, key=empty.key, history=history)
+        return replace(empty, failure=str(error))
 
 
 def _differences_page(root: _Root, view: RootView) -> _Differences:
@@ -296,30 +294,28 @@ def _differences_page(root: _Root, view: RootView) -> _Differences:
     summaries = {summary.checkpoint_id: summary for summary in view.summaries}
     records = {record.checkpoint_id: record for record in view.records}
     ids = sorted(summaries)
-    chosen = {"before": ids[-2] if len(ids) > 1 else -1, "after": ids[-1] if ids else -1}
-    found: dict[str, Any] = {
-        "ids": ids,
-        "retained": sorted(records),
-        "operators": names,
-        "operator": operator,
-        "failure": "",
-    }
-    for name in chosen:
-        text = flask.request.args.get(name, "").strip().lstrip("#").replace(",", "")
-        if text:
-            chosen[name] = int(text) if text.isdecimal() and len(text) < 19 else -1
-    before, after = sorted(chosen.values())
+    before, after = sorted((_asked_id("before", ids[-2:-1]), _asked_id("after", ids[-1:])))
+    page = _Differences(
+        ids=ids, retained=sorted(records), operators=names, operator=operator, before=before, after=after
+    )
     if len(ids) < 2:
-        return _Differences(**found, **chosen)
+        return page
     if before not in summaries or after not in summaries:
         known = f"#{ids[0]:,} to #{ids[-1]:,}"
-        return _Differences(**found | {"failure": f"The history has no such checkpoint: it knows {known}."}, **chosen)
-    figures = figure_differences(summaries[before], summaries[after])
-    if operator and before in records and after in records:
-        try:
-            changes, is_cut = row_changes(root.follower.store, records[before], records[after], operator, _CHANGES_MAX)
-        except StatelineError as error:
-            found["failure"] = str(error)
-        else:
-            found |= {"changes": changes, "is_cut": is_cut}
-    return _Differences(**found, before=before, after=after, figures=figures)
+        return replace(page, failure=f"The history has no such checkpoint: it knows {known}.")
+    page = replace(page, figures=figure_differences(summaries[before], summaries[after]))
+    if not operator or before not in records or after not in records:
+        return page
+    try:
+        changes, is_cut = row_changes(root.follower.store, records[before], records[after], operator, _CHANGES_MAX)
+    except StatelineError as error:
+        return replace(page, failure=str(error))
+    return replace(page, changes=changes, is_cut=is_cut)
+
+
+def _asked_id(name: str, default: Sequence[int]) -> int:
+    """The checkpoint that a field of the form names; -1 for what is not a number."""
+    text = flask.request.args.get(name, "").strip().lstrip("#").replace(",", "")
+    if not text:
+        return default[0] if default else -1
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS_MAX else -1

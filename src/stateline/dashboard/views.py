@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -65,7 +66,7 @@ def overview_card(view: RootView) -> OverviewCard:
     if newest is not None:
         tiles = [
             Tile(label="checkpoint", value=f"{newest.checkpoint_id:,}", hint=_ago(view, newest)),
-            Tile(label="duration", value=duration_text(timeline.median(timeline.seconds)), hint="the middle one"),
+            Tile(label="duration", value=duration_text(timeline.median(timeline.seconds)), hint="median"),
             Tile(label="rows/s", value=count_text(timeline.rate("rows"))),
             Tile(label="state", value=bytes_text(sum(shape.stored_bytes for shape in state_shapes(newest)))),
         ]
@@ -251,7 +252,8 @@ class _Drawing:
         if not any(np.any(~np.isnan(column)) for column in columns.values()):
             return None
         series = {name: binned(column, self._bins, np.mean) for name, column in columns.items()}
-        return stacked_plot(title, series, self._labels, number, marks=self._marks, colours=colours)
+        plot = stacked_plot(title, series, self._labels, number, marks=self._marks, colours=colours)
+        return replace(plot, note=self._note("mean"))
 
     def lines(self, title: str, columns: dict[str, Values], number: Number = count_text) -> Plot | None:
         """The greatest of each bin; ``None`` where nothing is known."""
@@ -259,7 +261,13 @@ class _Drawing:
         if not known:
             return None
         series = {name: binned(column, self._bins, np.max) for name, column in known.items()}
-        return line_plot(title, series, self._labels, number, marks=self._marks)
+        plot = line_plot(title, series, self._labels, number, marks=self._marks)
+        return replace(plot, note=self._note("greatest"))
+
+    def _note(self, of: str) -> str:
+        """What one place of a plot stands for, where that is not one checkpoint."""
+        size = self._bins[0].last_id - self._bins[0].first_id + 1
+        return f"{of} of {size}" if size > 1 else ""
 
 
 def _labels(timeline: Timeline, bins: Sequence[Bin]) -> list[str]:
@@ -294,12 +302,12 @@ def _checkpoint_tiles(view: RootView, timeline: Timeline, written: Values, inher
     total_written, total = float(np.nansum(written)), float(np.nansum(written) + np.nansum(inherited))
     tiles = [
         Tile(label="newest", value=f"#{newest.checkpoint_id:,}", hint=_ago(view, newest)),
-        Tile(label="duration", value=duration_text(timeline.median(timeline.seconds)), hint="the middle one"),
+        Tile(label="duration", value=duration_text(timeline.median(timeline.seconds)), hint="median"),
         Tile(label="rows/s", value=count_text(timeline.rate("rows"))),
     ]
     if total:
         tiles += [
-            Tile(label="written", value=bytes_text(timeline.median(written)), hint="state, the middle one"),
+            Tile(label="written", value=bytes_text(timeline.median(written)), hint="of state, median"),
             Tile(label="inherited", value=share_text(total - total_written, total), hint="of the state"),
         ]
     fenced = timeline.count("fenced")

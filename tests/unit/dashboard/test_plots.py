@@ -50,7 +50,8 @@ def test_any_numbers_make_a_sound_picture(first, second):
         for path in tree(plot.svg).findall("path"):
             assert "nan" not in path.get("d")
             assert "inf" not in path.get("d")
-    tree(sparkline(series["a"]))
+    if any(not math.isnan(value) for value in series["a"]):
+        tree(sparkline(series["a"]))
     tree(heat_strip(series["a"], 1.0, labels)) if not any(map(math.isnan, series["a"])) else None
 
 

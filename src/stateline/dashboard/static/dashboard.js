@@ -31,6 +31,8 @@
     }
   });
 
+  const current = document.querySelector('.tabs [aria-current="page"]');
+  if (current) current.scrollIntoView({ block: "nearest", inline: "nearest" });
   const button = document.querySelector("button.live");
   const help = document.querySelector("dialog.help");
   const seconds = 3;
