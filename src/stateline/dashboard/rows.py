@@ -17,6 +17,9 @@ from stateline.state.stored import StoredState
 
 __all__ = ["KeyHistory", "KeyMoment", "RowChange", "key_fields", "key_history", "row_changes"]
 
+_ROWS_MAX: Final = 100
+"""Rows of one key in one checkpoint that are shown."""
+
 _TEXT_MAX: Final = 500
 """Characters of a value that are shown."""
 
@@ -28,14 +31,14 @@ class KeyMoment:
     Attributes:
         checkpoint_id: The checkpoint.
         created_at: Its time, seconds since the epoch.
-        values: The texts of its columns; empty where the key is not there, or cannot be read.
-        changed: Names of the columns that are not what they were in the checkpoint before.
+        rows: The texts of the columns of each of its rows: one, but for tables with several rows for a key.
+        changed: Names of the columns that are not what they were in the checkpoint before, where there is one row.
         failure: Why it cannot be read; empty otherwise.
     """
 
     checkpoint_id: int
     created_at: float
-    values: dict[str, str]
+    rows: tuple[dict[str, str], ...]
     changed: frozenset[str]
     failure: str = ""
 
@@ -66,14 +69,20 @@ class RowChange:
     values: dict[str, str]
 
 
-def key_fields(record: Checkpoint, operator: str) -> list[tuple[str, str]]:
-    """The names and types of the key columns of an operator's state; none where its schema cannot be read."""
+def key_fields(record: Checkpoint, operator: str) -> list[tuple[str, str, bool]]:
+    """The key columns of an operator's state: names, types, and whether one may be left out.
+
+    None where the schema cannot be read.
+    """
     state = record.operator(operator)
     try:
         schema = None if state is None else StateSchema.decode(state.schema)
     except StatelineError:
         schema = None
-    return [] if schema is None else [(field.name, str(field.type)) for field in schema.keys]
+    if schema is None:
+        return []
+    needed = set(schema.grouping.keys.names)
+    return [(field.name, str(field.type), field.name not in needed) for field in schema.keys]
 
 
 def key_history(store: BlobStore, records: Sequence[Checkpoint], operator: str, key: Sequence[str]) -> KeyHistory:
@@ -83,7 +92,7 @@ def key_history(store: BlobStore, records: Sequence[Checkpoint], operator: str, 
         store: The root.
         records: The retained checkpoints, oldest first; at least one.
         operator: Whose state.
-        key: One text for each key column.
+        key: One text for each key column; those of sub-keys may be left out.
 
     Raises:
         InvalidInputError: No such operator, or a text that is not a value of its column.
@@ -91,17 +100,17 @@ def key_history(store: BlobStore, records: Sequence[Checkpoint], operator: str, 
     newest = StoredState.of(store, records[-1], operator)
     wanted = key_columns(newest.schema, key)
     reader = newest.reader()
-    found: list[tuple[Checkpoint, dict[str, Any] | None, str]] = []
+    found: list[tuple[Checkpoint, list[dict[str, Any]], str]] = []
     for record in records:
         try:
             rows = python_rows(reader.get(newest.in_record(store, record).whole(), wanted))
         except InvalidInputError:
             raise
         except StatelineError as error:
-            found.append((record, None, str(error)))
+            found.append((record, [], str(error)))
         else:
-            found.append((record, rows[0] if rows else None, ""))
-    moments = [_moment(*found[0], None)]
+            found.append((record, rows, ""))
+    moments = [_moment(*found[0], [])]
     moments += [_moment(*now, before[1]) for before, now in pairwise(found)]
     return KeyHistory(columns=tuple(newest.schema.row.names), moments=tuple(reversed(moments)))
 
@@ -139,14 +148,15 @@ def row_changes(
     return changes, len(some) > most
 
 
-def _moment(record: Checkpoint, row: dict[str, Any] | None, failure: str, before: dict[str, Any] | None) -> KeyMoment:
-    values = {} if row is None else {name: _text(value) for name, value in row.items()}
-    earlier = {} if before is None else {name: _text(value) for name, value in before.items()}
+def _moment(record: Checkpoint, rows: list[dict[str, Any]], failure: str, before: list[dict[str, Any]]) -> KeyMoment:
+    values = tuple({name: _text(value) for name, value in row.items()} for row in rows[:_ROWS_MAX])
+    earlier = {name: _text(value) for name, value in before[0].items()} if len(before) == 1 else {}
+    one = values[0] if len(rows) == 1 else {}
     return KeyMoment(
         checkpoint_id=record.checkpoint_id,
         created_at=record.created_at,
-        values=values,
-        changed=frozenset(name for name in values if earlier.get(name) != values[name]),
+        rows=values,
+        changed=frozenset(name for name in one if earlier.get(name) != one[name]),
         failure=failure,
     )
 

@@ -78,8 +78,9 @@ class _Key:
 
     operators: Sequence[str]
     operator: str
-    fields: Sequence[tuple[str, str]]
+    fields: Sequence[tuple[str, str, bool]]
     key: Sequence[str]
+    asked: Sequence[str] = ()
     history: object = None
     failure: str = ""
 
@@ -280,11 +281,15 @@ def _key_page(root: _Root, view: RootView) -> _Key:
     if view.newest is None or not names:
         return _Key(operators=(), operator="", fields=(), key=())
     fields, key = key_fields(view.newest, operator), flask.request.args.getlist("k")
-    empty = _Key(operators=names, operator=operator, fields=fields, key=key if len(key) == len(fields) else ())
+    needed = [text for text, (*_, is_optional) in zip(key, fields, strict=False) if not is_optional]
+    asked = key if any(key[len(needed) :]) else needed or key
+    empty = _Key(
+        operators=names, operator=operator, fields=fields, key=key if len(key) == len(fields) else (), asked=asked
+    )
     if not key:
         return empty
     try:
-        return replace(empty, history=key_history(root.follower.store, view.records, operator, key))
+        return replace(empty, history=key_history(root.follower.store, view.records, operator, asked))
     except StatelineError as error:
         return replace(empty, failure=str(error))
 

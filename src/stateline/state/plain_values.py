@@ -73,18 +73,24 @@ def key_columns(schema: StateSchema, texts: Sequence[str]) -> list[pa.Array]:
 
     Args:
         schema: Of the state.
-        texts: The values, in the order of the key columns. ``\N`` means null, and binary is given as base64.
+        texts: The values, in the order of the key columns; those of sub-keys may be left out. ``\N`` means null, and
+            binary is given as base64.
 
     Raises:
         InvalidInputError: Another number of values, or one that is no value of its column.
     """
-    fields = list(schema.keys)
-    if len(texts) != len(fields):
+    fields, grouping = list(schema.keys), list(schema.grouping.keys)
+    if len(texts) == len(grouping):
+        fields = grouping
+    elif len(texts) != len(fields):
+        either = f"{len(grouping)} or " if schema.subkeys else ""
+        names = ", ".join(f"{field.name} ({field.type})" for field in grouping)
+        optional = ", ".join(f"{field.name} ({field.type})" for field in fields[len(grouping) :])
         raise InvalidInputError(
-            f"expected {len(fields)} values, got {len(texts)}",
+            f"expected {either}{len(fields)} values, got {len(texts)}",
             operation="get",
             subject="KEY",
-            hint=f"Give one for each of: {', '.join(f'{field.name} ({field.type})' for field in fields)}",
+            hint=f"Give one for each of: {names}" + (f"; or of all of these, too: {optional}" if optional else ""),
         )
     return [_key_value(field, text) for field, text in zip(fields, texts, strict=True)]
 
