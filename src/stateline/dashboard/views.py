@@ -53,6 +53,9 @@ _ROWS: Final = 30
 _EVENTS: Final = 50
 _SPARKS: Final = 60
 _SKEWED: Final = 1.5
+_EVEN_SHADE: Final = 2.0
+"""The darkest shade stands for so many times the mean at least: what is even has a shade in the middle."""
+
 _MARKED: Final = ("restart", "replay", "fenced", "rescale")
 
 Number = Callable[[float | None], str]
@@ -248,8 +251,8 @@ class _Drawing:
         number: Number = count_text,
         colours: dict[str, int] | None = None,
     ) -> Plot | None:
-        """Means of each bin, stacked; ``None`` where nothing is known."""
-        if not any(np.any(~np.isnan(column)) for column in columns.values()):
+        """Means of each bin, stacked; ``None`` where there is nothing."""
+        if not any(np.nansum(column) > 0 for column in columns.values()):
             return None
         series = {name: binned(column, self._bins, np.mean) for name, column in columns.items()}
         plot = stacked_plot(title, series, self._labels, number, marks=self._marks, colours=colours)
@@ -384,7 +387,7 @@ def _heat_map(what: str, values: list[float], number: Number) -> HeatMap:
         tips.append(f"{groups}\n{what}: {number(value)}")
     return HeatMap(
         title=what,
-        strip=heat_strip(cells, max(cells, default=0.0), tips),
+        strip=heat_strip(cells, max([*cells, _EVEN_SHADE * sum(cells) / max(len(cells), 1)]), tips),
         top=number(max(cells, default=0.0)),
         key_groups=len(values),
     )
