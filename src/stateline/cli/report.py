@@ -11,6 +11,7 @@ import click
 
 from stateline.cli.output import extra_module, plain, store_option
 from stateline.dashboard.roots import RootFollower
+from stateline.dashboard.run_indexes import RunIndexes
 
 __all__ = ["report"]
 
@@ -27,9 +28,10 @@ def report(root: str, file: Path, last: int | None, options: dict[str, str]) -> 
     pages = extra_module("stateline.dashboard.pages", "ui")
     with closing(RootFollower(root, options)) as follower:
         view = follower.look()
-    if view.failure:
-        raise click.ClickException(plain(view.failure))
-    _replace(file, pages.report_page(view, last))
+        if view.failure:
+            raise click.ClickException(plain(view.failure))
+        indexes = {} if view.newest is None else RunIndexes(follower.store).of(view.newest)
+    _replace(file, pages.report_page(view, last, indexes))
     click.echo(f"{len(view.summaries):,} checkpoints of {plain(view.url)} written to {plain(str(file))}")
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any, Final
 
 import jinja2
 
 from stateline.dashboard.roots import RootView
+from stateline.dashboard.run_indexes import Identity
 from stateline.dashboard.views import checkpoints_view, figure_differences, outputs_view, state_view, time_view
 from stateline.state.plain_values import time_text
+from stateline.state.run_index import RunIndex
 
 __all__ = ["asset", "render", "report_page"]
 
@@ -39,12 +42,13 @@ def asset(name: str) -> tuple[str, str] | None:
     return text, _ASSETS[name]
 
 
-def report_page(view: RootView, last: int | None = None) -> str:
+def report_page(view: RootView, last: int | None = None, indexes: Mapping[Identity, RunIndex] | None = None) -> str:
     """All views of a root as one file, which needs no server and no network.
 
     Args:
         view: The root.
         last: How many of the newest checkpoints; ``None`` for all of the history.
+        indexes: Those of the runs of the newest checkpoint that are known.
     """
     style, script = (resources.files(_PACKAGE).joinpath("static").joinpath(name).read_text("utf-8") for name in _ASSETS)
     pair = view.summaries[-2:] if len(view.summaries) > 1 else None
@@ -55,7 +59,7 @@ def report_page(view: RootView, last: int | None = None) -> str:
         style=style,
         script=script,
         checkpoints=checkpoints_view(view, last),
-        state=state_view(view, last),
+        state=state_view(view, last, indexes),
         time=time_view(view, last),
         outputs=outputs_view(view, last),
         figures=None if pair is None else figure_differences(*pair),

@@ -24,6 +24,7 @@ import waitress
 from stateline.dashboard.pages import asset, render
 from stateline.dashboard.roots import RootFollower, RootView
 from stateline.dashboard.rows import key_fields, key_history, row_changes
+from stateline.dashboard.run_indexes import Identity, RunIndexes
 from stateline.dashboard.views import (
     checkpoints_view,
     figure_differences,
@@ -34,6 +35,7 @@ from stateline.dashboard.views import (
 )
 from stateline.environment import Environment, system_environment
 from stateline.errors import StatelineError
+from stateline.state.run_index import RunIndex
 from stateline.threads import new_lock
 
 __all__ = ["TABS", "dashboard_app", "is_loopback", "serve"]
@@ -48,10 +50,12 @@ TABS: Final = (
 )
 _PAGES: Final[Mapping[str, Callable[[RootView, int | None], object]]] = {
     "checkpoints": checkpoints_view,
-    "state": state_view,
     "time": time_view,
     "outputs": outputs_view,
 }
+_RANGED: Final = (*_PAGES, "state")
+"""Pages that show a part of the history, which can be chosen."""
+
 _RANGES: Final[Mapping[str, tuple[str, int | None]]] = {
     "100": ("last 100", 100),
     "1000": ("last 1,000", 1000),
@@ -110,6 +114,7 @@ class _Root:
         self._lock = new_lock()
         self._view: RootView | None = None
         self._looked_at = 0.0
+        self._indexes = RunIndexes(follower.store, environment)
 
     def view(self) -> RootView:
         """What the root holds, as of a moment ago at most."""
@@ -118,6 +123,11 @@ class _Root:
                 self._view = self.follower.look()
                 self._looked_at = self._clock.monotonic()
             return self._view
+
+    def indexes(self, view: RootView) -> Mapping[Identity, RunIndex]:
+        """The indexes of the runs of the newest checkpoint."""
+        with self._lock:
+            return {} if view.newest is None else self._indexes.of(view.newest)
 
 
 def dashboard_app(
@@ -177,7 +187,7 @@ def dashboard_app(
             tab_title=dict(TABS)[tab],
             tabs=TABS,
             last=last,
-            ranged=tuple(_PAGES),
+            ranged=_RANGED,
             range_query="" if last == _DEFAULT_RANGE else f"?last={last}",
             ranges=[(value, title) for value, (title, _) in _RANGES.items()],
         )
@@ -266,6 +276,8 @@ def _version(views: Sequence[RootView]) -> str:
 def _page(tab: str, root: _Root, view: RootView, last: int | None) -> object:
     if tab in _PAGES:
         return _PAGES[tab](view, last)
+    if tab == "state":
+        return state_view(view, last, root.indexes(view))
     return _key_page(root, view) if tab == "key" else _differences_page(root, view)
 
 

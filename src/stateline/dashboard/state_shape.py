@@ -1,20 +1,25 @@
 """How state lies over key groups and subtasks: rows, bytes, runs, what merges still owe, and how uneven it is. Pure.
 
-A record says how many rows a run has and which key groups it was written for, not how they lie within. So rows and
-bytes of a run are spread evenly over its key groups, and a subtask counts those of the groups that it owns.
+A record says how many rows a run has and which key groups it was written for; the index of a run says how many rows lie
+between which hashes, in up to 64 parts. Rows and bytes are spread evenly over a part, and without an index over all key
+groups of the run. A subtask counts those of the groups that it owns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stateline.checkpoint import Checkpoint, OperatorState, SubtaskState
+from stateline.dashboard.run_indexes import Identity
 from stateline.errors import CorruptDataError
 from stateline.handles import RunHandle
+from stateline.key_groups import KeyGroupRange, hash_bounds
+from stateline.state.run_index import RunIndex
 from stateline.state.schema import StateSchema
 
 __all__ = ["StateShape", "SubtaskShape", "folded", "state_shapes"]
@@ -92,9 +97,14 @@ class StateShape:
         return max(sizes) * len(sizes) / total if total else None
 
 
-def state_shapes(record: Checkpoint) -> list[StateShape]:
-    """The state of each operator of a record."""
-    return [_shape(operator, record.max_parallelism) for operator in record.operators]
+def state_shapes(record: Checkpoint, indexes: Mapping[Identity, RunIndex] | None = None) -> list[StateShape]:
+    """The state of each operator of a record.
+
+    Args:
+        record: The checkpoint.
+        indexes: Those of its runs that are known.
+    """
+    return [_shape(operator, record.max_parallelism, indexes or {}) for operator in record.operators]
 
 
 def folded(values: Sequence[float] | Values, most: int) -> list[float]:
@@ -106,14 +116,16 @@ def folded(values: Sequence[float] | Values, most: int) -> list[float]:
     return [float(value) for value in np.add.reduceat(given, np.arange(0, len(given), step))]
 
 
-def _shape(operator: OperatorState, max_parallelism: int) -> StateShape:
+def _shape(operator: OperatorState, max_parallelism: int, indexes: Mapping[Identity, RunIndex]) -> StateShape:
     rows, sizes = np.zeros(max_parallelism), np.zeros(max_parallelism)
     for subtask in operator.subtasks:
         for run in subtask.runs:
             first, last = _owned(run, subtask)
             if first <= last:
-                rows[first : last + 1] += run.rows / _width(run)
-                sizes[first : last + 1] += run.length / _width(run)
+                mine = slice(first, last + 1)
+                of_rows, of_bytes = _spread(run, indexes.get(run.identity), max_parallelism)
+                rows[mine] += of_rows[mine]
+                sizes[mine] += of_bytes[mine]
     different = {run.identity: run for subtask in operator.subtasks for run in subtask.runs}
     return StateShape(
         name=operator.name,
@@ -147,6 +159,30 @@ def _subtask(subtask: SubtaskState, rows: Values, sizes: Values) -> SubtaskShape
 def _owned(run: RunHandle, subtask: SubtaskState) -> tuple[int, int]:
     """The key groups of a run that a subtask owns, both ends included."""
     return max(run.first_key_group, subtask.first_key_group), min(run.last_key_group, subtask.last_key_group)
+
+
+def _spread(run: RunHandle, index: RunIndex | None, max_parallelism: int) -> tuple[Values, Values]:
+    """The rows and the bytes of a run by key group."""
+    edges = _edges(max_parallelism)
+    end = edges[run.last_key_group + 1]
+    if index is None:
+        starts, of_rows, of_bytes = [edges[run.first_key_group]], [run.rows], [run.length]
+    else:
+        starts = [float(entry.first_hash) for entry in index.batches]
+        of_rows = [entry.rows for entry in index.batches]
+        of_bytes = [entry.length for entry in index.batches]
+        of_bytes[-1] += run.length - sum(of_bytes)  # The index itself lies at the end.
+    places = np.maximum.accumulate([*starts, max(end, starts[-1])])
+    spread = (np.diff(np.interp(edges, places, np.cumsum([0, *amounts]))) for amounts in (of_rows, of_bytes))
+    rows, sizes = spread
+    return rows, sizes
+
+
+@cache
+def _edges(max_parallelism: int) -> Values:
+    """Where each key group begins among all hashes, and the end of the last one."""
+    lows = [hash_bounds(KeyGroupRange(group, group), max_parallelism)[0] for group in range(max_parallelism)]
+    return np.array([*lows, 2**64], np.float64)
 
 
 def _width(run: RunHandle) -> int:

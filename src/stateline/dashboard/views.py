@@ -6,7 +6,7 @@ The rows of state on the pages of a key and of differences are read by :mod:`sta
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -17,6 +17,7 @@ from stateline.checkpoint.history import CheckpointSummary
 from stateline.checkpoint.table_records import table_records
 from stateline.dashboard.plots import Mark, Plot, heat_strip, line_plot, sparkline, stacked_plot
 from stateline.dashboard.roots import RootView
+from stateline.dashboard.run_indexes import Identity
 from stateline.dashboard.state_shape import StateShape, folded, state_shapes
 from stateline.dashboard.timeline import PARTS, Bin, Event, Timeline, Values, binned
 from stateline.dashboard.view_models import (
@@ -37,6 +38,7 @@ from stateline.dashboard.view_models import (
 from stateline.errors import StatelineError
 from stateline.quantities import UNKNOWN, bytes_text, count_text, duration_text, share_text
 from stateline.state.plain_values import time_text
+from stateline.state.run_index import RunIndex
 
 __all__ = [
     "checkpoints_view",
@@ -122,12 +124,18 @@ def checkpoints_view(view: RootView, last: int | None) -> CheckpointsView:
     )
 
 
-def state_view(view: RootView, last: int | None) -> StateView:
-    """The page of state: the newest checkpoint in detail, and its growth."""
+def state_view(view: RootView, last: int | None, indexes: Mapping[Identity, RunIndex] | None = None) -> StateView:
+    """The page of state: the newest checkpoint in detail, and its growth.
+
+    Args:
+        view: The root.
+        last: Of the newest checkpoints, how many; ``None`` for all.
+        indexes: Those of the runs of the newest checkpoint that are known.
+    """
     timeline = Timeline.of(view, last)
     draw = _Drawing.of(timeline)
     newest = view.newest
-    shapes = [] if newest is None else state_shapes(newest)
+    shapes = [] if newest is None else state_shapes(newest, indexes)
     stored, debt = sum(shape.stored_bytes for shape in shapes), sum(shape.debt_bytes for shape in shapes)
     tiles = (
         Tile(

@@ -184,6 +184,16 @@ class RunReader:
             self._open_runs.put(key, opened)
         return opened.run.part(handle.key_groups, opened.max_parallelism, handle)
 
+    def index(self, handle: RunHandle) -> RunIndex:
+        """Where the rows of one run lie, by its tail alone; raises what :meth:`open` raises."""
+        if handle.is_inline:
+            return read_index(pa.py_buffer(handle.data), handle)
+        try:
+            _, space = self._fetch_tail(handle)
+        except NotFoundError as error:
+            raise _gone(handle) from error
+        return read_index(pa.py_buffer(space), handle)
+
     def open_at(self, handle: RunHandle, wanted: HashRanges) -> Run:
         """The rows of one run in those record batches that may hold given hashes; the others are not fetched.
 
