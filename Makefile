@@ -5,7 +5,7 @@ PYTHON ?= $(shell for name in $(CANDIDATES); do \
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := spark,jre,s3,gcs,azure,delta,iceberg,sql,cli,metrics,testing,demo,docs,notebooks,dev
+EXTRAS := spark,jre,s3,gcs,azure,delta,iceberg,sql,cli,ui,metrics,testing,demo,docs,notebooks,dev
 TEST_PROCESSES ?= 2
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 

@@ -3,7 +3,7 @@
 A map of the layers; each imports only what stands below it, and siblings separated by ``|`` never import each other::
 
     cli                                           people look here
-    spark                                         the only folder that imports pyspark
+    spark | dashboard                             the only folder that imports pyspark; what records tell people
     pipeline                                      one micro-batch without Spark
     state | files                                 keyed state; exactly-once files that span checkpoints
     checkpoint                                    records, retention, savepoints

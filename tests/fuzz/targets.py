@@ -13,6 +13,7 @@ import base64
 import contextlib
 import itertools
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +27,8 @@ from stateline.blob.memory import MemoryStore
 from stateline.changelog import ChangelogHandle, ChangelogSettings, ChangelogStorage, SegmentHandle
 from stateline.changelog.inspection import changes_of, inspect_segment, verify_section
 from stateline.changelog.segment import Section, SectionKind, encode_segment
-from stateline.checkpoint.api import Checkpoint
+from stateline.checkpoint.api import HISTORY, Checkpoint, InlineState
+from stateline.checkpoint.history import decode_block, summaries_in
 from stateline.checkpoint.metadata import decode_claim, decode_record, decode_savepoint
 from stateline.checkpoint.retention import reach_of
 from stateline.cli.sections import batches_of
@@ -240,6 +242,10 @@ def _pending_rows(data: bytes) -> None:
     table.take(pa.array(range(table.num_rows - 1, -1, -1), pa.int64()))
 
 
+def _history_in_record(data: bytes) -> None:
+    summaries_in(msgspec.structs.replace(_RECORD, states={HISTORY: InlineState(data=data)}))
+
+
 def _schema(data: bytes) -> None:
     str(StateSchema.decode(data.decode("utf-8", "replace")))
 
@@ -302,6 +308,8 @@ _SCHEMA = StateSchema.of(
 )
 
 
+_RECORD = decode_record(_golden("checkpoint/checkpoint.v1.json"), "fuzz")
+_HISTORY = zlib.compress(b'{"checkpoint_ids":[7],"batch_ids":[6],"created_at":[1.5],"runs":[1],"figures":{"rows":[5]}}')
 _DEFAULT = pa.record_batch({"n": pa.array([7], pa.int64())}).serialize().to_pybytes()
 
 
@@ -340,6 +348,8 @@ TARGETS = {
             _document,
         ),
         Target("claim", lambda data: decode_claim(data, "fuzz"), [_golden("checkpoint/claimed.v1.json")], _document),
+        Target("history", lambda data: decode_block(data, "fuzz"), [_golden("checkpoint/history.v1.json")], _document),
+        Target("history_in_record", _history_in_record, [_HISTORY]),
         _run_target("run"),
         _run_target("run_zstd"),
         Target("pending_rows", _pending_rows, [_golden("pending/rows.v1.arrows")]),

@@ -101,6 +101,15 @@ class InstrumentedStore(StoreDecorator):
         self._count("put_if_absent", pieces)
         return self.inner.put_all_if_absent(name, pieces, read_soon=read_soon)
 
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Forwards the ranges together, and counts each as ``get_range``."""
+        with self._lock:
+            self.calls["get_range"] += len(ranges)
+        found = self.inner.get_ranges(name, ranges)
+        with self._lock:
+            self.bytes_read += sum(map(len, found))
+        return found
+
     def _forward(self, operation: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self._count(operation, (*args, *named.values()))
         result = super()._forward(operation, args, named)

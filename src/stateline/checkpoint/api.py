@@ -22,6 +22,7 @@ from stateline.key_groups import KeyGroupRange
 
 __all__ = [
     "EARLIER_CHECKPOINTS",
+    "HISTORY",
     "MAX_FILE_STATE_THRESHOLD",
     "Checkpoint",
     "DeliveryState",
@@ -39,6 +40,10 @@ MAX_FILE_STATE_THRESHOLD: Final = 1_048_576
 
 EARLIER_CHECKPOINTS: Final = "savepoint.checkpoints"
 """Name in ``Checkpoint.properties``, carried from record to record: :attr:`Checkpoint.earlier_checkpoints`."""
+
+
+HISTORY: Final = "history"
+"""Name in ``Checkpoint.states``: what the newest checkpoints did and cost. No restart needs it."""
 
 
 class SubtaskState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

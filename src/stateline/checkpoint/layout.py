@@ -9,14 +9,18 @@
     ├── shared/<uuid>           runs and pending rows, shared by many checkpoints
     ├── taskowned/<uuid>        files that their task deletes itself
     ├── floor/<block>           marker: every id of the block is retired and fenced for ever
+    ├── history/<block>         what checkpoints did and cost, :data:`HISTORY_BLOCK` of them; decides nothing
+    ├── history/fenced-<id>-<uuid>   mark: a driver lost checkpoint <id> to another one, and stopped
     ├── spark/                  Spark's own checkpoint, if its user names no other place: not read, swept or copied
     └── savepoint-<...>/        self-contained copies; see ``savepoint``
 
 Facts:
 - Ids are grouped in blocks of :data:`FLOOR_BLOCK`; block ``b`` holds ids ``[b * FLOOR_BLOCK, (b + 1) * FLOOR_BLOCK)``.
   The number is part of the format: another one would read the old markers as floors of other ids.
+- Blocks of the history hold :data:`HISTORY_BLOCK` ids in the same way, and only the newest :data:`HISTORY_BLOCKS` stay.
 - A record reaches only data objects. Names that coordinate (``_metadata``, ``_published``, ``_claimed``, ``floor/``,
-  ``spark/``, staging) are refused in a record, so that no record, however hostile, makes retention delete a fence.
+  ``history/``, ``spark/``, staging) are refused in a record, so that no record, however hostile, makes retention
+  delete a fence.
 """
 
 from __future__ import annotations
@@ -31,6 +35,9 @@ __all__ = [
     "CLAIMED",
     "FLOOR_BLOCK",
     "FLOOR_PREFIX",
+    "HISTORY_BLOCK",
+    "HISTORY_BLOCKS",
+    "HISTORY_PREFIX",
     "METADATA",
     "PUBLISHED",
     "RECORD_PREFIX",
@@ -40,9 +47,13 @@ __all__ = [
     "TASKOWNED_PREFIX",
     "block_of",
     "block_of_floor",
+    "block_of_history",
     "check_object_name",
+    "fenced_name",
     "first_id_of_block",
     "floor_name",
+    "history_name",
+    "id_of_fenced",
     "id_of_published",
     "id_of_record",
     "ids_of_block",
@@ -65,13 +76,22 @@ SAVEPOINT_PREFIX: Final = "savepoint-"
 SHARED_PREFIX: Final = "shared/"
 TASKOWNED_PREFIX: Final = "taskowned/"
 FLOOR_PREFIX: Final = "floor/"
+HISTORY_PREFIX: Final = "history/"
 SPARK_PREFIX: Final = "spark/"
 
 FLOOR_BLOCK: Final = 256
 """Ids per floor marker. So a root keeps fewer than twice as many tombstones."""
 
+HISTORY_BLOCK: Final = 64
+"""Ids per object of the history: so many checkpoints cost it one request."""
+
+HISTORY_BLOCKS: Final = 157
+"""Objects of the history that stay: a little more than 10,000 checkpoints."""
+
 _RECORD: Final = re.compile(r"chk-(0|[1-9][0-9]{0,17})/_metadata")
 _FLOOR: Final = re.compile(r"floor/(0|[1-9][0-9]{0,17})")
+_HISTORY: Final = re.compile(r"history/(0|[1-9][0-9]{0,17})")
+_FENCED: Final = re.compile(r"history/fenced-(0|[1-9][0-9]{0,17})-[0-9a-f]{32}")
 _MADE_HERE: Final = re.compile(
     r"(?:shared|taskowned|chk-(?:0|[1-9][0-9]{0,17}))/[^/]*(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])[^/]*"
 )
@@ -127,6 +147,28 @@ def block_of_floor(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def history_name(block: int) -> str:
+    """Name of the object with the history of a block of :data:`HISTORY_BLOCK` ids."""
+    return f"{HISTORY_PREFIX}{block}"
+
+
+def block_of_history(name: str) -> int | None:
+    """The block of an object of the history; ``None`` if :func:`history_name` does not make the name."""
+    match = _HISTORY.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def fenced_name(checkpoint_id: int, nonce: str) -> str:
+    """Name of the mark that a driver lost a checkpoint; ``nonce`` is unique to the mark."""
+    return f"{HISTORY_PREFIX}fenced-{checkpoint_id}-{nonce}"
+
+
+def id_of_fenced(name: str) -> int | None:
+    """The checkpoint that a driver lost, by its mark; ``None`` if :func:`fenced_name` does not make the name."""
+    match = _FENCED.fullmatch(name)
+    return int(match[1]) if match else None
+
+
 def is_made_here(name: str) -> bool:
     """Whether Stateline may have given this name to a data object: all of them carry a UUID."""
     return _MADE_HERE.fullmatch(name) is not None
@@ -138,7 +180,11 @@ def check_object_name(name: str) -> str:
         return name
     check_name(name)
     leaf = name.rpartition("/")[2]
-    if name.startswith((FLOOR_PREFIX, SPARK_PREFIX, STAGING_PREFIX)) or leaf in (METADATA, PUBLISHED, CLAIMED):
+    if name.startswith((FLOOR_PREFIX, HISTORY_PREFIX, SPARK_PREFIX, STAGING_PREFIX)) or leaf in (
+        METADATA,
+        PUBLISHED,
+        CLAIMED,
+    ):
         raise InvalidInputError(
             "the name is reserved for coordination",
             subject=f"object name {name!r}",

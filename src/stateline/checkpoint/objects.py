@@ -19,6 +19,7 @@ from stateline.blob.checksum import crc32c
 from stateline.changelog.segment import SECTION_ALIGNMENT, read_directory
 from stateline.changelog.segment_writer import SEGMENT_SUFFIX
 from stateline.checkpoint.api import (
+    HISTORY,
     Checkpoint,
     DeliveryState,
     FileState,
@@ -189,7 +190,8 @@ def renamed(
 ) -> Checkpoint:
     """The same state under other names: what a copy of a checkpoint's objects is described by.
 
-    Files that the checkpoint finishes are left out, open ones stay; files of exclusive state become absolute.
+    Files that the checkpoint finishes are left out, open ones stay; files of exclusive state become absolute. The
+    history stays where it is: the checkpoints of another root have numbers of their own.
 
     Args:
         checkpoint: The original.
@@ -215,6 +217,7 @@ def renamed(
             if isinstance(state, FileState)
             else state
             for key, state in checkpoint.states.items()
+            if key != HISTORY
         },
     )
 

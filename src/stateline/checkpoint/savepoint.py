@@ -277,6 +277,7 @@ def start_from_savepoint(
     mode: Literal["copy", "claim"] = "copy",
     outputs: Mapping[str, str] | None = None,
     first_batch_id: int = 0,
+    progress: Callable[[int, int], None] | None = None,
     environment: Environment | None = None,
 ) -> Checkpoint:
     """The first checkpoint of a new query: the state before its first batch. **The caller publishes it** in ``root``.
@@ -290,6 +291,7 @@ def start_from_savepoint(
         mode: ``copy`` copies every object into the root; ``claim`` uses them where they are.
         outputs: URLs of the new outputs by those of the old ones: where files that are still open go on.
         first_batch_id: The batch that the query runs first.
+        progress: ``progress(objects_done, objects_in_all)``, called after each object that was copied.
         environment: Clock and ids.
 
     Raises:
@@ -309,7 +311,10 @@ def start_from_savepoint(
             hint="A root belongs to one query: give the new one a root of its own",
             kind=ErrorKind.FOREIGN_ROOT,
         )
-    names = _claimed_names(savepoint, root.store, query_id) if mode == "claim" else _copied_names(savepoint, root.store)
+    if mode == "claim":
+        names = _claimed_names(savepoint, root.store, query_id)
+    else:
+        names = _copied_names(savepoint, root.store, progress)
     urls = outputs or {}
     earlier = savepoint.checkpoint.earlier_checkpoints + savepoint.checkpoint.checkpoint_id + 1
     moved = renamed(savepoint.checkpoint, names.__getitem__, run_checkpoint_id=0)
@@ -327,16 +332,18 @@ def start_from_savepoint(
     )
 
 
-def _copied_names(savepoint: Savepoint, root: BlobStore) -> dict[str, str]:
+def _copied_names(savepoint: Savepoint, root: BlobStore, progress: Callable[[int, int], None] | None) -> dict[str, str]:
     savepoint.check_free("start_from_savepoint")
     extents = extents_of(savepoint.checkpoint)
     names = flat_names(extents)
-    for name in sorted(extents):
+    for done, name in enumerate(sorted(extents), start=1):
         kept = savepoint.name_in_store(name)
         try:
             copy_object(savepoint.store, kept, extents[name], root, names[name])
         except NotFoundError as error:
             raise _gone(savepoint.url, error) from error
+        if progress is not None:
+            progress(done, len(extents))
     return names
 
 

@@ -17,16 +17,18 @@ Facts:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stateline.blob.api import BlobStore, ObjectInfo
 from stateline.checkpoint.api import Checkpoint
+from stateline.checkpoint.history import read_block
 from stateline.checkpoint.layout import (
     CLAIMED,
     FLOOR_BLOCK,
     FLOOR_PREFIX,
+    HISTORY_PREFIX,
     METADATA,
     PUBLISHED,
     RECORD_PREFIX,
@@ -34,6 +36,7 @@ from stateline.checkpoint.layout import (
     TASKOWNED_PREFIX,
     block_of,
     block_of_floor,
+    block_of_history,
     floor_name,
     id_of_published,
     ids_of_block,
@@ -146,6 +149,7 @@ def verify_root(
     if checkpoint_id is None:
         _look_beside_marks(root.store, listed, report)
         _look_at_floor(root.store, report)
+        _look_at_history(root.store, report)
     _verify(root.store, checkpoints, outputs or {}, root.is_published, progress, report)
     report.findings = [finding for finding in report.findings if _still_counts(root, finding)]
     if checkpoint_id is None:
@@ -295,6 +299,15 @@ def _look_at_floor(store: BlobStore, report: VerifyReport) -> None:
             _look_at_mark(store, floor_name(block), encode_floor(block), (), report)
 
 
+def _look_at_history(store: BlobStore, report: VerifyReport) -> None:
+    """The objects of the history: nothing depends on them, but a store that changes one changes others."""
+    for name in [info.name for info in store.list(HISTORY_PREFIX)]:
+        block = block_of_history(name)
+        if block is not None:
+            with report.noting(name, ()), suppress(NotFoundError):  # It fell out meanwhile.
+                read_block(store, block)
+
+
 def _look_at_mark(
     store: BlobStore, name: str, written: bytes, checkpoint_ids: tuple[int, ...], report: VerifyReport
 ) -> None:
@@ -331,7 +344,9 @@ def _look_at_file(store: BlobStore, commit: CommitPoint, checkpoint_id: int, rep
 
 def _still_counts(root: CheckpointStore, finding: Finding) -> bool:
     """Whether it is about what coordinates, or some checkpoint that needs the object was not retired meanwhile."""
-    if finding.name.startswith(FLOOR_PREFIX) or (finding.name.startswith(RECORD_PREFIX) and _coordinates(finding.name)):
+    if finding.name.startswith((FLOOR_PREFIX, HISTORY_PREFIX)) or (
+        finding.name.startswith(RECORD_PREFIX) and _coordinates(finding.name)
+    ):
         return True
     for checkpoint_id in finding.checkpoint_ids:
         try:

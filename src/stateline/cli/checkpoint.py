@@ -29,6 +29,8 @@ from stateline.checkpoint import (
     verify_root,
     verify_savepoint,
 )
+from stateline.checkpoint.api import HISTORY
+from stateline.checkpoint.history import summaries_in
 from stateline.cli.output import (
     CommandGroup,
     delete_option,
@@ -131,6 +133,9 @@ def show(pointer: str, options: dict[str, str], *, as_json: bool) -> None:
     for output in record.outputs:
         _show_output(output)
     for name, state in record.states.items():
+        if name == HISTORY:
+            click.echo(f"\nhistory: {_history_text(record)}")
+            continue
         click.echo(f"\nstate {plain(name)}: {plain(str(msgspec.to_builtins(state))[:200])}")
 
 
@@ -419,6 +424,19 @@ def _schema_text(operator: OperatorState) -> str:
         return plain(str(StateSchema.decode(operator.schema)))
     except CorruptDataError as error:
         return f"DAMAGED schema: {plain(error.message)}"
+
+
+def _history_text(record: Checkpoint) -> str:
+    """What a record carries of the history."""
+    try:
+        summaries = summaries_in(record)
+    except CorruptDataError as error:
+        return f"DAMAGED: {plain(error.message)}"
+    if not summaries:
+        return "empty"
+    return (
+        f"checkpoints {summaries[0].checkpoint_id:,} to {summaries[-1].checkpoint_id:,}; `stateline ui` shows all of it"
+    )
 
 
 def _show_output(output: OutputState) -> None:

@@ -11,10 +11,13 @@ from stateline import __version__
 from stateline.cli.changelog import changelog
 from stateline.cli.checkpoint import checkpoint
 from stateline.cli.output import CommandGroup, json_option, print_json
+from stateline.cli.report import report
 from stateline.cli.savepoint import savepoint
 from stateline.cli.state import state
 from stateline.cli.sweep import sweep
 from stateline.cli.table import table
+from stateline.cli.ui import ui
+from stateline.cli.watch import watch
 from stateline.errors import StatelineError
 from stateline.spark.java import find_java
 
@@ -31,6 +34,7 @@ _PACKAGES = {
     "pyiceberg": "iceberg",
     "adbc-driver-postgresql": "sql",
     "prometheus-client": "metrics",
+    "flask": "ui",
 }
 """What the layers use, and the extra that brings it; an empty one comes with every installation."""
 
@@ -70,5 +74,5 @@ def doctor(context: click.Context, *, as_json: bool) -> None:
     context.exit(0 if healthy else 1)
 
 
-for _command in (changelog, checkpoint, state, savepoint, sweep, table):
+for _command in (changelog, checkpoint, state, savepoint, sweep, table, ui, report, watch):
     stateline.add_command(_command)

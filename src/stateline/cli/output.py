@@ -11,6 +11,7 @@ import base64
 import datetime as dt
 import decimal
 import errno
+import importlib
 import json
 import math
 import os
@@ -21,13 +22,22 @@ from functools import partial
 from typing import Any, Final
 
 import click
-import pyarrow as pa
-import pyarrow.compute as pc
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from stateline.errors import InvalidInputError, NotInstalledError, StatelineError
+from stateline.quantities import count_text
+from stateline.state.plain_values import python_rows, time_text, value_text
 
 __all__ = [
     "EXIT_CODES",
@@ -35,6 +45,7 @@ __all__ = [
     "UNREAD",
     "CommandGroup",
     "delete_option",
+    "extra_module",
     "json_option",
     "mapping_option",
     "output_option",
@@ -125,6 +136,20 @@ table_option: Final = mapping_option("--table-option", "table_options", help="A 
 delete_option: Final = click.option("--delete", is_flag=True, help="Delete; without it, only list what would go.")
 
 
+def extra_module(name: str, extra: str) -> Any:
+    """A module that needs the packages of an extra.
+
+    Raises:
+        NotInstalledError: One of them is missing.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise NotInstalledError(
+            f"the package {error.name} is missing", subject=name, hint=f"pip install 'stateline[{extra}]'"
+        ) from error
+
+
 def plain(text: str) -> str:
     """Text without characters that could steer a terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
@@ -199,49 +224,12 @@ def _json_value(value: Any) -> Any:
     return value
 
 
-def python_rows(given: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows as what :func:`print_json` takes, also where Python has no such value."""
-    try:
-        rows: list[dict[str, Any]] = given.to_pylist()
-    except (OverflowError, ValueError):  # Arrow and Spark have days, moments and texts that Python has not.
-        columns = {name: [_value(scalar) for scalar in given.column(name)] for name in given.schema.names}
-        rows = [{name: values[at] for name, values in columns.items()} for at in range(given.num_rows)]
-    return rows
+class _RateColumn(ProgressColumn):
+    """How much is done in a second."""
 
-
-def _value(scalar: pa.Scalar) -> Any:
-    """The value in Python; as text where Python has no such day or moment, escaped where it is no UTF-8."""
-    if not scalar.is_valid:
-        return None
-    if isinstance(scalar, pa.MapScalar):
-        return [(_value(entry["key"]), _value(entry["value"])) for entry in scalar.values]
-    if isinstance(scalar, pa.ListScalar):
-        return [_value(item) for item in scalar.values]
-    if isinstance(scalar, pa.StructScalar):
-        return {name: _value(item) for name, item in scalar.items()}
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError:
-        return scalar.as_buffer().to_pybytes().decode("utf-8", "backslashreplace")
-    except (OverflowError, ValueError):
-        return str(pc.cast(scalar, pa.string()))
-
-
-def value_text(value: object) -> str:
-    """A value of a row, for people."""
-    if value is None:
-        return "null"
-    if isinstance(value, bytes):
-        return repr(value)[2:-1]
-    return str(value)
-
-
-def time_text(seconds: float) -> str:
-    """A moment in UTC, to the second."""
-    try:
-        return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    except (ValueError, OverflowError, OSError):
-        return str(seconds)
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{count_text(speed)}/s", style="progress.data.speed")
 
 
 @contextmanager
@@ -252,8 +240,17 @@ def progress(what: str, *, hidden: bool = False) -> Iterator[Callable[[int, int]
         ``tell(done, in_all)``.
     """
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _RateColumn(),
+        TimeRemainingColumn(),
+    )
+    is_hidden = hidden or not console.is_terminal
+    # What is printed meanwhile goes above the bar where both are one terminal, and where it belongs otherwise.
+    shared = sys.stdout.isatty()
+    with Progress(*columns, console=console, transient=True, disable=is_hidden, redirect_stdout=shared) as bar:
         task = bar.add_task(what, total=None)
 
         def tell(done: int, in_all: int) -> None:

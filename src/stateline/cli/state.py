@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -15,7 +11,7 @@ import pyarrow as pa
 
 from stateline.blob import BlobStore, StoreDecorator, open_store
 from stateline.blob.api import Buffer
-from stateline.checkpoint import CheckpointStore, CheckpointStoreSettings, SubtaskState, resolve_pointer
+from stateline.checkpoint import CheckpointStore, CheckpointStoreSettings, resolve_pointer
 from stateline.cli.output import (
     CommandGroup,
     json_option,
@@ -33,14 +29,11 @@ from stateline.errors import AlreadyExistsError, DataLossError, InvalidInputErro
 from stateline.files.formats import FORMATS
 from stateline.handles import Part
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
-from stateline.state.changes import changes_between
+from stateline.state.changes import changes_of_stored
+from stateline.state.plain_values import key_columns
 from stateline.state.stored import StoredState
 
 __all__ = ["diff", "export", "get", "ls", "state"]
-
-_NULL: Final = r"\N"
-_ESCAPED_NULL: Final = re.compile(r"\\+\\N")
-"""Text that would be null with one backslash less: that one goes, so that every text can be said."""
 
 _COLUMNS: Final = {
     "operator": "operator",
@@ -123,7 +116,7 @@ def get(
     """
     snapshot = resolve_pointer(pointer, options=options)
     stored = StoredState.of(snapshot.store, snapshot.checkpoint, operator)
-    columns = _key_columns(stored, key)
+    columns = key_columns(stored.schema, key)
     with _naming_who_needs_it(stored):
         rows = python_rows(stored.reader().get(stored.whole(), columns))
     if not rows:
@@ -280,69 +273,13 @@ def _leaving_nothing(store: _Remembering) -> Iterator[None]:
 
 
 def _changes(old: StoredState, new: StoredState) -> Iterator[Mapping[str, Any]]:
-    parts = max(new.stored_rows // _ROWS_PER_SLICE, 1)
-    reader = max(old, new, key=lambda state: state.checkpoint_id).reader()  # Rows become newer, never older.
-    pairs: Sequence[tuple[SubtaskState, SubtaskState]] = list(zip(old.slices(parts), new.slices(parts), strict=True))
     with _naming_who_needs_it(old), _naming_who_needs_it(new):
-        for was, now in pairs:
-            for batch in changes_between(reader, was, now):
-                yield from python_rows(batch)
+        for batch in changes_of_stored(old, new):
+            yield from python_rows(batch)
 
 
 def _field(value: object) -> str:
     return plain(value_text(value))
-
-
-def _key_columns(stored: StoredState, texts: Sequence[str]) -> list[pa.Array]:
-    """One array of one value per key column.
-
-    Raises:
-        InvalidInputError: Another number of values, or one that is no value of its column.
-    """
-    fields, grouping = list(stored.schema.keys), list(stored.schema.grouping.keys)
-    if len(texts) == len(grouping):
-        fields = grouping
-    elif len(texts) != len(fields):
-        either = f"{len(grouping)} or " if stored.schema.subkeys else ""
-        names = ", ".join(f"{field.name} ({field.type})" for field in grouping)
-        optional = ", ".join(f"{field.name} ({field.type})" for field in fields[len(grouping) :])
-        raise InvalidInputError(
-            f"expected {either}{len(fields)} values, got {len(texts)}",
-            operation="get",
-            subject="KEY",
-            hint=f"Give one for each of: {names}" + (f"; or of all of these, too: {optional}" if optional else ""),
-        )
-    return [_key_value(field, text) for field, text in zip(fields, texts, strict=True)]
-
-
-def _key_value(field: pa.Field, text: str) -> pa.Array:
-    if text == _NULL:
-        return pa.nulls(1, field.type)
-    if _ESCAPED_NULL.fullmatch(text):
-        text = text[1:]
-    try:
-        if pa.types.is_binary(field.type) or pa.types.is_fixed_size_binary(field.type):
-            return pa.array([base64.b64decode(text, validate=True)], field.type)
-        if pa.types.is_string(field.type):  # The bytes that were typed: the column may hold text that is not UTF-8.
-            return pa.array([os.fsencode(text)], pa.binary()).view(field.type)
-        return pa.array([text]).cast(field.type)
-    except (pa.ArrowException, binascii.Error, ValueError) as error:
-        raise InvalidInputError(
-            f"{text!r} is not a value of type {field.type}",
-            operation="get",
-            subject=f"key column {field.name!r}",
-            hint=_how_to_write(field.type),
-        ) from error
-
-
-def _how_to_write(type_: pa.DataType) -> str:
-    if pa.types.is_timestamp(type_):
-        return "Write it like 2024-01-31T12:00:00" + ("Z, with its offset" if type_.tz else "")
-    if pa.types.is_date(type_):
-        return "Write it like 2024-01-31"
-    if pa.types.is_binary(type_) or pa.types.is_fixed_size_binary(type_):
-        return "Give the bytes as base64"
-    return r"Give a value of that type, or \N for null"
 
 
 @contextmanager

@@ -13,7 +13,16 @@ from stateline.blob.sweep import SweepResult, reachable_names
 from stateline.blob.sweep import sweep as sweep_staged
 from stateline.checkpoint import Checkpoint, CheckpointStore, RootSweep, sweep_root
 from stateline.cli.jobs import jobs_beside, sweep_jobs
-from stateline.cli.output import delete_option, json_option, output_option, plain, print_json, store_option, time_text
+from stateline.cli.output import (
+    delete_option,
+    json_option,
+    output_option,
+    plain,
+    print_json,
+    progress,
+    store_option,
+    time_text,
+)
 from stateline.environment import system_environment
 from stateline.options import parse_duration
 
@@ -80,11 +89,16 @@ def sweep(
             tell.result(jobs, of_jobs.result)
             if (also or of_jobs.result.examined) and CheckpointStore(store).latest() is None:
                 continue
-        swept.append(
-            sweep_root(
-                CheckpointStore(store), min_age=min_age, delete=delete, on_leftover=partial(tell.leftover, store.url)
+        with progress("sweeping", hidden=as_json) as told:
+            swept.append(
+                sweep_root(
+                    CheckpointStore(store),
+                    min_age=min_age,
+                    delete=delete,
+                    on_leftover=partial(tell.leftover, store.url),
+                    progress=told,
+                )
             )
-        )
         tell.result(store, swept[-1].result)
     checkpoints += [checkpoint for result in swept for checkpoint in result.checkpoints]
     targets = {store.url: store for store in stores}

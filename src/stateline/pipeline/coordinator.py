@@ -41,9 +41,6 @@ from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import (
     Checkpoint,
     CheckpointStore,
-    DeliveryState,
-    OperatorState,
-    OutputState,
     SubtaskState,
     checkpoint_time,
 )
@@ -54,14 +51,15 @@ from stateline.handles import CommitPoint
 from stateline.key_groups import check_parallelism, range_for_subtask
 from stateline.pipeline.compatibility import Step, check_continuation, decided_earlier, next_properties, next_step
 from stateline.pipeline.delivery import Delivery, deliveries_of
+from stateline.pipeline.gathering import gathered
 from stateline.pipeline.graph import OperatorPlan
+from stateline.pipeline.history import HistoryRecorder, state_figures
 from stateline.pipeline.lookups import LookupRoots
 from stateline.pipeline.messages import (
     Batch,
     BatchReport,
     LookupSlice,
     SubtaskInput,
-    SubtaskResult,
     SubtaskRunner,
     max_event_times,
     summed_metrics,
@@ -100,6 +98,7 @@ class MicroBatchCoordinator(Generic[D]):
         upkeep: Where old checkpoints are let go beside the next batch; ``None`` for within their own.
         copies: The copies of this host; ``None`` for none.
         lookups: The other roots that its operators look into.
+        history: Summarises its checkpoints; by default one for this coordinator alone.
     """
 
     def __init__(
@@ -113,6 +112,7 @@ class MicroBatchCoordinator(Generic[D]):
         upkeep: Upkeep | None = None,
         copies: HostCache | None = None,
         lookups: LookupRoots | None = None,
+        history: HistoryRecorder | None = None,
     ) -> None:
         check_parallelism(plan.parallelism, plan.max_parallelism)
         self._plan = plan
@@ -124,6 +124,7 @@ class MicroBatchCoordinator(Generic[D]):
         self._deliver = deliver
         self._upkeep = upkeep
         self._lookups = lookups or LookupRoots({})
+        self._history = history or HistoryRecorder(checkpoints.store, environment)
         self._segments = Segments(checkpoints.store, environment, copies=copies)
         self._tables = TableCommits(plan.graph, checkpoints.store, self._outputs, environment, copies)
         self._newest: Checkpoint | None = None
@@ -186,9 +187,11 @@ class MicroBatchCoordinator(Generic[D]):
             newest = self._newest = self._checkpoints.publish(first)
         step = next_step(newest, batch, self._plan.root_url)
         if newest is not None and step is Step.FINISH_NEWEST:
+            self._history.replayed()
             return BatchReport(checkpoint=newest, replayed=True)
         if newest is not None and step is Step.LOOK_BACK:
             earlier = decided_earlier(self._checkpoints.get, newest, batch, self._plan.root_url)
+            self._history.replayed()
             return BatchReport(checkpoint=earlier, replayed=True)
         return self._run(newest, batch)
 
@@ -295,7 +298,9 @@ class MicroBatchCoordinator(Generic[D]):
         began = clock.monotonic()
         with self._fenced():
             record = with_files_finished(newest, targets, finish_files, self._environment, run_id)
-            metrics = {"output_seconds": clock.monotonic() - began} | self._commit(record)
+            metrics = {"output_seconds": clock.monotonic() - began}
+            record = self._history.summarised(newest, record, metrics, {})
+            metrics |= self._commit(record)
         return BatchReport(checkpoint=record, replayed=False, metrics=metrics)
 
     def _time(self) -> float:
@@ -323,7 +328,7 @@ class MicroBatchCoordinator(Generic[D]):
         with self._fenced():
             results = self._lookups.attempts(lambda: self._run_subtasks(batch, self._inputs(newest, now, watermarks)))
             computed = clock.monotonic()
-            operators, outputs, deliveries = self._gathered(results)
+            operators, outputs, deliveries = gathered(plan, self._output_urls, results)
             record = Checkpoint(
                 checkpoint_id=_next_id(newest),
                 batch_id=batch.batch_id,
@@ -345,6 +350,7 @@ class MicroBatchCoordinator(Generic[D]):
             record = replace(record, properties=record.properties | self._tables.properties(newest))
             metrics = summed_metrics(results)
             metrics |= {"subtasks_seconds": computed - began, "pack_seconds": clock.monotonic() - computed}
+            record = self._history.summarised(newest, record, metrics, state_figures(results))
             return BatchReport(checkpoint=record, replayed=False, metrics=metrics | self._commit(record))
 
     def _commit(self, record: Checkpoint) -> dict[str, float]:
@@ -362,16 +368,23 @@ class MicroBatchCoordinator(Generic[D]):
         self._newest, self._is_published = record, False
         self._publish(record)
         published = clock.monotonic()
-        retain = partial(self._checkpoints.retain, self._plan.settings.retained_checkpoints)
+        afterwards = partial(self._retain, self._history.writing())
         if self._upkeep is None:
-            retain()
+            afterwards()
         else:
-            self._upkeep.begin(retain)
-        return {
+            self._upkeep.begin(afterwards)
+        seconds = {
             "record_seconds": decided - began,
             "publish_seconds": published - decided,
             "retain_seconds": clock.monotonic() - published + began - came,
         }
+        self._history.decided(record, seconds)
+        return seconds
+
+    def _retain(self, write_history: Callable[[], None]) -> None:
+        """Lets old checkpoints go; before that, writes what is due of the history."""
+        write_history()
+        self._checkpoints.retain(self._plan.settings.retained_checkpoints)
 
     # -- step 2: subtasks -----------------------------------------------------------------------------------------
 
@@ -424,49 +437,6 @@ class MicroBatchCoordinator(Generic[D]):
             return rescale(stored, plan.parallelism, plan.max_parallelism)
         ranges = [range_for_subtask(index, plan.parallelism, plan.max_parallelism) for index in range(plan.parallelism)]
         return [SubtaskState(first_key_group=owned.start, last_key_group=owned.end) for owned in ranges]
-
-    def _gathered(
-        self, results: Sequence[SubtaskResult]
-    ) -> tuple[tuple[OperatorState, ...], tuple[OutputState, ...], tuple[DeliveryState, ...]]:
-        """The parts of the record that the subtasks' results make, each result used exactly once.
-
-        Raises:
-            InternalError: A result is missing, or there is one too many.
-        """
-        states = []
-        outputs = []
-        deliveries = []
-        for operator in self._plan.graph.operators:
-            mine = sorted((item for item in results if item.operator == operator.name), key=lambda item: item.subtask)
-            if [item.subtask for item in mine] != list(range(self._plan.parallelism)):
-                raise InternalError(
-                    f"expected one result of each of {self._plan.parallelism} subtasks, "
-                    f"got {[item.subtask for item in mine]}",
-                    operation="run_batch",
-                    subject=f"operator {operator.name}",
-                )
-            states += [
-                OperatorState(
-                    name=operator.state_name(table),
-                    schema=schema,
-                    definition=operator.definition,
-                    subtasks=tuple(item.states[table] for item in mine),
-                )
-                for table, schema in operator.tables.items()
-            ]
-            if operator.output is not None:
-                outputs.append(
-                    OutputState(
-                        operator=operator.name,
-                        url=self._output_urls[operator.name],
-                        finished=tuple(file for item in mine for file in item.finished),
-                        open=tuple(file for item in mine for file in item.open),
-                    )
-                )
-            rows = tuple(item.delivery for item in mine if item.delivery is not None)
-            if rows:
-                deliveries.append(DeliveryState(operator=operator.name, rows=rows))
-        return tuple(states), tuple(outputs), tuple(deliveries)
 
     # -- step 4: publishing ---------------------------------------------------------------------------------------
 

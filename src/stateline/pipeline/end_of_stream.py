@@ -24,6 +24,7 @@ from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.delivery import Delivery, rows_without_function
 from stateline.pipeline.driver_stores import DriverStores
 from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.history import HistoryRecorder
 from stateline.pipeline.messages import Batch, SubtaskInput, SubtaskResult
 from stateline.pipeline.open_files import FinishFiles
 from stateline.pipeline.plan import PLAIN, PipelinePlan
@@ -106,7 +107,10 @@ def finish_root(
 
         def coordinator() -> MicroBatchCoordinator[None]:
             records = CheckpointStore(stores.root, environment=environment)
-            return MicroBatchCoordinator(plan, records, stores.outputs, _no_subtasks, environment, _refuse)
+            history = HistoryRecorder(stores.root, environment, is_new_run=False)
+            return MicroBatchCoordinator(
+                plan, records, stores.outputs, _no_subtasks, environment, _refuse, history=history
+            )
 
         finish_open_files(plan, stores, Segments(stores.root, environment, copies), coordinator(), coordinator)
     return True

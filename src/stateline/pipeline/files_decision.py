@@ -24,6 +24,7 @@ from stateline.files import EncodingAhead, FileJoiner, FileOutput, FilesContext,
 from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.end_of_stream import file_finisher
 from stateline.pipeline.graph import Graph, OperatorPlan
+from stateline.pipeline.history import HistoryRecorder
 from stateline.pipeline.messages import Batch, BatchReport, SubtaskInput, SubtaskResult
 from stateline.pipeline.open_files import files_due_at, is_round_of
 from stateline.pipeline.output_columns import columns_of
@@ -198,8 +199,16 @@ class FilesDecision:
             finished = (*(file for made in batch.data for file in made.finished), *result.finished)
             return [SubtaskResult(operator=_OPERATOR, subtask=0, states={}, finished=finished, open=result.open)]
 
+        # Each commit of Spark's has a coordinator, in a process of its own: that is no start of the query.
+        history = HistoryRecorder(self._records.store, self._environment, is_new_run=False)
         return MicroBatchCoordinator(
-            self._plan, self._records, {_OPERATOR: self._out}, join, self._environment, copies=self._copies
+            self._plan,
+            self._records,
+            {_OPERATOR: self._out},
+            join,
+            self._environment,
+            copies=self._copies,
+            history=history,
         )
 
     def _context(self, now: float) -> FilesContext:

@@ -74,9 +74,10 @@ def is_round_of(run_id: str, record: Checkpoint, following: Checkpoint) -> bool:
     """Whether the checkpoint after a record was made by one run of the query while no rows came.
 
     Then nothing has been decided but that some files are finished: the batch, its offsets and the state are those of
-    the record, and no driver but the one that runs the caller can have made it.
+    the record, and no driver but the one that runs the caller can have made it. What a record tells of its
+    cost is in its states, of which operators have none.
     """
-    changes = {name: getattr(following, name) for name in ("nonce", "created_at", "outputs")}
+    changes = {name: getattr(following, name) for name in ("nonce", "created_at", "outputs", "states")}
     return bool(run_id) and following == _following(record, run_id, **changes)
 
 

@@ -25,7 +25,15 @@ __all__ = ["REPORTS_KEPT", "BatchReporter"]
 REPORTS_KEPT: Final = 100
 """As many as Spark keeps of its own progress."""
 
-_COUNTED: Final = ("rows", "rows_late", "rows_duplicate", "state_bytes_written", "runs_merged")
+_COUNTED: Final = (
+    "rows",
+    "rows_late",
+    "rows_duplicate",
+    "state_bytes_written",
+    "runs_merged",
+    "bytes_fetched",
+    "requests",
+)
 """Figures that add up over batches; the others are those of the newest batch."""
 
 _MICROSECONDS: Final = 1_000_000

@@ -6,7 +6,9 @@ in memory in between: a crash before the record exists repeats it, with the same
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import Final
 
 from stateline.blob import BlobStore, open_store
 from stateline.checkpoint import Checkpoint, CheckpointStore, Savepoint, open_savepoint, start_from_savepoint
@@ -17,8 +19,11 @@ from stateline.errors import InternalError
 from stateline.pipeline.compatibility import check_plan
 from stateline.pipeline.output_columns import check_folders
 from stateline.pipeline.plan import PipelinePlan, SavepointStart
+from stateline.progress import ProgressLog
 
 __all__ = ["check_start", "first_checkpoint"]
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 def check_start(
@@ -73,6 +78,7 @@ def first_checkpoint(
         for output in savepoint.checkpoint.outputs
         if output.open and output.operator in outputs
     }
+    log = ProgressLog(_LOGGER, f"copying savepoint {savepoint.url} into {root.store.url}", environment.clock)
     return start_from_savepoint(
         savepoint,
         root,
@@ -80,6 +86,7 @@ def first_checkpoint(
         mode=plan.start.mode,
         outputs=targets,
         first_batch_id=0,
+        progress=log.tell,
         environment=environment,
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
-from stateline.blob import BlobStore
+from stateline.blob import BlobStore, InstrumentedStore
 from stateline.changelog.host_cache import HostCache
 from stateline.changelog.segment_writer import Placement, Segments, SegmentWriter
 from stateline.checkpoint import SubtaskState
@@ -127,8 +127,9 @@ def run_operator(
     operator = plan.graph.operator(given.operator)
     clock = resources.environment.clock
     began = clock.monotonic()
+    root = InstrumentedStore(resources.root)
     tables = {
-        name: _open_table(resources, schema, given, name, plan.max_parallelism)
+        name: _open_table(root, resources, schema, given, name, plan.max_parallelism)
         for name, schema in program.tables.items()
     }
     looked_up = {name: _open_lookup(resources, plan, given, name, lookup) for name, lookup in program.lookups.items()}
@@ -169,6 +170,8 @@ def run_operator(
     metrics["output_seconds"] = written - stored
     metrics["upload_seconds"] = clock.monotonic() - written
     metrics["segment_bytes_written"] = placement.bytes_written
+    metrics["bytes_fetched"] = root.bytes_read
+    metrics["requests"] = sum(root.calls.values()) + (placement.bytes_written > 0)
     files = files.placed(placement)
     result = SubtaskResult(
         operator=given.operator,
@@ -232,11 +235,11 @@ def _placed(state: SubtaskState, placement: Placement) -> SubtaskState:
 
 
 def _open_table(
-    resources: TaskResources, schema: StateSchema, given: SubtaskInput, name: str, max_parallelism: int
+    root: BlobStore, resources: TaskResources, schema: StateSchema, given: SubtaskInput, name: str, max_parallelism: int
 ) -> StateTable:
     state = given.states[name]
     reader = RunReader(
-        resources.root, schema, cache=resources.cache, open_runs=resources.open_runs, environment=resources.environment
+        root, schema, cache=resources.cache, open_runs=resources.open_runs, environment=resources.environment
     )
     stack = (given.operator, name, state.key_groups.start, state.key_groups.end)
     return StateTable(schema, state.key_groups, max_parallelism, reader.open_stack(stack, state.runs))

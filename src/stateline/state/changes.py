@@ -29,10 +29,10 @@ from stateline.state.merge import merge_windows
 from stateline.state.rescale import narrowed
 from stateline.state.runs import Run
 from stateline.state.schema import StateSchema
-from stateline.state.stored import SliceReader
+from stateline.state.stored import SliceReader, StoredState
 from stateline.state.table import Found, StateTable
 
-__all__ = ["CHANGE_COLUMN", "ChangeType", "change_schema", "changes_between"]
+__all__ = ["CHANGE_COLUMN", "ChangeType", "change_schema", "changes_between", "changes_of_stored"]
 
 CHANGE_COLUMN: Final = "__change"
 """First column of the feed. Names that start with ``__`` are Stateline's, so no column of a state is called so."""
@@ -47,6 +47,7 @@ class ChangeType(StrEnum):
     DELETE = "delete"
 
 
+_ROWS_PER_SLICE: Final = 1_000_000
 _TYPES: Final = pa.array([kind.value for kind in ChangeType])
 _INSERT, _BEFORE, _AFTER, _DELETE = range(4)
 
@@ -54,6 +55,17 @@ _INSERT, _BEFORE, _AFTER, _DELETE = range(4)
 def change_schema(schema: StateSchema) -> pa.Schema:
     """The columns of the feed: :data:`CHANGE_COLUMN`, then those of the state."""
     return pa.schema([pa.field(CHANGE_COLUMN, pa.string(), nullable=False), *schema.row])
+
+
+def changes_of_stored(before: StoredState, after: StoredState) -> Iterator[pa.RecordBatch]:
+    """The changes of the whole state of an operator from one checkpoint of a root to another, in any order.
+
+    Rows are read as the newer checkpoint has them. Yields and raises what :func:`changes_between` does.
+    """
+    parts = max(after.stored_rows // _ROWS_PER_SLICE, 1)
+    reader = max(before, after, key=lambda state: state.checkpoint_id).reader()  # Rows become newer, never older.
+    for was, now in zip(before.slices(parts), after.slices(parts), strict=True):
+        yield from changes_between(reader, was, now)
 
 
 def changes_between(reader: SliceReader, before: SubtaskState | None, after: SubtaskState) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,8 @@ In each case size and CRC32C are checked against the handle once per process; se
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -31,6 +32,8 @@ from stateline.errors import DataLossError, InvalidInputError, NotFoundError
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange
 from stateline.options import normalise_settings, parse_int, parse_size, setting
+from stateline.progress import ProgressLog
+from stateline.quantities import bytes_text
 from stateline.state.open_runs import OpenKey, OpenRun, OpenRuns, StackKey
 from stateline.state.rows import StateRows
 from stateline.state.run import (
@@ -50,6 +53,8 @@ from stateline.state.schema import StateSchema
 __all__ = ["RunReader", "RunReaderSettings", "RunWriter", "process_open_runs"]
 
 _PROCESS_OPEN_RUNS: Final = OpenRuns()
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 Ranges = Sequence[tuple[int, int]]
 
@@ -179,6 +184,16 @@ class RunReader:
             self._open_runs.put(key, opened)
         return opened.run.part(handle.key_groups, opened.max_parallelism, handle)
 
+    def index(self, handle: RunHandle) -> RunIndex:
+        """Where the rows of one run lie, by its tail alone; raises what :meth:`open` raises."""
+        if handle.is_inline:
+            return read_index(pa.py_buffer(handle.data), handle)
+        try:
+            _, space = self._fetch_tail(handle)
+        except NotFoundError as error:
+            raise _gone(handle) from error
+        return read_index(pa.py_buffer(space), handle)
+
     def open_at(self, handle: RunHandle, wanted: HashRanges) -> Run:
         """The rows of one run in those record batches that may hold given hashes; the others are not fetched.
 
@@ -221,7 +236,22 @@ class RunReader:
         if not remote:
             return [open_one(handle) for handle in handles]
         threads = self._settings.fetch_threads
-        return side_by_side(self._environment, "stateline-fetch", open_one, handles, threads)
+        told = self._telling(open_one, handles)
+        return side_by_side(self._environment, "stateline-fetch", told, handles, threads)
+
+    def _telling(
+        self, open_one: Callable[[RunHandle], Run], handles: Sequence[RunHandle]
+    ) -> Callable[[RunHandle], Run]:
+        """As ``open_one``, and tells the log how much of all runs is there, where that takes long."""
+        in_all = sum(handle.length for handle in handles)
+        log = ProgressLog(_LOGGER, f"opening state of {self._url}", self._environment.clock, bytes_text)
+
+        def opened(handle: RunHandle) -> Run:
+            run = open_one(handle)
+            log.advance(handle.length, in_all)
+            return run
+
+        return opened
 
     def _key(self, handle: RunHandle) -> OpenKey:
         return (self._url, handle.name, handle.offset, handle.length, handle.crc32c, handle.data, self._schema)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Final
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
@@ -13,13 +15,14 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
-from stateline.errors import StatelineError
+from stateline.errors import FencedError, StatelineError
 from stateline.metrics import Metrics
 from stateline.pipeline.compatibility import check_follows
 from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.delivery import Delivery
 from stateline.pipeline.driver_stores import DriverStores
 from stateline.pipeline.end_of_stream import finish_open_files, plan_finisher
+from stateline.pipeline.history import HistoryRecorder, described
 from stateline.pipeline.idle import QuietRounds
 from stateline.pipeline.lookups import LookupRoots
 from stateline.pipeline.messages import Batch
@@ -36,6 +39,8 @@ from stateline.spark.query.end_listener import listener_of
 from stateline.spark.query.spark_folder import make_spark_folder
 
 __all__ = ["PipelineQuery", "PipelineRun"]
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 class PipelineRun:
@@ -57,6 +62,7 @@ class PipelineRun:
         self._environment = system_environment()
         self._stores = DriverStores.open(plan, self._environment)
         self._upkeep = Upkeep(self._environment)
+        self._history = HistoryRecorder(self._stores.root, self._environment)
         self._coordinator: MicroBatchCoordinator[DataFrame]
         self._query: StreamingQuery
         self.reporter = BatchReporter(self._environment.clock, plan.metrics_log or None)
@@ -118,6 +124,7 @@ class PipelineRun:
             self._upkeep,
             host_copies(self._plan, self._stores.root),
             LookupRoots(self._stores.lookups),
+            self._history,
         )
 
     def _check_follows(self, spark_checkpoint: str) -> ReadFile:
@@ -126,6 +133,8 @@ class PipelineRun:
         # Read before the records: another driver, that is to be fenced, may add to both meanwhile.
         following = next_batch(read, list_with_hadoop(self._session, spark_checkpoint))
         newest = self._coordinator.start()
+        if newest is not None:
+            _LOGGER.info("The query over %s goes on from %s", self._plan.root_url, described(newest))
         if following is not None:
             check_follows(newest, *following, self._plan.root_url)
         return read
@@ -145,6 +154,8 @@ class PipelineRun:
                 self.reporter(report)
         except StatelineError as error:
             self.failure = error
+            if isinstance(error, FencedError) and self._coordinator.newest is not None:
+                self._history.fenced(self._coordinator.newest.checkpoint_id + 1, query_id)
             raise
 
     def _act(self) -> bool:
