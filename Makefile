@@ -1,13 +1,15 @@
 # Everything runs from .venv, which `make setup` builds from constraints.txt. Needs Python >= 3.11 and make; no Java.
-CANDIDATES := python3 python3.13 python3.12 python3.11 python
+CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11 python
 PYTHON ?= $(shell for name in $(CANDIDATES); do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := spark,jre,s3,gcs,azure,delta,iceberg,sql,cli,ui,metrics,testing,demo,docs,notebooks,dev
+EXTRAS := spark,connect,jre,s3,gcs,azure,delta,iceberg,sql,cli,ui,metrics,testing,demo,docs,notebooks,dev
 TEST_PROCESSES ?= 2
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+# `python -m tests.pins` makes others, for other versions.
+CONSTRAINTS ?= constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint $(CONSTRAINTS)
 
 # An environment that was built elsewhere and then moved or copied would run the code of that other place.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
@@ -23,7 +25,7 @@ help: ## Explain every target
 setup: $(STAMP) ## Build .venv with everything that the other targets need
 
 # The stamp is written last and removed first: a build that was interrupted starts again from nothing.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	@test -n "$(PYTHON)" || { echo "Stateline needs Python 3.11 or newer; set PYTHON to one." >&2; exit 1; }
 	@if test -e $(STAMP); then rm -f $(STAMP); else $(PYTHON) -m venv --clear $(VENV); fi
 	@echo "Installing into $(VENV); this takes a minute or two."

@@ -6,6 +6,7 @@ import re
 import tomllib
 
 from tests.arch.source_tree import ROOT, repository_files
+from tests.pins.__main__ import normal_name
 
 PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][A-Za-z0-9.!+_-]*")
 MACHINE_PATHS = re.compile(r"(?<![\w.$}>-])/(?:work/|root/\.|tmp/v/|opt/(?:wheels|pypi)|home/\w+/|Users/\w+/)")
@@ -66,10 +67,6 @@ def test_every_target_of_make_is_explained_and_no_file() -> None:
     assert phony == {name for name, _ in targets}
     readme = (ROOT / "README.md").read_text()
     assert [name for name, _ in targets if f"make {name}" not in readme] == []
-
-
-def normal_name(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def test_test_files_have_names_of_their_own() -> None:

@@ -23,9 +23,20 @@ from typing import Any, Final
 
 import msgspec
 
+from stateline.blob import BlobStore
 from stateline.errors import CorruptDataError, NotFoundError, UnsupportedVersionError
 
-__all__ = ["ListFolder", "ReadFile", "list_with_hadoop", "next_batch", "offsets_digest", "read_with_hadoop"]
+__all__ = [
+    "ListFolder",
+    "ReadFile",
+    "list_with_hadoop",
+    "list_with_store",
+    "next_batch",
+    "offsets_digest",
+    "query_of",
+    "read_with_hadoop",
+    "read_with_store",
+]
 
 ReadFile = Callable[[str], str | None]
 """Reads a file of Spark's checkpoint by its relative name; ``None`` if there is none."""
@@ -70,14 +81,37 @@ def offsets_digest(read: ReadFile, spark_checkpoint: str, batch_id: int) -> str:
 
 def next_batch(read: ReadFile, list_folder: ListFolder) -> tuple[str, int] | None:
     """The query, and the batch after the last one that Spark has committed; ``None`` if its checkpoint does not say."""
-    metadata = read("metadata")
+    query_id = query_of(read)
     committed = [int(name) for name in list_folder("commits") if name.isdecimal()]
-    if metadata is None or not committed:
+    return None if query_id is None or not committed else (query_id, max(committed) + 1)
+
+
+def query_of(read: ReadFile) -> str | None:
+    """The id of the query that a checkpoint belongs to; ``None`` if it does not say."""
+    metadata = read("metadata")
+    if metadata is None:
         return None
     try:
-        return str(msgspec.json.decode(metadata)["id"]), max(committed) + 1
+        return str(msgspec.json.decode(metadata)["id"])
     except (msgspec.DecodeError, KeyError, TypeError):
         return None  # Spark does not start from it.
+
+
+def read_with_store(store: BlobStore) -> ReadFile:
+    """Reads a checkpoint that lies at the root of a store: where there is no JVM to ask."""
+
+    def read(name: str) -> str | None:
+        try:
+            return store.get(name).decode()
+        except NotFoundError:
+            return None
+
+    return read
+
+
+def list_with_store(store: BlobStore) -> ListFolder:
+    """Lists a checkpoint that lies at the root of a store."""
+    return lambda name: [info.name.rpartition("/")[2] for info in store.list(f"{name}/")]
 
 
 def list_with_hadoop(session: Any, spark_checkpoint: str) -> ListFolder:

@@ -14,14 +14,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
-from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import types
+from pyspark.sql import SparkSession, is_remote, types
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.spark.api_mode import Py4JError
 
 __all__ = ["arrow_schema", "declared_schema", "in_utc", "in_zone", "known_zone", "struct_from_ddl"]
 
@@ -93,7 +92,7 @@ def struct_from_ddl(text: str) -> StructType:
         InvalidInputError: The text has other types, and no session runs.
         PySparkException: Spark cannot read it.
     """
-    if SparkContext._active_spark_context is not None:  # noqa: SLF001 - no public name asks this of every thread
+    if _has_session():
         return StructType.fromDDL(text)
     struct = StructType()
     for field in text.split(","):
@@ -108,6 +107,15 @@ def struct_from_ddl(text: str) -> StructType:
             )
         struct.add(found[1], kind)
     return struct
+
+
+def _has_session() -> bool:
+    """Whether any thread has a session that can read text."""
+    if is_remote():
+        return SparkSession.getActiveSession() is not None
+    from pyspark import SparkContext  # noqa: PLC0415 - a client of Connect does not have it
+
+    return SparkContext._active_spark_context is not None  # noqa: SLF001 - no public name asks this of every thread
 
 
 def _struct(schema: Any) -> StructType:

@@ -48,7 +48,8 @@ def initial_rows(initial: Any, keys: Sequence[str]) -> InitialRows | None:
     """
     if initial is None:
         return None
-    rows: Any = getattr(initial, "_df", initial)
+    # Of its class: a DataFrame of Connect has a column of any name that one asks for.
+    rows: Any = initial if hasattr(type(initial), "isStreaming") else getattr(initial, "_df", initial)
     if not hasattr(rows, "isStreaming") or rows.isStreaming:
         raise _refused(
             "must be a DataFrame with an end, not a stream", "Give a DataFrame from spark.read, or its groupBy"

@@ -18,6 +18,7 @@ from stateline.pipeline.event_time import Duration, WatermarkPlan
 from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.plan import PipelinePlan, PipelineSettings, SavepointStart
+from stateline.spark.api_mode import default_parallelism
 from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.pipeline import Pipeline
 from stateline.spark.stream_checks import check_collation, check_columns, check_reserved, check_shared, key_names
@@ -249,7 +250,7 @@ def pipeline_settings(
     check_shared(root, "checkpoint")
     check_parallelism(1, max_parallelism)
     if parallelism is None:
-        parallelism = min(df.sparkSession.sparkContext.defaultParallelism, max_parallelism)
+        parallelism = min(default_parallelism(df.sparkSession), max_parallelism)
     check_parallelism(parallelism, max_parallelism)
     given = plain_options(options)
     if start_from is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -16,11 +16,17 @@ from stateline.pipeline.graph import Graph, Merged, OperatorPlan
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.output_columns import check_shared_folders
 from stateline.pipeline.plan import PipelinePlan
+from stateline.spark.api_mode import is_connect
+from stateline.spark.connect.remote_run import RunDescription
 from stateline.spark.job.batch_job import BatchJob
+from stateline.spark.job.upstream_state import has_state_in_plan
 from stateline.spark.query.run import PipelineQuery, PipelineRun
 from stateline.spark.query.spark_folder import spark_folder
 from stateline.spark.sinks.for_each_batch import BatchDelivery, BatchFunction
 from stateline.spark.stream_checks import check_hidden
+
+if TYPE_CHECKING:
+    from stateline.spark.connect.remote_query import RemoteQuery
 
 __all__ = ["Pipeline"]
 
@@ -119,7 +125,7 @@ class Pipeline:
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
         finish_on_stop: bool = False,
-    ) -> PipelineQuery:
+    ) -> PipelineQuery | RemoteQuery:
         """Starts the query, or goes on where an earlier run of it ended.
 
         Args:
@@ -135,7 +141,8 @@ class Pipeline:
 
         Returns:
             Spark's handle, which also tells what each batch cost. Its ``awaitTermination()`` raises what failed as
-            itself: ``FencedError`` in a query whose record was overtaken by another driver.
+            itself: ``FencedError`` in a query whose record was overtaken by another driver. On Connect the query is the
+            server's, and the handle tells no costs: ``docs/guides/connect.md``.
 
         Raises:
             InvalidInputError: The root belongs to another pipeline or is older than Spark's checkpoint, the trigger is
@@ -157,7 +164,23 @@ class Pipeline:
         rows = job.needed_columns(self._frames)
         writer = _writer(rows, spark_checkpoint, chosen, query_name)  # Before anything is done in the root.
         functions = {name: (fn, self._programs[name].output_schema) for name, fn in self._functions.items()}
-        run = PipelineRun(plan, job, rows, BatchDelivery(self.session, plan, functions))
+        if is_connect(self.session):
+            from stateline.spark.connect.remote_query import RemoteQuery  # noqa: PLC0415 - needs the client of Connect
+
+            description = RunDescription(
+                plan=plan,
+                programs=self._programs,
+                schema=rows.schema,
+                spark_checkpoint=spark_checkpoint,
+                makes_folder=is_below,
+                pause_seconds=_pause_seconds(chosen),
+                ends=ends,
+                upstream_state=has_state_in_plan(rows),
+                functions=functions,
+                initial=self._initial,
+            )
+            return RemoteQuery.started(writer, self.session, description, finishes=ends or finish_on_stop)
+        run = PipelineRun(plan, job, self.session, rows.schema, BatchDelivery(self.session, plan, functions))
         return run.start(
             writer,
             spark_checkpoint,

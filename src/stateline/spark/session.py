@@ -31,11 +31,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from pyspark.errors import PySparkRuntimeError
+from pyspark.errors import AnalysisException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from stateline.errors import ErrorKind, InvalidInputError, UnavailableError
 from stateline.options import check_kind
+from stateline.spark.api_mode import is_connect
 from stateline.spark.java import JavaRuntime, find_java
 from stateline.spark.job.arrow_batches import ARROW_BATCH_SETTINGS
 from stateline.spark.query.end_listener import listener_of
@@ -57,6 +58,7 @@ _UNCHECKED_READS: Final[Mapping[str, str]] = {
     "ARROW_ENABLE_NULL_CHECK_FOR_GET": "false",
 }
 """Variables of Arrow's Java library; its system properties of like names win over them."""
+_FOUND_BY_ITSELF: Final = "DATA_SOURCE_ALREADY_EXISTS"
 _PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 _EXECUTOR_VARIABLE: Final = "spark.executorEnv."
 _STREAM_LOGS: Final = "spark.sql.streaming.checkpointFileManagerClass"
@@ -94,7 +96,7 @@ def get_or_create_session(
     configured = {**_outside_settings(os.environ), **given}
     starts_jvm = _starts_jvm(configured, os.environ)
     settings = {**_default_settings(configured, starts_jvm=starts_jvm, quiet=quiet), **given}
-    java = find_java() if starts_jvm else None
+    java = find_java() if starts_jvm or _starts_server(configured, os.environ) else None
     if java is not None:
         _LOGGER.info("Spark runs on %s", java)
     with _environment(_launch_environment(configured, java, os.environ)):
@@ -122,16 +124,33 @@ def register(spark: SparkSession) -> None:
     sources only where a setting of the session says so; unless the user has set it, it is switched on.
 
     Nothing else is set. In a session that it did not make, ``stateline_files`` is faster by a quarter with the settings
-    of :mod:`stateline.spark.job.arrow_batches`.
+    of :mod:`stateline.spark.job.arrow_batches`. A session of Spark Connect is told the same, but nobody there notices
+    the ends of streams: ``docs/guides/connect.md``.
+
+    Raises:
+        InvalidInputError: It is no session.
     """
-    check_kind(spark, SparkSession, "spark")
-    known = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - PySpark has no question for it
-    for source in (FilesSink, StateSource):
-        if not known.dataSourceExists(source.name()):
-            spark.dataSource.register(source)
+    if is_connect(spark):
+        _register_on_connect(spark)
+    else:
+        check_kind(spark, SparkSession, "spark")
+        known = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - PySpark has no question for it
+        for source in (FilesSink, StateSource):
+            if not known.dataSourceExists(source.name()):
+                spark.dataSource.register(source)
+        listener_of(spark)
     if spark.conf.get(_PUSHDOWN, None) is None:
         spark.conf.set(_PUSHDOWN, "true")
-    listener_of(spark)
+
+
+def _register_on_connect(spark: SparkSession) -> None:
+    """The server has the class by its name, so its Python needs Stateline, too, as for the tasks."""
+    for source in (FilesSink, StateSource):
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as error:
+            if error.getCondition() != _FOUND_BY_ITSELF:
+                raise
 
 
 def _registered(session: SparkSession) -> SparkSession:
@@ -214,6 +233,11 @@ def _pyspark_home() -> str:
 def _starts_jvm(configured: Mapping[str, str], environ: Mapping[str, str]) -> bool:
     """Whether the session starts a JVM: not under ``spark-submit``, which has one, and not for Spark Connect."""
     return not ("PYSPARK_GATEWAY_PORT" in environ or "SPARK_REMOTE" in environ or "spark.remote" in configured)
+
+
+def _starts_server(configured: Mapping[str, str], environ: Mapping[str, str]) -> bool:
+    """Whether PySpark starts a server of Spark Connect for the session, in a JVM beside this program."""
+    return configured.get("spark.remote", environ.get("SPARK_REMOTE", "")).startswith("local")
 
 
 def _default_settings(configured: Mapping[str, str], *, starts_jvm: bool, quiet: bool) -> dict[str, str]:

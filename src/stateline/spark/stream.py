@@ -86,13 +86,6 @@ class KeyedStream(StreamOperators["PipelineStage"]):
             raise InvalidInputError(
                 "must be a stream", operation="KeyedStream", subject="df", hint="Read it with spark.readStream"
             )
-        if not hasattr(df, "_jdf"):
-            raise InvalidInputError(
-                "cannot run on Spark Connect",
-                operation="KeyedStream",
-                subject="df",
-                hint="Use a classic session: the micro-batch protocol runs beside Spark's driver",
-            )
         plan = pipeline_settings(df, checkpoint, parallelism, max_parallelism, options, start_from)
         self._open(KeyedRows.of_frame(df, key, plan, watermark, late_data), name, ttl, "KeyedStream")
 

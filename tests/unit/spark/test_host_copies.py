@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pyspark
 import pytest
 
 from stateline.blob.local import LocalStore
@@ -15,7 +16,6 @@ from stateline.errors import InvalidInputError
 from stateline.files import FileOutput
 from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.plan import PLAIN, PipelinePlan, PipelineSettings
-from stateline.spark.job import local_copies
 from stateline.spark.job.local_copies import host_copies
 from stateline.spark.sinks.files_options import FilesSinkOptions
 
@@ -44,8 +44,8 @@ def spark(monkeypatch):
     def at(*, on_worker=False, in_driver=False, added=".", local=None):
         files = SimpleNamespace(_is_running_on_worker=on_worker, getRootDirectory=lambda: str(added))
         context = SimpleNamespace(_active_spark_context="a context" if in_driver else None)
-        monkeypatch.setattr(local_copies, "SparkFiles", files)
-        monkeypatch.setattr(local_copies, "SparkContext", context)
+        monkeypatch.setattr(pyspark, "SparkFiles", files)
+        monkeypatch.setattr(pyspark, "SparkContext", context)
         monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
         if local is not None:
             monkeypatch.setenv("SPARK_LOCAL_DIRS", local)

@@ -25,6 +25,8 @@ from typing import Any, Final
 import numpy as np
 from pyspark.sql import Column, DataFrame, SparkSession, functions
 
+from stateline.spark.api_mode import empty_rows, is_connect
+
 __all__ = ["Anchor", "hosts_of_subtasks", "values_of_partitions"]
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ _FIFTHS: Final = 5
 class Anchor:
     """Keeps the subtasks of one operator where they are. Not thread-safe: a query runs one batch at a time.
 
-    Where there is one host only, or Spark does not zip the union, rows are partitioned without it.
+    Where there is one host only, on Connect, and where Spark does not zip the union, rows are partitioned without it.
 
     Args:
         name: Unique; it decides where subtasks begin. So a query that is started again, on the same hosts, finds its
@@ -107,8 +109,7 @@ class Anchor:
             return self._frame
         self.close()
         session, self._columns = rows.sparkSession, rows.columns
-        nothing = session.createDataFrame(session.sparkContext.emptyRDD(), rows.schema)
-        self._frame = nothing.repartition(self._parallelism, hashed).persist()
+        self._frame = empty_rows(session, rows.schema).repartition(self._parallelism, hashed).persist()
         plan = self._frame.union(rows.repartition(self._parallelism, hashed))._jdf.queryExecution().executedPlan()  # noqa: SLF001
         self._zips = plan.outputPartitioning().numPartitions() == self._parallelism
         if not self._zips:
@@ -121,7 +122,9 @@ class Anchor:
 
 
 def _executors(session: SparkSession) -> Sequence[str]:
-    """Host and port of each executor there is at this moment; none where Spark is local."""
+    """Host and port of each executor there is at this moment; none where Spark is local, or does not say."""
+    if is_connect(session):
+        return ()
     context = session.sparkContext._jsc.sc()  # noqa: SLF001 - PySpark shows no executors
     if context.isLocal():
         return ()

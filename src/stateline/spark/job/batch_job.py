@@ -38,6 +38,7 @@ from stateline.pipeline.operators.api import HASH_COLUMN, OperatorProgram
 from stateline.pipeline.parcels import decode_parcels, encode_parcels
 from stateline.pipeline.plan import PipelinePlan
 from stateline.pipeline.subtask import TaskResources, run_subtask
+from stateline.spark.api_mode import in_session
 from stateline.spark.arrow_types import in_utc
 from stateline.spark.initial_state import with_initial_rows
 from stateline.spark.job.anchor import Anchor
@@ -74,6 +75,8 @@ class BatchJob:
         plan: The pipeline.
         programs: What each operator computes, by name.
         initial: Rows that an operator takes with the first batch of a new root, by name.
+        upstream_state: Whether operators of Spark's with state stand in front; ``None`` to find out, in a classic
+            session.
 
     Raises:
         InvalidInputError: There are such rows, and several operators or streams are joined.
@@ -84,7 +87,9 @@ class BatchJob:
         plan: PipelinePlan,
         programs: Mapping[str, OperatorProgram],
         initial: Mapping[str, DataFrame] | None = None,
+        upstream_state: bool | None = None,
     ) -> None:
+        self.upstream_state = upstream_state
         self._plan = plan
         self._graph = plan.graph
         self._flow = Dataflow(plan, dict(programs))
@@ -152,7 +157,7 @@ class BatchJob:
             task = _LevelTask(self._flow, level, inputs_of_level(self._flow, level, inputs))
             rows = task.over(self._level_anchors[level])(rows)
         shuffles = shuffled_into(batch.data.sparkSession, self._plan.parallelism) if combined else nullcontext()
-        with rebuilt(), shuffles, nullcontext() if len(frames) == 1 else computed(batch.data):
+        with rebuilt(), shuffles, nullcontext() if len(frames) == 1 else computed(batch.data, self.upstream_state):
             collected = rows.collect()
         results = self._complete(inputs, [decode_result(bytes(row[-1])) for row in collected])
         for name, combiner in self._combiners.items():
@@ -225,6 +230,8 @@ class BatchJob:
     def _shuffled(self, rows: DataFrame, name: str, initial: DataFrame | None, *, combined: bool) -> DataFrame:
         """What tasks receive, each row in the partition of its subtask; ``rows`` have the :meth:`needed_columns`."""
         plan, program, watermark = self._plan, self._programs[name], self._graph.watermark_read_by(name)
+        if initial is not None:
+            initial = in_session(initial, rows.sparkSession)
         hashed = HASH_COLUMN if initial is not None or program.wants_hash else _hash(program)
         if initial is not None:
             rows = with_initial_rows(

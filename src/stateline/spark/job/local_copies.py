@@ -11,8 +11,6 @@ import os
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from pyspark import SparkContext, SparkFiles
-
 from stateline.blob import BlobStore
 from stateline.blob.local import LocalStore
 from stateline.blob.urls import split_local_url
@@ -57,6 +55,8 @@ def _of_process(folder: str, max_bytes: int) -> HostCache:
 
 
 def _spark_folder() -> str | None:
+    from pyspark import SparkContext, SparkFiles  # noqa: PLC0415 - a client of Connect does not have them
+
     on_worker = SparkFiles._is_running_on_worker  # noqa: SLF001 - there is no other way to ask
     if not on_worker and SparkContext._active_spark_context is None:  # noqa: SLF001 - asking for it would start one
         return None

@@ -8,6 +8,8 @@ Facts (Spark 4, ``MicroBatchExecution``):
 - When the batch has been handled, Spark asks whether every partition has committed its state. If nobody has read the
   rows, none has, and the query fails. With ``spark.sql.streaming.stateStore.checkpointFormatVersion`` 2 it fails so at
   each start: the commit log must name what these tasks have written.
+- On Connect nobody can look behind the rows of a micro-batch. But the explained plan of the stream shows each such
+  operator, and where it would have its state.
 - Nothing of it counts before Spark's commit log has the batch: one that failed is computed anew from the state before.
 """
 
@@ -19,22 +21,35 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
-__all__ = ["computed", "drain"]
+__all__ = ["computed", "drain", "has_state_in_plan"]
 
 _STATE: Final = "StateStore"
 """Part of the name of each RDD that computes with state of Spark's."""
 
+_STATE_INFO: Final = "state info ["
+"""Stands in the explained plan of each operator with state."""
 
-def drain(rows: DataFrame) -> None:
-    """Has the operators in front, if there are any, keep the state of a batch whose rows nobody needs any more."""
-    if _have_state(rows):
+
+def drain(rows: DataFrame, has_state: bool | None = None) -> None:
+    """Has the operators in front, if there are any, keep the state of a batch whose rows nobody needs any more.
+
+    Args:
+        rows: Of the batch.
+        has_state: Whether there are such operators; ``None`` to find out, in a classic session.
+    """
+    if _have_state(rows) if has_state is None else has_state:
         _compute(rows)
 
 
 @contextmanager
-def computed(rows: DataFrame) -> Iterator[None]:
-    """Meanwhile ``rows`` may be read by several: the operators in front, if there are any, have run before."""
-    if not _have_state(rows):
+def computed(rows: DataFrame, has_state: bool | None = None) -> Iterator[None]:
+    """Meanwhile ``rows`` may be read by several: the operators in front, if there are any, have run before.
+
+    Args:
+        rows: Of a batch.
+        has_state: As of :func:`drain`.
+    """
+    if not (_have_state(rows) if has_state is None else has_state):
         yield
         return
     rows.persist()
@@ -49,6 +64,11 @@ def _have_state(rows: DataFrame) -> bool:
     """Whether they come from operators of Spark's with state. Computes nothing."""
     lineage = rows._jdf.queryExecution().toRdd().toDebugString()  # noqa: SLF001 - as an RDD of Python's it takes longer
     return _STATE in lineage
+
+
+def has_state_in_plan(stream: DataFrame) -> bool:
+    """Whether a stream comes from operators of Spark's with state, by its explained plan. Computes nothing."""
+    return _STATE_INFO in str(stream._explain_string())  # noqa: SLF001 - explain() prints
 
 
 def _compute(rows: DataFrame) -> None:

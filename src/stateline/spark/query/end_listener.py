@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -34,6 +33,7 @@ from stateline.environment import system_environment
 from stateline.errors import InvalidInputError
 from stateline.pipeline.files_rounds import FilesRounds
 from stateline.pipeline.query_end import QueryEnd
+from stateline.spark.api_mode import Py4JError
 from stateline.spark.sinks.files import RUN, WATCHED, FilesSink, finish_sink, roll_sink
 from stateline.spark.sinks.files_options import FilesSinkOptions
 from stateline.threads import new_lock

@@ -9,8 +9,9 @@ from contextlib import suppress
 from typing import Final
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from pyspark.sql.types import StructType
 
 from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import CheckpointStore
@@ -26,11 +27,19 @@ from stateline.pipeline.history import HistoryRecorder, described
 from stateline.pipeline.idle import QuietRounds
 from stateline.pipeline.lookups import LookupRoots
 from stateline.pipeline.messages import Batch
-from stateline.pipeline.offsets import ReadFile, list_with_hadoop, next_batch, offsets_digest, read_with_hadoop
+from stateline.pipeline.offsets import (
+    ListFolder,
+    ReadFile,
+    list_with_hadoop,
+    next_batch,
+    offsets_digest,
+    read_with_hadoop,
+)
 from stateline.pipeline.plan import PipelinePlan
 from stateline.pipeline.query_end import QueryEnd
 from stateline.pipeline.reporting import BatchReporter
 from stateline.pipeline.upkeep import Upkeep
+from stateline.spark.api_mode import empty_rows
 from stateline.spark.job.arrow_batches import set_arrow_batches
 from stateline.spark.job.batch_job import BatchJob
 from stateline.spark.job.local_copies import host_copies
@@ -46,25 +55,39 @@ _LOGGER: Final = logging.getLogger(__name__)
 class PipelineRun:
     """What Spark, time and the end of the query call while a query runs. It opens the driver's stores.
 
+    It lives where batches are handed over: in the program of a classic session, in the server's worker on Connect.
+
     Args:
         plan: The pipeline.
         job: Runs its subtasks.
-        rows: The stream, with the columns that the operators need.
+        session: The session of the stream.
+        schema: Its columns, which the operators need.
         deliver: Hands over rows after their checkpoint.
     """
 
-    def __init__(self, plan: PipelinePlan, job: BatchJob, rows: DataFrame, deliver: Callable[[Delivery], None]) -> None:
+    def __init__(
+        self,
+        plan: PipelinePlan,
+        job: BatchJob,
+        session: SparkSession,
+        schema: StructType,
+        deliver: Callable[[Delivery], None],
+    ) -> None:
         self._plan = plan
         self._job = job
-        self._rows = rows
+        self._schema = schema
         self._deliver = deliver
-        self._session = rows.sparkSession
+        self._session = session
+        self._prepared: SparkSession | None = None
         self._environment = system_environment()
         self._stores = DriverStores.open(plan, self._environment)
         self._upkeep = Upkeep(self._environment)
         self._history = HistoryRecorder(self._stores.root, self._environment)
         self._coordinator: MicroBatchCoordinator[DataFrame]
         self._query: StreamingQuery
+        self._read: ReadFile
+        self._spark_checkpoint = ""
+        self._looks_again = False
         self.reporter = BatchReporter(self._environment.clock, plan.metrics_log or None)
         self.rounds: QuietRounds
         self.end: QueryEnd
@@ -80,7 +103,7 @@ class PipelineRun:
         ends: bool,
         finishes: bool,
     ) -> PipelineQuery:
-        """Starts Spark's query.
+        """Starts Spark's query, in a classic session.
 
         Args:
             writer: Spark's, with all that the user said of it.
@@ -94,17 +117,13 @@ class PipelineRun:
             InvalidInputError: The root is of another program, or does not go with Spark's checkpoint.
         """
         try:
-            self._coordinator = self._make_coordinator()
-            read = self._check_follows(spark_checkpoint)
-            self._coordinator.check_tables()
-            if makes_folder and self._coordinator.newest is None:
-                make_spark_folder(self._stores.root)
-            self.rounds = QuietRounds(self._environment, pause_seconds, self._coordinator.due_at, self._act, self._stop)
-            self.end = QueryEnd(self._environment, self._plan.root_url, self._finish if finishes else None, self._close)
+            read = read_with_hadoop(self._session, spark_checkpoint)
+            list_folder = list_with_hadoop(self._session, spark_checkpoint)
+            self.open(spark_checkpoint, read, list_folder, makes_folder=makes_folder)
+            self.plan_rounds(pause_seconds, lambda: self._query.isActive, self._stop)
+            self.end = QueryEnd(self._environment, self._plan.root_url, self.finish if finishes else None, self.close)
             listener = listener_of(self._session)
-            self._query = writer.foreachBatch(
-                lambda rows, batch_id: self._run_batch(rows, batch_id, read, spark_checkpoint)
-            ).start()
+            self._query = writer.foreachBatch(self._run_batch).start()
         except BaseException:
             self._stores.close()
             raise
@@ -112,6 +131,51 @@ class PipelineRun:
             self.rounds.start()
         listener.watch(self._query, self.end)
         return PipelineQuery(self._query, self)
+
+    def open(
+        self,
+        spark_checkpoint: str,
+        read: ReadFile,
+        list_folder: ListFolder,
+        *,
+        makes_folder: bool,
+        looks_again: bool = False,
+    ) -> None:
+        """Checks that the root, Spark's checkpoint and the tables go on together, before anything runs.
+
+        Args:
+            spark_checkpoint: Where Spark keeps its checkpoint.
+            read: Reads its files.
+            list_folder: Lists its folders.
+            makes_folder: As of :meth:`start`.
+            looks_again: Whether another driver may go on until the first batch comes, as the run that this one takes
+                over from.
+
+        Raises:
+            InvalidInputError: The root is of another program, or does not go with Spark's checkpoint.
+        """
+        self._read, self._spark_checkpoint, self._looks_again = read, spark_checkpoint, looks_again
+        self._coordinator = self._make_coordinator()
+        # Read before the records: another driver, that is to be fenced, may add to both meanwhile.
+        following = next_batch(read, list_folder)
+        newest = self._coordinator.start()
+        if newest is not None:
+            _LOGGER.info("The query over %s goes on from %s", self._plan.root_url, described(newest))
+        if following is not None:
+            check_follows(newest, *following, self._plan.root_url)
+        self._coordinator.check_tables()
+        if makes_folder and self._coordinator.newest is None:
+            make_spark_folder(self._stores.root)
+
+    def plan_rounds(self, pause_seconds: float, is_active: Callable[[], bool], stop: Callable[[], None]) -> None:
+        """Prepares the rounds without rows.
+
+        Args:
+            pause_seconds: How long after a batch the stream counts as quiet.
+            is_active: Whether the query still runs.
+            stop: Ends it.
+        """
+        self.rounds = QuietRounds(self._environment, pause_seconds, self._due_at, lambda: self._act(is_active), stop)
 
     def _make_coordinator(self) -> MicroBatchCoordinator[DataFrame]:
         return MicroBatchCoordinator(
@@ -127,30 +191,26 @@ class PipelineRun:
             self._history,
         )
 
-    def _check_follows(self, spark_checkpoint: str) -> ReadFile:
-        """Checks that Spark's checkpoint goes on where the root is; returns how it is read."""
-        read = read_with_hadoop(self._session, spark_checkpoint)
-        # Read before the records: another driver, that is to be fenced, may add to both meanwhile.
-        following = next_batch(read, list_with_hadoop(self._session, spark_checkpoint))
-        newest = self._coordinator.start()
-        if newest is not None:
-            _LOGGER.info("The query over %s goes on from %s", self._plan.root_url, described(newest))
-        if following is not None:
-            check_follows(newest, *following, self._plan.root_url)
-        return read
+    def _run_batch(self, rows: DataFrame, batch_id: int) -> None:
+        query_id = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        self.run_batch(rows, batch_id, query_id)
 
-    def _run_batch(self, rows: DataFrame, batch_id: int, read: ReadFile, spark_checkpoint: str) -> None:
-        session = self._session = rows.sparkSession
-        session.conf.set("spark.sql.adaptive.enabled", "false")
-        set_arrow_batches(session)
-        query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    def run_batch(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
+        """Runs one batch, in the session of its rows.
+
+        Raises:
+            StatelineError: It failed.
+        """
+        self.prepare(rows.sparkSession)
         try:
-            digest = offsets_digest(read, spark_checkpoint, batch_id)
+            digest = offsets_digest(self._read, self._spark_checkpoint, batch_id)
             batch = Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows)
             with self.rounds.batch():
+                if self._looks_again:
+                    self._coordinator, self._looks_again = self._make_coordinator(), False
                 report = self._coordinator.run_batch(batch)
                 if report.replayed:
-                    drain(rows)
+                    drain(rows, self._job.upstream_state)
                 self.reporter(report)
         except StatelineError as error:
             self.failure = error
@@ -158,9 +218,20 @@ class PipelineRun:
                 self._history.fenced(self._coordinator.newest.checkpoint_id + 1, query_id)
             raise
 
-    def _act(self) -> bool:
+    def prepare(self, session: SparkSession) -> None:
+        """Sets what jobs of this run need in a session of their own, and has the next ones run there."""
+        self._session = session
+        if session is not self._prepared:
+            session.conf.set("spark.sql.adaptive.enabled", "false")
+            set_arrow_batches(session)
+            self._prepared = session
+
+    def _due_at(self) -> float | None:
+        return self._coordinator.due_at()  # Of the one that there is by then.
+
+    def _act(self, is_active: Callable[[], bool]) -> bool:
         """Makes one round without rows; whether the query goes on."""
-        if not self._query.isActive:
+        if not is_active():
             return False
         finish_files = plan_finisher(self._plan, self._stores, self._segments())
         acted = self._coordinator.act_on_time(self._no_rows, finish_files)
@@ -171,7 +242,7 @@ class PipelineRun:
     def _stop(self) -> None:
         self._query.stop()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Closes what the last watermark has passed, and finishes the files that are open."""
         if self.rounds.failure is not None:
             return
@@ -181,7 +252,8 @@ class PipelineRun:
         finish_open_files(self._plan, self._stores, self._segments(), self._coordinator, self._make_coordinator)
         self._upkeep.settle()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Gives back what the run holds."""
         self.rounds.close()
         self._upkeep.close()
         self._stores.close()
@@ -192,12 +264,8 @@ class PipelineRun:
         return Segments(self._stores.root, self._environment, host_copies(self._plan, self._stores.root))
 
     def _no_rows(self) -> DataFrame:
-        """Rows of a job that has none. A local relation would be optimised away, and the subtasks would run here.
-
-        The session is that of the batches, whose settings keep subtasks on their hosts.
-        """
-        session = self._session
-        return session.createDataFrame(session.sparkContext.emptyRDD(), self._rows.schema)
+        """Rows of a job that has none, in the session of the batches, whose settings keep subtasks on their hosts."""
+        return empty_rows(self._session, self._schema)
 
 
 class PipelineQuery(StreamingQuery):

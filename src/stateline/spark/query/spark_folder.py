@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from stateline.blob import BlobStore
 from stateline.blob.urls import split_local_url
 from stateline.checkpoint.layout import SPARK_PREFIX
 from stateline.errors import AlreadyExistsError, InvalidInputError
+from stateline.spark.api_mode import has_file_system
 
 __all__ = ["make_spark_folder", "spark_folder"]
 
@@ -36,7 +36,7 @@ def spark_folder(session: SparkSession, root_url: str) -> str:
     below = f"{root_url.rstrip('/')}/{folder}"
     spellings = [below, f"s3a{below.removeprefix('s3')}"] if below.startswith("s3:") else [below]
     for url in spellings:
-        if _can_write(session, url):
+        if has_file_system(session, url):
             return url
     raise InvalidInputError(
         f"Spark has no file system for {below}",
@@ -52,12 +52,3 @@ def make_spark_folder(root: BlobStore) -> None:
         root.put_if_absent(_MARK, _ABOUT)
     except AlreadyExistsError:
         return
-
-
-def _can_write(session: SparkSession, url: str) -> bool:
-    path = session.sparkContext._jvm.org.apache.hadoop.fs.Path(url)  # noqa: SLF001 - PySpark has no public door to it
-    try:
-        path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
-    except Py4JJavaError:
-        return False
-    return True

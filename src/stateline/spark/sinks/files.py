@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -35,10 +34,10 @@ from stateline.blob import open_store
 from stateline.blob.urls import same_service
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
-from stateline.errors import InvalidInputError, NotFoundError, NotInstalledError
+from stateline.errors import InvalidInputError, NotInstalledError
 from stateline.files import EncodingAhead, FileOutput, FilesResult
 from stateline.pipeline.end_of_stream import finish_root
-from stateline.pipeline.offsets import offsets_digest
+from stateline.pipeline.offsets import ReadFile, offsets_digest, query_of, read_with_store
 from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.job.worker_process import freeze_imports
 from stateline.spark.sinks.files_job import FilesJob
@@ -294,20 +293,27 @@ def _remember(options: FilesSinkOptions, known: _Known) -> None:
 
 def _digest(options: FilesSinkOptions, location: str, batch_id: int) -> str:
     """Digest of the source offsets; empty where Spark's checkpoint lies in a store that we cannot read."""
-    read = partial(_spark_file, options, location)
+    read = _spark_files(options, location)
     return "" if read(f"offsets/{batch_id}") is None else offsets_digest(read, location, batch_id)
 
 
 def _query_id(options: FilesSinkOptions, location: str) -> str:
-    entry = _spark_file(options, location, "metadata")
-    return "" if entry is None else str(msgspec.json.decode(entry)["id"])
+    return query_of(_spark_files(options, location)) or ""
 
 
-def _spark_file(options: FilesSinkOptions, location: str, name: str) -> str | None:
+def _spark_files(options: FilesSinkOptions, location: str) -> ReadFile:
+    """Reads what Spark keeps, and finds nothing in HDFS and the like.
+
+    Rows are safe all the same, only a rolled-back Spark goes unnoticed.
+    """
     if not location:
-        return None
+        return _read_nothing
     store_options = options.store_options if same_service(location, options.path) else {}
     try:
-        return open_store(location, store_options, _ENVIRONMENT).get(name).decode()
-    except (InvalidInputError, NotFoundError, NotInstalledError):
-        return None  # HDFS and the like: rows are safe all the same, only a rolled-back Spark goes unnoticed.
+        return read_with_store(open_store(location, store_options, _ENVIRONMENT))
+    except (InvalidInputError, NotInstalledError):
+        return _read_nothing
+
+
+def _read_nothing(_: str) -> None:
+    return None

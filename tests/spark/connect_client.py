@@ -1,0 +1,174 @@
+"""Programs over Spark Connect, which tests run and kill: ``python -m tests.spark.connect_client URL SCENARIO FOLDER``.
+
+A scenario is a function of this module; what it returns is written to the file of ``--answer``, as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from stateline.errors import StatelineError
+from stateline.spark import KeyedStream, count, finish_files, get_or_create_session, register
+from tests.spark import every_operator
+from tests.spark.cluster import wait_until
+from tests.spark.every_operator import finish, timed
+from tests.spark.keyed_driver import SCHEMA, counted
+
+
+def events(spark, folder, name="source"):
+    return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(f"{folder}/{name}")
+
+
+def files_sink(spark, folder):
+    """A stream into files, and a batch."""
+    writer = events(spark, folder).writeStream.format("stateline_files").option("partition_by", "key")
+    writer = writer.option("checkpointLocation", f"{folder}/spark").trigger(availableNow=True)
+    writer.start(f"{folder}/out").awaitTermination()
+    register(spark)  # Idempotent.
+    spark.range(100).write.format("stateline_files").option("format", "csv").mode("append").save(f"{folder}/batch")
+    return {
+        "stream": spark.read.parquet(f"{folder}/out").count(),
+        "batch": spark.read.schema("id long").csv(f"{folder}/batch").agg(F.sum("id")).collect()[0][0],
+        "pushdown": spark.conf.get("spark.sql.python.filterPushdown.enabled"),
+    }
+
+
+def open_files(spark, folder):
+    """A stream whose files nobody finishes but the call of its program."""
+    writer = events(spark, folder).writeStream.format("stateline_files").options(roll_seconds="1h")
+    writer = writer.option("checkpointLocation", f"{folder}/spark").trigger(availableNow=True)
+    writer.start(f"{folder}/out").awaitTermination()
+    before = len(list(Path(f"{folder}/out").glob("*.parquet")))
+    finish_files(f"{folder}/out")
+    return {"before": before, "after": spark.read.parquet(f"{folder}/out").count()}
+
+
+def state(spark, folder):
+    """State as a table, one key of it, its changes as a table and as a stream."""
+    source = spark.read.format("stateline")
+    rows = source.load(f"{folder}/state")
+    point = source.option("point_reads", "true").load(f"{folder}/state").where("key = 3")
+    changes = spark.readStream.format("stateline").option("mode", "changes")
+    stream = changes.schema("__change string, key long, n long").load(f"{folder}/state")
+    writer = stream.writeStream.option("checkpointLocation", f"{folder}/spark-changes").trigger(availableNow=True)
+    writer.format("parquet").start(f"{folder}/changes").awaitTermination()
+    return {
+        "rows": sorted((row["key"], row["n"], row["total"], row["largest"]) for row in rows.collect()),
+        "point": [row["n"] for row in point.collect()],
+        "inserted": spark.read.parquet(f"{folder}/changes").where("__change = 'insert'").count(),
+    }
+
+
+def keyed(spark, folder, *, parallelism=None, trigger="availableNow"):
+    """The pipeline of the killed drivers, over Connect."""
+    stream = KeyedStream(events(spark, folder), "key", f"file://{folder}/state", parallelism=parallelism)
+    pipeline = counted(stream, folder, None).write_files(f"file://{folder}/out", roll_bytes="600B")
+    chosen = {"availableNow": True} if trigger == "availableNow" else {"processingTime": trigger}
+    query = pipeline.start(f"{folder}/spark", trigger=chosen)
+    query.awaitTermination()
+    return {"parallelism": pipeline.plan.parallelism, "active": query.isActive}
+
+
+def operators(spark, folder):
+    """Every operator."""
+    finish(every_operator.many(spark, folder))
+    for pipeline in (*every_operator.processors(spark, folder), every_operator.looked_up(spark, folder)):
+        finish(pipeline)
+
+
+def delivered(spark, folder):
+    """Output that is handed to a function, which runs on the server."""
+    query = finish(every_operator.delivered(spark, folder))
+    return {"query_id": query.id}
+
+
+def distinct(spark, folder):
+    """Spark's own state in front of ours."""
+    rows = timed(spark, folder).dropDuplicates(["key"])
+    finish(KeyedStream(rows, "key", f"{folder}/state").aggregate(n=count()).write_files(f"{folder}/out"))
+
+
+def stopped(spark, folder):
+    """A stream without an end, whose files are finished when it is stopped."""
+    stage = KeyedStream(events(spark, folder), "key", f"{folder}/state").aggregate(n=count())
+    query = stage.write_files(f"{folder}/out").start(finish_on_stop=True)
+    query.processAllAvailable()
+    was_active = query.isActive
+    query.stop()
+    return {"was_active": was_active, "active": query.isActive}
+
+
+def quiet(spark, folder):
+    """A stream without an end: its files are finished by time, while no rows come."""
+    stage = KeyedStream(events(spark, folder), "key", f"{folder}/state").aggregate(n=count())
+    query = stage.write_files(f"{folder}/out", roll_seconds=1).start(trigger={"processingTime": "0 seconds"})
+    query.processAllAvailable()
+    wait_until(lambda: any(Path(f"{folder}/out").glob("*.parquet")), 60, "a file that is finished")
+    query.stop()
+
+
+def refused(spark, folder):
+    """What is refused, and by which error: at the start, in a batch, and of the handle."""
+
+    def error_of(call):
+        try:
+            call()
+        except StatelineError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def fails(events, state):
+        raise ValueError("no good")
+
+    keyed = KeyedStream(events(spark, folder), "key", f"{folder}/state", parallelism=1)
+    counts = keyed.aggregate(n=count()).state_only()
+    query = finish(counts)
+    other = KeyedStream(events(spark, folder), "key", f"{folder}/state", parallelism=1, name="other")
+    third = KeyedStream(events(spark, folder), "key", f"{folder}/third", parallelism=1)
+    failing = third.apply_arrow(fails, "n long", "key long, n long").state_only()
+    return {
+        "metrics": error_of(lambda: query.metrics),
+        "other_program": error_of(lambda: finish(other.aggregate(n=count()).state_only())),
+        "other_checkpoint": error_of(lambda: finish(counts, f"{folder}/elsewhere")),
+        "unknown_store": error_of(lambda: third.aggregate(n=count()).state_only().start("nosuch://x/y")),
+        "function": error_of(lambda: finish(failing)),
+    }
+
+
+SCENARIOS = {
+    function.__name__: function
+    for function in (files_sink, open_files, state, keyed, operators, delivered, distinct, stopped, quiet, refused)
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("scenario")
+    parser.add_argument("folder")
+    parser.add_argument("--answer")
+    parser.add_argument("--parallelism", type=int)
+    parser.add_argument("--trigger")
+    arguments = parser.parse_args()
+    if arguments.scenario == "state":  # In the other way that users may take.
+        spark = get_or_create_session(**{"spark.remote": arguments.url})
+    else:
+        spark = SparkSession.builder.remote(arguments.url).getOrCreate()
+        register(spark)
+    chosen = {name: value for name in ("parallelism", "trigger") if (value := getattr(arguments, name)) is not None}
+    try:
+        answer = SCENARIOS[arguments.scenario](spark, arguments.folder, **chosen)
+    except StatelineError as error:
+        answer = {"error": type(error).__name__, "message": str(error)}
+    if arguments.answer:
+        Path(arguments.answer).write_text(json.dumps(answer))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
