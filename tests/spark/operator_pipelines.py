@@ -28,7 +28,7 @@ def pipeline(events: DataFrame, folder: str, parallelism: int, options: Mapping[
     """Even values joined with odd ones and added up behind the join; sessions; the newest rows of each key."""
     events = events.withColumn("at", F.timestamp_seconds("id"))
 
-    def keyed(rows: DataFrame) -> KeyedStream:
+    def keyed(rows: DataFrame, name: str) -> KeyedStream:
         return KeyedStream(
             rows,
             "key",
@@ -36,18 +36,20 @@ def pipeline(events: DataFrame, folder: str, parallelism: int, options: Mapping[
             parallelism=parallelism,
             watermark=("at", f"{DELAY} seconds"),
             options=options,
+            name=name,
         )
 
     def written(name: str) -> dict[str, str]:
         return {"path": f"file://{folder}/{name}", "roll_bytes": "600B"}
 
-    even, odd = keyed(events.where("value % 2 = 0")), keyed(events.where("value % 2 = 1"))
+    even, odd = (keyed(events.where(f"value % 2 = {half}"), "pairs") for half in (0, 1))
     within = (f"-{NEAR} seconds", f"{NEAR} seconds")
-    pairs = even.join(odd, within=within, name="pairs").write_files(**written("pairs"))
+    pairs = even.join(odd, within=within)
     totals = pairs.key_by("key", name="totals").aggregate(pairs=stateline.count(), total=stateline.sum("value"))
-    sessions = keyed(events).sessions("at", f"{GAP} seconds").aggregate("append", n=stateline.count())
-    newest = keyed(events).top(BEST, "id", name="newest")
-    return totals.alongside(sessions.write_files(**written("sessions"))).alongside(newest)
+    sessions = keyed(events, "sessions").sessions("at", f"{GAP} seconds").aggregate("append", n=stateline.count())
+    newest = keyed(events, "newest").top(BEST, "id")
+    files = pairs.write_files(**written("pairs")).alongside(sessions.write_files(**written("sessions")))
+    return files.alongside(totals.state_only()).alongside(newest.state_only())
 
 
 def check(folder: Path, *, files: int, rows: int) -> None:
