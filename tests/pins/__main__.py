@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,.-]+\])?(?P<versions>[^;]*)")
-OF_DEVELOPERS = ("dev", "testing", "demo")
+OF_DEVELOPERS = ("demo", "dev", "docs", "emulators", "lint", "notebooks", "testing")
 """Extras whose packages no user runs Stateline with."""
 
 
