@@ -172,19 +172,6 @@ def _on_what_is_there(self: IcebergModel, looked: Any, now: Any, app: str) -> bo
     return True
 
 
-def _in_no_table(self: TableCommits, record: Checkpoint) -> set[str]:
-    return set()
-
-
-_bug(
-    "cleaned_up_is_lost",
-    "a file that is in its table, and that a clean-up has deleted since, counts as lost",
-    TableCommits,
-    "committed",
-    _in_no_table,
-    "single",
-    "iceberg",
-)
 _bug(
     "never_looked_at",
     "whoever comes again commits again",
