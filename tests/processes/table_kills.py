@@ -25,17 +25,26 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from stateline.tables import TABLE_FORMATS
 from tests.integration.tables.postgresql_server import PostgresqlServer
 from tests.processes.table_drivers import TABLES, Setup, drive, keys_of
 from tests.unit.pipeline.test_table_commits import FilesQuery
-from tests.unit.tables.table_kit import DeltaPlace
 
 BATCHES_AHEAD = 4
 """So many batches a driver has before it, whenever it begins."""
 
 WAIT_SECONDS = 120
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["tests.processes.table_drivers", "deltalake", "pyiceberg.catalog.sql", "sqlite3"])
+_SERVER.set_forkserver_preload(
+    [
+        "tests.processes.table_drivers",
+        "pandas",  # Which pyarrow looks for when it is given a list.
+        "pyarrow.pandas_compat",
+        "pyiceberg.catalog.sql",
+        "pyiceberg.io.pyarrow",
+        *(form.module for form in TABLE_FORMATS.values()),
+    ]
+)
 _STOPPED = 0.4
 _DISTURBED = 0.3
 _SHORT_SECONDS = 0.2
@@ -137,8 +146,7 @@ class Drivers:
             self.foreign += 1
             query.place.append_foreign(1000 + self.foreign)
         query.place.compact()
-        if isinstance(query.place, DeltaPlace):
-            query.place.vacuum()
+        query.place.vacuum()
 
     def expected(self) -> list[tuple[Any, ...]]:
         """The rows that must be there."""

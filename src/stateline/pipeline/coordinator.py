@@ -33,8 +33,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, Generic, TypeVar
 
-from msgspec.structs import replace
-
 from stateline.blob import BlobStore
 from stateline.changelog.host_cache import HostCache
 from stateline.changelog.segment_writer import Segments
@@ -45,9 +43,8 @@ from stateline.checkpoint import (
     checkpoint_time,
 )
 from stateline.checkpoint.packing import packed
-from stateline.environment import Environment, side_by_side
+from stateline.environment import Environment
 from stateline.errors import DataLossError, InternalError
-from stateline.handles import CommitPoint
 from stateline.key_groups import check_parallelism, range_for_subtask
 from stateline.pipeline.compatibility import Step, check_continuation, decided_earlier, next_properties, next_step
 from stateline.pipeline.delivery import Delivery, deliveries_of
@@ -67,11 +64,11 @@ from stateline.pipeline.messages import (
 from stateline.pipeline.open_files import FinishFiles, due_files, files_by_subtask, files_due_at, with_files_finished
 from stateline.pipeline.operators.api import BatchContext
 from stateline.pipeline.plan import PipelinePlan
+from stateline.pipeline.publishing import publish_files
 from stateline.pipeline.savepoint_start import check_start, first_checkpoint
 from stateline.pipeline.table_commits import TableCommits, check_tables
 from stateline.pipeline.upkeep import Upkeep
 from stateline.pipeline.watermarks import Watermarks
-from stateline.recoverable import RecoverableWriter
 from stateline.state.rescale import rescale
 
 __all__ = ["MicroBatchCoordinator"]
@@ -80,9 +77,6 @@ D = TypeVar("D")
 
 _AT_ONCE: Final = 0
 """A time that has come."""
-
-_FILES_AT_ONCE: Final = 8
-"""How many files are published side by side."""
 
 
 class MicroBatchCoordinator(Generic[D]):
@@ -346,10 +340,11 @@ class MicroBatchCoordinator(Generic[D]):
             )
             self._next_timer_ms = min((at for item in results if (at := item.next_timer_ms) is not None), default=None)
             record = packed(record, self._segments, plan.settings.record_bytes)
-            self._tables.check_keys(record, results)
-            record = replace(record, properties=record.properties | self._tables.properties(newest))
-            metrics = summed_metrics(results)
-            metrics |= {"subtasks_seconds": computed - began, "pack_seconds": clock.monotonic() - computed}
+            record = self._tables.checked(record, newest, results)
+            metrics = summed_metrics(results) | {
+                "subtasks_seconds": computed - began,
+                "pack_seconds": clock.monotonic() - computed,
+            }
             record = self._history.summarised(newest, record, metrics, state_figures(results))
             return BatchReport(checkpoint=record, replayed=False, metrics=metrics | self._commit(record))
 
@@ -446,24 +441,17 @@ class MicroBatchCoordinator(Generic[D]):
         The pieces go before the mark and the mark before the acknowledgement: a zombie that publishes late finds either
         the file or nothing to make it from, and a driver that starts later does not miss files that were moved away.
         """
-        commits = [(output.operator, file.commit) for output in record.outputs for file in output.finished]
-        side_by_side(self._environment, "stateline-publish", self._make_visible, commits, _FILES_AT_ONCE)
+        publish_files(record, self._outputs, self._tables, self._environment)
         self._tables.commit(record)
         for delivery in deliveries_of(record):
             if self._tables.takes_rows(delivery.key.operator):
                 continue
             if self._deliver is None:
-                raise InternalError(
-                    "the pipeline has no function for these rows", operation="publish", subject=str(delivery.key)
-                )
+                raise InternalError("no function takes the rows", operation="publish", subject=str(delivery.key))
             self._deliver(delivery)
         if record.publishes:
             self._checkpoints.mark_published(record.checkpoint_id)
         self._is_published = True
-
-    def _make_visible(self, of_operator: tuple[str, CommitPoint]) -> None:
-        operator, commit = of_operator
-        RecoverableWriter(self._outputs[operator]).recover_for_commit(commit).commit_after_recovery()
 
 
 def _next_id(newest: Checkpoint | None) -> int:

@@ -100,15 +100,24 @@ class TableCommits:
                 self._seen[name] = state
         self.close()
 
-    def properties(self, newest: Checkpoint | None) -> dict[str, str]:
-        """What the record after the newest one remembers of its tables.
+    def checked(self, record: Checkpoint, newest: Checkpoint | None, results: Sequence[SubtaskResult]) -> Checkpoint:
+        """A record with what it remembers of its tables, before it decides that they get its rows.
 
         A table that is missing is made, and one that is new to the query, or gets other columns, is compared.
 
+        Args:
+            record: The record, with the rows where they will be.
+            newest: The one before it.
+            results: Those of all subtasks.
+
         Raises:
-            InvalidInputError: A table cannot take the rows.
+            InvalidInputError: A table cannot take the rows, or two subtasks have rows of one key for an upsert.
             UnavailableError: It cannot be reached.
         """
+        self._check_keys(record, results)
+        return replace(record, properties=record.properties | self._properties(newest))
+
+    def _properties(self, newest: Checkpoint | None) -> dict[str, str]:
         remembered = {} if newest is None else following_tables(newest)
         made: dict[str, TableRecord] = {}
         for name, operator in self._operators.items():
@@ -123,18 +132,11 @@ class TableCommits:
         self.close()
         return table_properties(made)
 
-    def check_keys(self, record: Checkpoint, results: Sequence[SubtaskResult]) -> None:
-        """Checks, before a record decides, that no two subtasks have rows of one key for an upsert.
+    def _check_keys(self, record: Checkpoint, results: Sequence[SubtaskResult]) -> None:
+        """Checks that no two subtasks have rows of one key for an upsert: each has checked its own.
 
-        Each subtask has checked its own. Their hashes are compared here, eight bytes for a row; where two are equal, or
-        there are none, the keys themselves are.
-
-        Args:
-            record: The record, with the rows where they will be.
-            results: Those of all subtasks.
-
-        Raises:
-            InvalidInputError: Two have; shows some of the keys.
+        Their hashes are compared here, eight bytes for a row; where two are equal, or there are none, the keys
+        themselves are.
         """
         for delivery in record.deliveries:
             plan = self._operators.get(delivery.operator)
@@ -168,6 +170,22 @@ class TableCommits:
             elif self.takes_rows(delivery.operator):
                 raise _refused(delivery.operator, "the newest checkpoint has rows that wait for a function", _OTHER)
         self.close()
+
+    def committed(self, record: Checkpoint) -> set[str]:
+        """The operators whose tables of files have the rows of a record, or of a later one, already.
+
+        Raises:
+            UnavailableError: A table cannot be reached.
+        """
+        found = set()
+        for operator, known in table_records(record).items():
+            state = self._table(operator).look(known.app) if known.takes_files else None
+            if state is None or state.committed is None or known.identity not in ("", state.identity):
+                continue
+            if state.committed >= record.checkpoint_id:
+                found.add(operator)
+        self.close()
+        return found
 
     def close(self) -> None:
         """Gives connections back. Idempotent."""

@@ -153,10 +153,7 @@ class TablePipeline(Pipeline):
         world.acknowledge(("foreign", number))
         table.append_foreign((_FOREIGN, number, f"foreign-{number}", "foreign"))
         gone = set(table.compact())
-        newest = self._pipeline.newest(world)
-        unsafe = {file.commit.target for output in newest.outputs for file in output.finished} if newest else set()
-        there = {info.name for info in world.objects(FIRST_QUERY.out).list("part-")}
-        if old := sorted(gone & there - unsafe):  # A vacuum spares what is young.
+        if old := sorted(gone & {info.name for info in world.objects(FIRST_QUERY.out).list("part-")}):
             process.store(FIRST_QUERY.out).delete(old)
 
     def _exists(self, world: World) -> bool:

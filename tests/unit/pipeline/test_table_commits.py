@@ -21,8 +21,7 @@ from stateline.checkpoint.table_records import table_records
 from stateline.environment import Environment
 from stateline.errors import FencedError, InvalidInputError, UnavailableError
 from stateline.files import FileOutput, RollingPolicy
-from stateline.pipeline import table_commits
-from stateline.pipeline.coordinator import MicroBatchCoordinator
+from stateline.pipeline import publishing, table_commits
 from stateline.pipeline.files_decision import FilesDecision, files_plan
 from stateline.pipeline.graph import Graph
 from stateline.pipeline.operators.aggregation import AggregateProgram
@@ -48,7 +47,7 @@ class Effects:
         for owner, name in (
             (CheckpointStore, "publish"),
             (CheckpointStore, "mark_published"),
-            (MicroBatchCoordinator, "_make_visible"),
+            (publishing, "make_visible"),
         ):
             monkeypatch.setattr(owner, name, self.wrapped(getattr(owner, name)))
         self._open = table_commits._open_table
@@ -195,6 +194,7 @@ def test_a_driver_is_killed_at_each_step(kind, tmp_path, effects):
             query.run(1, *BATCHES[1])
         effects.plan(-1, None)
         query.place.compact()
+        query.place.vacuum()
         if at % 2:
             query.start()
         run_to_the_end(query)
@@ -211,6 +211,7 @@ def test_a_frozen_driver_is_overtaken_at_each_step_and_loses(kind, tmp_path, eff
         def overtake(query=query):
             run_to_the_end(query)
             query.place.compact()
+            query.place.vacuum()
 
         effects.plan(at, overtake)
         with suppress(FencedError, UnavailableError):

@@ -47,6 +47,9 @@ class Place(ABC):
     def compact(self) -> None:
         """Another writer rewrites the table."""
 
+    def vacuum(self) -> None:  # noqa: B027 - most have no files
+        """Another writer deletes the files that are not in the table any more, where they are files."""
+
     def store(self) -> BlobStore | None:
         return None
 
@@ -110,7 +113,6 @@ class DeltaPlace(Place):
         self.table().optimize.compact()
 
     def vacuum(self) -> None:
-        """Another writer deletes the files that are not in the table any more."""
         self.table().vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
 
     def drop(self) -> None:

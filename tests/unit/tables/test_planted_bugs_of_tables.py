@@ -87,6 +87,10 @@ def forgets_the_commit_of_the_newest_record(patch: Patch) -> None:
         patch.setattr(module, "following_tables", table_records.table_records)
 
 
+def takes_what_was_cleaned_up_for_lost(patch: Patch) -> None:
+    patch.setattr(TableCommits, "committed", lambda *_: set())
+
+
 def finishes_nothing_at_a_start(patch: Patch) -> None:
     patch.setattr(CheckpointStore, "is_published", lambda *_: True)
 
@@ -188,6 +192,7 @@ BUGS = [
     (marks_before_it_commits, "sqlite", killed),
     (marks_before_it_commits, "delta", killed),
     (forgets_the_commit_of_the_newest_record, "delta", killed),
+    (takes_what_was_cleaned_up_for_lost, "delta", killed),
     (finishes_nothing_at_a_start, "sqlite", killed),
     (commits_without_the_token, "delta", killed),
     (commits_without_the_token, "delta-upsert", overtaken),
