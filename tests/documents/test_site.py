@@ -43,6 +43,8 @@ def test_every_page_is_on_the_site(site: Path) -> None:
     missing = [place for place in places().values() if not (site / re.sub(r"\.\w+$", ".html", place)).exists()]
     assert missing == []
     assert (site / "reference" / "api" / "stateline.spark.html").read_text().count("KeyedStream") > 10
+    aggregations = (site / "reference" / "api" / "stateline.state.aggregate.html").read_text()
+    assert "What is computed, as text \N{EN DASH} equal texts compute the same" in aggregations
 
 
 def test_a_reader_fetches_nothing_from_elsewhere(site: Path) -> None:
