@@ -60,5 +60,7 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", _restructure, priority=100)
 
 
-def _restructure(_app: Sphinx, _what: str, _name: str, _object: object, _options: object, lines: list[str]) -> None:
+def _restructure(_app: Sphinx, what: str, _name: str, _object: object, _options: object, lines: list[str]) -> None:
     lines[:] = restructured(lines)
+    if what in {"attribute", "data", "property"} and lines:
+        lines[0] = lines[0].replace(": ", " \N{EN DASH} ")  # Before a colon there, napoleon expects a type.

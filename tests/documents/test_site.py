@@ -43,6 +43,8 @@ def test_every_page_is_on_the_site(site: Path) -> None:
     missing = [place for place in places().values() if not (site / re.sub(r"\.\w+$", ".html", place)).exists()]
     assert missing == []
     assert (site / "reference" / "api" / "stateline.spark.html").read_text().count("KeyedStream") > 10
+    aggregations = (site / "reference" / "api" / "stateline.state.aggregate.html").read_text()
+    assert "What is computed, as text \N{EN DASH} equal texts compute the same" in aggregations
 
 
 def test_a_reader_fetches_nothing_from_elsewhere(site: Path) -> None:
@@ -83,3 +85,14 @@ def test_docstrings_become_restructured_text() -> None:
         *("", ".. list-table::", "   :header-rows: 1", "", "   * - a", "     - b", "   * - 1", "     - `x`", ""),
         "the end",
     ]
+
+
+def test_every_page_is_listed_in_a_readme_of_the_documentation() -> None:
+    """The build says it, too, but not in a second."""
+    readmes = [path for path in places() if path.name == "README.md"]
+    listed = {
+        (readme.parent / link.partition("#")[0]).resolve()
+        for readme in readmes
+        for link in re.findall(r"\]\(([^)\s:]+)\)", readme.read_text())
+    }
+    assert sorted(str(path.relative_to(ROOT)) for path in {*places()} - listed - {HOME}) == []
