@@ -25,7 +25,7 @@ def count_text(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if abs(value) < _EXACT_BELOW:
-        return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= _WHOLE_FROM else f"{value:,.1f}"
+        return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= _WHOLE_FROM else f"{value:.3g}"
     return _scaled(value, _COUNTS, "")
 
 

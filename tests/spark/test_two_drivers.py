@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stateline.checkpoint.layout import id_of_fenced
 from tests.spark.cluster import wait_for_end, wait_until
 from tests.spark.keyed_model import check, make_source
 from tests.spark.killing import start
@@ -22,6 +23,8 @@ def test_two_drivers_at_once_decide_each_batch_once(tmp_path):
     (tmp_path / "go").touch()
     statuses = [wait_for_end(driver, 250) for driver in drivers]
     assert sorted(statuses) != [0, 0], "one of them has lost a race"
+    marks = [name for path in tmp_path.rglob("history/*") if id_of_fenced(f"history/{(name := path.name)}") is not None]
+    assert bool(marks) == any("FencedError" in log.read_text() for log in logs)
     for status, log in zip(statuses, logs, strict=True):
         said = log.read_text()
         assert status == 0 or "FencedError" in said or "CONCURRENT_STREAM_LOG_UPDATE" in said, said[-3000:]

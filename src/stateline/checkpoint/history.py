@@ -77,8 +77,8 @@ class CheckpointSummary(msgspec.Struct, frozen=True, kw_only=True):
         batch_id: The micro-batch that it decides.
         created_at: Its time, seconds since the epoch.
         run: Which run of the query made it: 1 and up.
-        figures: Numbers by name; the names are those of ``docs/reference/metrics.md``. A figure of one operator or
-            input has its name behind a space. A figure that is absent is unknown.
+        figures: Numbers by name, those of ``docs/reference/metrics.md``. A figure of one operator or input has
+            its name behind a space. A figure that is absent is unknown.
     """
 
     checkpoint_id: int

@@ -126,11 +126,11 @@ def _bars(timeline: Timeline) -> RenderableType:
         ("written", timeline.column("state_bytes_written"), bytes_text),
     )
     for name, values, number in lines:
-        known = values[~np.isnan(values)]
+        newest = values[-_BARS:]
+        known = newest[~np.isnan(newest)]
         if len(known):
-            table.add_row(
-                name, Text(_spark(values[-_BARS:].tolist()), style="cyan"), f"up to {number(float(known.max()))}"
-            )
+            bars = Text(_spark(newest.tolist()), style="cyan")
+            table.add_row(name, bars, f"up to {number(float(known.max()))}")
     return table
 
 

@@ -19,7 +19,9 @@ __all__ = ["Mark", "Plot", "heat_strip", "line_plot", "sparkline", "stacked_plot
 _WIDTH: Final = 1000.0
 _HEIGHT: Final = 100.0
 _STEPS: Final = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
-_SHADES: Final = 9
+_PALEST: Final = 0.06
+"""The shade of the least that there can be, so that it is told from nothing."""
+
 _GAP: Final = 0.16
 """Of the width of a bar, while there are few."""
 
@@ -176,7 +178,7 @@ def sparkline(values: Sequence[float]) -> Markup:
 
 
 def heat_strip(values: Sequence[float], top: float, tips: Sequence[str]) -> Markup:
-    """A row of cells whose shade says how much there is.
+    """A row of cells whose shade says how much there is: none where there is nothing.
 
     Args:
         values: Of each cell.
@@ -185,11 +187,8 @@ def heat_strip(values: Sequence[float], top: float, tips: Sequence[str]) -> Mark
     """
     width = _WIDTH / max(len(values), 1)
     cells = [
-        Markup('<rect class="q{}" x="{}" width="{}" height="100" data-tip="{}"/>').format(
-            0 if value <= 0 else 1 + min(int((_SHADES - 1) * value / (top or 1.0)), _SHADES - 2),
-            _at(at * width),
-            _at(width),
-            tip,
+        Markup('<rect class="cell" x="{}" width="{}" height="100" fill-opacity="{}" data-tip="{}"/>').format(
+            _at(at * width), _at(width), _at(max(min(value / (top or 1.0), 1.0), _PALEST)) if value > 0 else 0, tip
         )
         for at, (value, tip) in enumerate(zip(values, tips, strict=True))
     ]

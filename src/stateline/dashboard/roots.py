@@ -107,7 +107,10 @@ class RootFollower:
             self.store.close()
 
     def _has_changed(self, newest: Checkpoint) -> bool:
-        return self._records.latest(newest.checkpoint_id) != newest
+        try:
+            return self._records.latest(newest.checkpoint_id) != newest
+        except (CorruptDataError, DataLossError):
+            return True  # What can be read of the rest is read, with a note.
 
     def _read(self, now: float) -> RootView:
         notes: list[str] = []

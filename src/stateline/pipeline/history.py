@@ -116,12 +116,12 @@ class HistoryRecorder:
         newest_id = self._summaries[-1].checkpoint_id if self._summaries else 0
         return partial(self._write, self._summaries, newest_id)
 
-    def fenced(self, checkpoint_id: int, query_id: str) -> None:
-        """Leaves a mark that this driver lost a checkpoint to another one. Never raises what the store does."""
+    def fenced(self, newest: Checkpoint | None, query_id: str = "") -> None:
+        """Leaves a mark that this driver lost the checkpoint after ``newest``. Never raises what the store does."""
+        lost, world = 0 if newest is None else newest.checkpoint_id + 1, self._environment
+        name = query_id or ("" if newest is None else newest.query_id)
         try:
-            create_fenced_mark(
-                self._store, checkpoint_id, query_id, self._environment.clock.now(), self._environment.ids.new_id()
-            )
+            create_fenced_mark(self._store, lost, name, world.clock.now(), world.ids.new_id())
         except (StatelineError, OSError) as error:
             _LOGGER.warning(
                 "The history of %s does not show that this driver was overtaken: %s", self._store.url, error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -15,9 +16,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from stateline.blob import open_store
+from stateline.checkpoint import CheckpointStore
+from stateline.checkpoint.history import with_summaries
 from stateline.cli.commands import stateline
 from stateline.environment import system_environment
-from tests.unit.dashboard.dashboard_kit import LONG_NAME, damaged, long_root, state_root
+from tests.unit.dashboard.dashboard_kit import LONG_NAME, damaged, long_root, record, state_root, summary
 
 
 def run(*arguments: str) -> Result:
@@ -64,6 +67,36 @@ def test_watch_tells_of_damage(url):
     damaged(open_store(url), "history/0")
     result = run("watch", url)
     assert "history/0" in result.output.replace("\n", "")
+
+
+def test_watch_follows_on_a_terminal_until_it_is_interrupted(tmp_path):
+    root = root_on_disk(tmp_path)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "stateline.cli", "watch", root, "--interval", "0.1"]
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}
+    ) as process:
+        os.close(theirs)
+        assert wait_for(ours, b"#69")
+        store = open_store(root, {"fsync": "false"})
+        next_one = with_summaries(record(70), [summary(number, of=70) for number in range(64, 71)])
+        CheckpointStore(store).publish(next_one)
+        assert wait_for(ours, b"#70")
+        process.send_signal(signal.SIGINT)
+        assert wait_for(ours, b"Interrupted")
+        assert process.wait(60) == 130
+    os.close(ours)
+
+
+def wait_for(terminal: int, text: bytes) -> bool:
+    """Reads what a terminal shows until some text is there; fails at the end of the process."""
+    seen = b""
+    while text not in seen:
+        try:
+            seen += os.read(terminal, 65536)
+        except OSError:  # The process has ended.
+            return False
+    return True
 
 
 def test_watch_prints_the_history_for_programs(url):

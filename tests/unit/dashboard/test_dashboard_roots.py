@@ -74,6 +74,17 @@ def test_a_damaged_record_is_a_note_beside_the_others(store):
     assert view.failure == ""
 
 
+def test_what_is_damaged_while_a_root_is_followed_is_a_note_too(store):
+    long_root(store, 300)
+    follower = RootFollower(store)
+    follower.look()
+    damaged(store, record_name(299))
+    view = follower.look()
+    assert (view.newest.checkpoint_id, view.failure) == (298, "")
+    assert len(view.summaries) == 300 - 1
+    assert view.notes
+
+
 def test_a_root_that_cannot_be_reached_is_a_failure_and_then_it_can_again(store, monkeypatch):
     long_root(store, 10)
     follower = RootFollower(store)

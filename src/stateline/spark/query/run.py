@@ -214,8 +214,8 @@ class PipelineRun:
                 self.reporter(report)
         except StatelineError as error:
             self.failure = error
-            if isinstance(error, FencedError) and self._coordinator.newest is not None:
-                self._history.fenced(self._coordinator.newest.checkpoint_id + 1, query_id)
+            if isinstance(error, FencedError):
+                self._history.fenced(self._coordinator.newest, query_id)
             raise
 
     def prepare(self, session: SparkSession) -> None:
@@ -234,7 +234,11 @@ class PipelineRun:
         if not is_active():
             return False
         finish_files = plan_finisher(self._plan, self._stores, self._segments())
-        acted = self._coordinator.act_on_time(self._no_rows, finish_files)
+        try:
+            acted = self._coordinator.act_on_time(self._no_rows, finish_files)
+        except FencedError:
+            self._history.fenced(self._coordinator.newest)
+            raise
         if acted is not None:
             self.reporter(acted)
         return True
