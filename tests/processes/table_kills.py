@@ -41,7 +41,9 @@ _SERVER.set_forkserver_preload(
         "pandas",  # Which pyarrow looks for when it is given a list.
         "pyarrow.pandas_compat",
         "pyiceberg.catalog.sql",
+        "pyiceberg.avro.file",
         "pyiceberg.io.pyarrow",
+        "rich.console",
         *(form.module for form in TABLE_FORMATS.values()),
     ]
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -21,8 +21,10 @@ from stateline.checkpoint.store import CheckpointStore
 from stateline.errors import DataLossError, FencedError, NotFoundError, StatelineError
 from stateline.files import FileJoiner
 from stateline.handles import OpenFile, RunHandle
+from stateline.pipeline import coordinator as coordinator_module
 from stateline.pipeline.coordinator import MicroBatchCoordinator
 from stateline.pipeline.messages import SubtaskInput, SubtaskResult
+from stateline.pipeline.plan import PipelinePlan
 from stateline.recoverable.committer import Committer
 from stateline.recoverable.writer import RecoverableWriter
 from stateline.state import merge as merge_module
@@ -172,7 +174,7 @@ def _kept_nowhere(self: Any) -> list[Any]:
 _merge_windows = merge_module.merge_windows
 _made = snapshot_module.Layers.made
 _inputs = MicroBatchCoordinator._inputs
-_gathered = MicroBatchCoordinator._gathered
+_gathered = coordinator_module.gathered
 
 
 def _files_of_lost_subtasks(
@@ -186,8 +188,8 @@ def _files_of_lost_subtasks(
     ]
 
 
-def _state_of_first(self: MicroBatchCoordinator[Any], results: Sequence[SubtaskResult]) -> Any:
-    operators, *rest = _gathered(self, results)
+def _state_of_first(plan: PipelinePlan, output_urls: Mapping[str, str], results: Sequence[SubtaskResult]) -> Any:
+    operators, *rest = _gathered(plan, output_urls, results)
     broken = [
         msgspec.structs.replace(
             operator,
@@ -358,8 +360,8 @@ _bug(
 _bug(
     "pipeline_state_of_another_subtask",
     "the record names the runs of the first subtask for all",
-    MicroBatchCoordinator,
-    "_gathered",
+    coordinator_module,
+    "gathered",
     _state_of_first,
     "single",
 )

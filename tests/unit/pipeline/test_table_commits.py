@@ -211,7 +211,6 @@ def test_a_frozen_driver_is_overtaken_at_each_step_and_loses(kind, tmp_path, eff
         def overtake(query=query):
             run_to_the_end(query)
             query.place.compact()
-            query.place.vacuum()
 
         effects.plan(at, overtake)
         with suppress(FencedError, UnavailableError):
