@@ -56,6 +56,7 @@ __all__ = [
     "figure_of",
     "is_outdated",
     "read_block",
+    "rounded",
     "summaries_in",
     "with_summaries",
 ]
@@ -77,8 +78,8 @@ class CheckpointSummary(msgspec.Struct, frozen=True, kw_only=True):
         batch_id: The micro-batch that it decides.
         created_at: Its time, seconds since the epoch.
         run: Which run of the query made it: 1 and up.
-        figures: Numbers by name, those of ``docs/reference/metrics.md``. A figure of one operator or input has
-            its name behind a space. A figure that is absent is unknown.
+        figures: Numbers by name, those of ``docs/reference/metrics.md``, as :func:`rounded` gives them. A figure of one
+            operator or input has its name behind a space. A figure that is absent is unknown.
     """
 
     checkpoint_id: int
@@ -107,6 +108,14 @@ class _Fenced(msgspec.Struct, frozen=True, kw_only=True):
 def figure_of(name: str, part: str) -> str:
     """The name of a figure of one operator or input."""
     return f"{name} {part}"
+
+
+def rounded(figures: Mapping[str, float]) -> dict[str, float]:
+    """Figures as they are stored: whole numbers without a fraction, others to the microsecond."""
+    return {
+        name: value if not isinstance(value, float) else int(value) if value.is_integer() else round(value, _DECIMALS)
+        for name, value in figures.items()
+    }
 
 
 def summaries_in(record: Checkpoint | None) -> tuple[CheckpointSummary, ...]:
@@ -213,22 +222,15 @@ def is_outdated(name: str, newest_id: int) -> bool:
 
 
 def _members(summaries: Sequence[CheckpointSummary]) -> bytes:
-    names = dict.fromkeys(name for summary in summaries for name in summary.figures)
+    figures = [summary.figures for summary in summaries]
     columns = _Columns(
         checkpoint_ids=[summary.checkpoint_id for summary in summaries],
         batch_ids=[summary.batch_id for summary in summaries],
         created_at=[summary.created_at for summary in summaries],
         runs=[summary.run for summary in summaries],
-        figures={name: [_rounded(summary.figures.get(name)) for summary in summaries] for name in sorted(names)},
+        figures={name: [each.get(name) for each in figures] for name in sorted(set().union(*figures))},
     )
     return msgspec.json.encode(columns)[1:-1]
-
-
-def _rounded(value: float | None) -> int | float | None:
-    """A number as it is stored: whole ones without a fraction."""
-    if not isinstance(value, float):
-        return value
-    return int(value) if value.is_integer() else round(value, _DECIMALS)
 
 
 def _rows(data: bytes, subject: str) -> tuple[CheckpointSummary, ...]:

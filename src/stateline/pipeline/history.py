@@ -27,6 +27,7 @@ from stateline.checkpoint.history import (
     create_block,
     create_fenced_mark,
     figure_of,
+    rounded,
     summaries_in,
     with_summaries,
 )
@@ -100,7 +101,7 @@ class HistoryRecorder:
             batch_id=record.batch_id,
             created_at=record.created_at,
             run=self._run,
-            figures=figures,
+            figures=rounded(figures),
         )
         summaries = (*self._not_written(earlier, record.checkpoint_id), summary)
         self._summaries, self._summaries_of = summaries, record.nonce
@@ -141,7 +142,7 @@ class HistoryRecorder:
                 earlier = ()
             self._write(earlier, newest.checkpoint_id)
         if earlier and self._late_of == newest.nonce and earlier[-1].checkpoint_id == newest.checkpoint_id:
-            completed = replace(earlier[-1], figures={**earlier[-1].figures, **self._late})
+            completed = replace(earlier[-1], figures={**earlier[-1].figures, **rounded(self._late)})
             earlier = (*earlier[:-1], completed)
         return earlier
 
