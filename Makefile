@@ -5,7 +5,7 @@ PYTHON ?= $(shell for name in $(CANDIDATES); do \
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := spark,connect,jre,s3,gcs,azure,delta,iceberg,sql,cli,ui,metrics,testing,demo,docs,notebooks,dev,emulators,lint
+EXTRAS := spark,connect,jre,s3,gcs,azure,delta,iceberg,sql,cli,ui,metrics,otel,testing,demo,docs,notebooks,dev,emulators,lint
 TEST_PROCESSES ?= 2
 # `python -m tests.pins` makes others, for other versions.
 CONSTRAINTS ?= constraints.txt

@@ -22,6 +22,7 @@ HEAVY = {
     "click",
     "rich",
     "prometheus_client",
+    "opentelemetry",
 }
 PACKAGES = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 PROGRAM = """
