@@ -23,11 +23,11 @@ from tests.spark.killing import survive
 ROOT = Path(__file__).parents[2]
 
 SHARES = {
-    "seeds": 0.12,
+    "seeds": 0.1,
     "zombies": 0.1,
     "powerloss": 0.05,
     "processes": 0.05,
-    "spark": 0.56,
+    "spark": 0.58,
     "batches": 0.04,
     "tables": 0.1,
 }
