@@ -104,6 +104,18 @@ def test_operators_side_by_side_are_combined_each_by_its_own_key(spark, tmp_path
     assert (line["rows"], line["keys"]) == (8, 4)
 
 
+def test_rows_that_are_taken_back_behind_it_are_as_without(spark, tmp_path):
+    batches = [pa.table({"key": [number % 5 for number in range(first, first + 9)]}) for first in (0, 3, 11)]
+    answers = []
+    for combine in ("always", "never"):
+        folder = tmp_path / combine
+        counts = stream(spark, folder, batches, combine, "key").aggregate(n=count())
+        rows, _ = finished(counts.key_by("n", name="keys with n").aggregate(keys=count(), total=sum("key")), folder)
+        answers.append(sorted(map(repr, rows)))
+    assert answers[0] == answers[1]
+    assert len(answers[0]) >= len(batches)
+
+
 def test_a_batch_is_combined_where_the_one_before_had_many_rows_for_each_key():
     schema = pa.schema([("key", pa.int64()), ("value", pa.int64())])
     program = AggregateProgram.bind(schema, ["key"], {"n": count()})
@@ -123,6 +135,14 @@ def test_a_batch_is_combined_where_the_one_before_had_many_rows_for_each_key():
     assert not learned("auto", 1_000, 1)
     assert not learned("never", 1_000_000, 1_000)
     assert learned("always", 1, 1)
+
+
+def test_a_batch_without_rows_says_nothing_about_the_next_one():
+    schema = pa.schema([("key", pa.int64())])
+    combiner = Combiner(AggregateProgram.bind(schema, ["key"], {"n": count()}), None, "xxhash64(key)", "auto")
+    for rows, is_due in ((1_000_000, True), (0, True), (10, False), (0, False)):
+        combiner.learn([SubtaskResult(operator="op", subtask=0, states={}, metrics={"rows": rows, "keys": 1})])
+        assert combiner.is_due is is_due
 
 
 def test_what_spark_does_not_compute_alike_is_not_combined(spark, tmp_path):

@@ -33,6 +33,7 @@ def test_joins_chains_and_sessions_of_a_killed_driver_are_whole(tmp_path):
     dice = random.Random(random.SystemRandom().randrange(2**32))
     steps = [*dice.sample(STEPS, 2), ""]
     survive(tmp_path, steps, dice, operators=True)
+    assert newest_id(tmp_path) >= len(steps), "every start decided something"
 
 
 @pytest.mark.timeout(900)

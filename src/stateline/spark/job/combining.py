@@ -62,9 +62,10 @@ class Combiner:
         return bool(self._states) and (self._always or self._pays)
 
     def learn(self, results: Sequence[SubtaskResult]) -> None:
-        """Looks at what a batch was like."""
+        """Looks at what a batch was like; one without rows, as comes when only time passes, tells nothing."""
         rows, keys = (sum(result.metrics.get(name, 0) for result in results) for name in ("rows", "keys"))
-        self._pays = rows >= _ROWS_MIN and rows >= _ROWS_PER_KEY_MIN * keys
+        if rows:
+            self._pays = rows >= _ROWS_MIN and rows >= _ROWS_PER_KEY_MIN * keys
 
     def combined(self, rows: DataFrame) -> DataFrame:
         """One row for each key of a batch."""
