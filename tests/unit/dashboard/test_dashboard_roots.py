@@ -114,3 +114,4 @@ def test_rows_that_are_not_handed_over_yet_are_told(store):
 def test_a_follower_closes_what_it_opened_and_nothing_else(store):
     RootFollower(store).close()
     store.put("x", b"1")
+    assert store.get("x") == b"1"

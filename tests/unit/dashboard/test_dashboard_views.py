@@ -113,7 +113,9 @@ def test_an_empty_root_has_every_page(make):
 
 @pytest.mark.parametrize("make", VIEWS)
 def test_a_root_without_a_history_has_every_page(make):
-    make(RootFollower(state_root().url).look(), None)
+    view = RootFollower(state_root().url).look()
+    assert view.records
+    assert [plot for plot in make(view, None).plots if "NaN" in plot.svg] == []
 
 
 def test_a_card_says_the_most_of_a_root(view):
