@@ -23,19 +23,20 @@ from tests.spark.killing import survive
 ROOT = Path(__file__).parents[2]
 
 SHARES = {
-    "seeds": 0.1,
-    "zombies": 0.1,
-    "powerloss": 0.05,
-    "processes": 0.05,
-    "spark": 0.58,
-    "batches": 0.04,
-    "tables": 0.1,
+    "seeds": 0.06,
+    "zombies": 0.07,
+    "powerloss": 0.04,
+    "processes": 0.03,
+    "spark": 0.6,
+    "batches": 0.03,
+    "tables": 0.17,
 }
 """How much of its time a soak gives to each suite. A kill of a driver takes a session of Spark, and is what a soak has
 too little of: the other suites find in minutes what they find."""
 
 SEEDS = 200
 KILLS = 10
+TABLE_KILLS = 60
 BATCHES = 400
 
 Found = dict[str, Any]
@@ -90,8 +91,11 @@ def _killed_process(job: str) -> Slice:
 
 
 def _killed_tables(kind: str) -> Slice:
+    """A format that has no upsert gets as many kills as one that has two kinds."""
+    kills = TABLE_KILLS * (1 if f"{kind}-upsert" in TABLES or kind.endswith("-upsert") else 2)
+
     def run(number: int) -> Found:
-        found = _json_of("tests.processes.table_kills", kind, "--seed", str(number), "--kills", str(4 * KILLS))
+        found = _json_of("tests.processes.table_kills", kind, "--seed", str(number), "--kills", str(kills))
         return {"points": found.pop("kills", 0), **found}
 
     return Slice("tables", kind, run)

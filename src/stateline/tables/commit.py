@@ -67,12 +67,16 @@ def commit_once(table: Table, change: TableChange, environment: Environment) -> 
 
     Raises:
         InvalidInputError: The table is another one, was rolled back, or cannot take the rows. Nothing was committed.
-        UnavailableError: Other writers were faster, or answers were lost, each time. The next call goes on.
+        UnavailableError: Other writers were faster, or the place did not answer, each time. The next call goes on.
     """
     cause: Exception | None = None
     for pause in _PAUSES_SECONDS:
         environment.clock.sleep(pause)
-        state = table.look(change.token.app)
+        try:
+            state = table.look(change.token.app)
+        except UnavailableError as error:
+            cause = error
+            continue
         step = next_commit_step(state, change.token, table.name)
         if step is CommitStep.NOTHING:
             return state

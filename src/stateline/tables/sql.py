@@ -8,10 +8,10 @@ the rows: a driver that comes late finds another number there, changes nothing, 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -31,6 +31,8 @@ __all__ = [
     "on_conflict",
     "quoted",
 ]
+
+T = TypeVar("T")
 
 TOKENS: Final = "stateline_commits"
 """Columns: ``app`` (primary key), ``checkpoint_id``, ``target``."""
@@ -121,10 +123,12 @@ class SqlTable(Table):
         return f"{self._target.format} {self._target.target}"
 
     def look(self, app: str) -> TableState:
-        with self._asking() as session:
-            if session is None or not self._columns(session):
-                return TableState(identity=None, committed=None if session is None else self._committed(session, app))
-            return TableState(identity="", committed=self._committed(session, app))
+        def asked(session: Session | None) -> TableState:
+            if session is None:
+                return TableState(identity=None, committed=None)
+            return TableState(identity="" if self._columns(session) else None, committed=self._committed(session, app))
+
+        return self._ask(asked)
 
     def create(self) -> None:
         if self._schema is None:
@@ -142,11 +146,9 @@ class SqlTable(Table):
             # Somebody was faster, or the database was busy: look again.
 
     def check(self, state: TableState) -> None:
-        if state.identity is None or self._schema is None:
-            return
-        with self._asking() as session:
-            if session is not None:
-                self._fitting(session, self._schema, decided=False)
+        schema = self._schema
+        if state.identity is not None and schema is not None:
+            self._ask(lambda session: None if session is None else self._fitting(session, schema, decided=False))
 
     def attempt(self, change: TableChange, state: TableState) -> Attempt:  # noqa: ARG002 - the token row is the tie
         rows = joined_rows(change.rows(), self._schema)
@@ -243,14 +245,22 @@ class SqlTable(Table):
         )
         return bool(session.run(statement, token.checkpoint_id, token.app, token.previous))
 
-    @contextmanager
-    def _asking(self) -> Iterator[Session | None]:
-        """A session in which nothing is committed that counts: whatever fails may be done again."""
-        try:
-            with self._session(may_create=False) as session:
-                yield session
-        except DatabaseError as error:
-            raise (self._refused(error) if error.outcome is None else self._unavailable(error)) from error
+    def _ask(self, question: Callable[[Session | None], T]) -> T:
+        """An answer that nothing is committed for; on a second connection where the first one was lost.
+
+        A server ends the connection of a driver that was frozen while it asked.
+        """
+        may_ask_again = True
+        while True:
+            try:
+                with self._session(may_create=False) as session:
+                    return question(session)
+            except DatabaseError as error:
+                if error.outcome is None:
+                    raise self._refused(error) from error
+                if not may_ask_again:
+                    raise self._unavailable(error) from error
+                may_ask_again = False
 
     @contextmanager
     def _session(self, *, may_create: bool) -> Iterator[Session | None]:

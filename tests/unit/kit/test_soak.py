@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.soak.schedule import Schedule
-from tests.soak.slices import SHARES, SLICES, Slice
+from tests.soak.slices import SHARES, SLICES, TABLE_KILLS, Slice
 
 
 def slices(*names):
@@ -33,8 +33,8 @@ def test_a_suite_has_its_share_of_the_time_whatever_its_slices_take():
     assert min(in_turn) >= 45
 
 
-def test_a_whole_soak_holds_a_hundred_kills_of_drivers():
-    """On two cores ten of them take three minutes and less; the slowest sweeps take four."""
+def test_a_whole_soak_holds_a_hundred_kills_of_drivers_and_two_hundred_of_each_format():
+    """Ten of drivers take three minutes and less, sixty of a table half a minute; the slowest sweeps take four."""
     seconds = {
         "spark": 200,
         "zombies": 240,
@@ -42,10 +42,12 @@ def test_a_whole_soak_holds_a_hundred_kills_of_drivers():
         "powerloss": 60,
         "processes": 90,
         "batches": 120,
-        "tables": 80,
+        "tables": 30,
     }
     ran = spend(Schedule(SLICES, SHARES), seconds, 60)
     assert ran["spark", "driver kills"] >= 10
+    assert ran["tables", "iceberg"] * 2 * TABLE_KILLS * 0.6 >= 200
+    assert (ran["tables", "delta"] + ran["tables", "delta-upsert"]) * TABLE_KILLS * 0.6 >= 200
     assert {suite for suite, _ in ran} == set(SHARES)
 
 

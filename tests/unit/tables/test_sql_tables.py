@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from stateline.environment import Environment
-from stateline.errors import AccessDeniedError, InvalidInputError
+from stateline.errors import AccessDeniedError, InvalidInputError, UnavailableError
 from stateline.tables import Outcome, TableTarget, check_rows, commit_once, open_table, sqlite
+from stateline.tables.sql import DatabaseError
 from tests.unit.tables.table_kit import APP, SCHEMA, SqlitePlace
 
 WORLD = Environment()
@@ -124,6 +125,30 @@ def test_a_writer_that_holds_the_lock_is_waited_for(tmp_path):
     holder.close()
     assert table.attempt(change, state).outcome is Outcome.DONE
     assert run(place, "SELECT app, checkpoint_id, target FROM stateline_commits") == [(APP, 1, "flights")]
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_connection_that_is_lost_while_it_asks_is_made_again(tmp_path, monkeypatch, lost):
+    place = SqlitePlace(tmp_path)
+    commit_once(place.open(), place.change(0, None, [1]), WORLD)
+    table = place.open()
+    opened, real = [], table._open
+
+    def open_once_more(*, may_create):
+        opened.append(may_create)
+        if len(opened) <= lost:
+            raise DatabaseError("terminating connection", Outcome.NOT_DONE)
+        return real(may_create=may_create)
+
+    monkeypatch.setattr(table, "_open", open_once_more)
+    if lost == 1:
+        assert table.look(APP).committed == 0
+    else:
+        with pytest.raises(UnavailableError, match="terminating connection"):
+            table.look(APP)
+        opened.clear()
+    assert commit_once(table, place.change(1, 0, [2]), WORLD).committed == 1
+    assert place.rows() == [(1, "c0"), (2, "c1")]
 
 
 class PowerFailure(BaseException):
