@@ -9,14 +9,17 @@ Rules:
   where a name that fences is not freed unless a floor covers it; overwriting with the same bytes; deletions of names
   that are never used again; publications, which are prepared; pieces under fresh names, discarded where they lost.
 - A loser never sees bytes that the caller changes: it has bytes of its own.
+- A request that takes as long as others of its kind is not late: a slow link is not given everything several times.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any, Final, TypeAlias, TypeVar
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo, closed_store
@@ -40,6 +43,14 @@ _LOG: Final = logging.getLogger(__name__)
 _BYTES_IN_TIME: Final = 8 * 1024 * 1024
 _OBJECTS_IN_TIME: Final = 32
 """How much one request may move or touch within its timeout; more has more time."""
+
+_LARGE_BYTES: Final = 256 * 1024
+"""The time of smaller requests is that of the way, of larger ones that of their bytes."""
+
+_ANSWERS_SEEN: Final = 15
+_ANSWERS_MIN: Final = 3
+_USUAL_TIMES: Final = 3.0
+"""A request is not late before so many times what others of its kind have taken."""
 
 _RANGES_AT_ONCE: Final = 8
 
@@ -74,6 +85,7 @@ class RacingStore(StoreDecorator):
         super().__init__(inner)
         self._policy = policy
         self._environment = environment or system_environment()
+        self._usual = _UsualSeconds()
         executor = self._environment.executors.executor("request", _ATTEMPTS_MAX)
         self._track = Track(executor, self._environment.clock, ChangelogMetrics(), partial(closed_store, inner.url))
 
@@ -92,19 +104,19 @@ class RacingStore(StoreDecorator):
 
     def put(self, name: str, data: Buffer) -> ObjectInfo:
         own = own_bytes(data, "put", name)
-        return self._race(lambda: self.inner.put(name, own), size=len(own))
+        return self._race("put", lambda: self.inner.put(name, own), size=len(own))
 
     def put_if_absent(self, name: str, data: Buffer) -> ObjectInfo:
         """Equal bytes are as good as ours, so a second attempt finds the first."""
         own = own_bytes(data, "put_if_absent", name)
-        return self._race(lambda: self.inner.put_if_absent(name, own), size=len(own))
+        return self._race("put_if_absent", lambda: self.inner.put_if_absent(name, own), size=len(own))
 
     def put_all_if_absent(self, name: str, pieces: Sequence[Buffer], *, read_soon: bool = False) -> ObjectInfo:
         """Not raced: who writes so much does it under fresh names."""
         return self.inner.put_all_if_absent(name, pieces, read_soon=read_soon)
 
     def get(self, name: str) -> bytes:
-        return self._race(lambda: self.inner.get(name))
+        return self._race("get", lambda: self.inner.get(name))
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
         return self._range(name, start, end)()
@@ -120,27 +132,30 @@ class RacingStore(StoreDecorator):
         return [*found, *(race() for race in races[len(found) :])]
 
     def head(self, name: str) -> ObjectInfo:
-        return self._race(lambda: self.inner.head(name))
+        return self._race("head", lambda: self.inner.head(name))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """All at once: pages of two attempts would not fit together."""
-        yield from self._race(lambda: [*self.inner.list(prefix)])
+        yield from self._race("list", lambda: [*self.inner.list(prefix)])
 
     def delete(self, names: Iterable[str]) -> None:
         own = checked_names(names)
-        self._race(lambda: self.inner.delete(own), objects=len(own))
+        self._race("delete", lambda: self.inner.delete(own), objects=len(own))
 
     # -- pieces of files ------------------------------------------------------------------------------------------
 
     def stage(self, target: str, data: Buffer) -> Part:
         """Each attempt makes a piece of its own."""
         own = own_bytes(data, "stage", target)
-        return self._race(lambda: self.inner.stage(target, own), lambda lost: self.inner.discard([lost]), size=len(own))
+        return self._race(
+            "stage", lambda: self.inner.stage(target, own), lambda lost: self.inner.discard([lost]), size=len(own)
+        )
 
     def prepare(self, target: str, parts: Sequence[Part], nonce: str) -> tuple[Part, ...]:
         """What a loser made beside the pieces is discarded."""
         own = checked_parts(parts, "prepare")
         return self._race(
+            "prepare",
             lambda: self.inner.prepare(target, own, nonce),
             lambda lost: self.inner.discard([part for part in lost if part not in own]),
             size=sum(part.length for part in own),
@@ -150,21 +165,25 @@ class RacingStore(StoreDecorator):
     def publish(self, target: str, parts: Sequence[Part], nonce: str) -> ObjectInfo:
         own = checked_parts(parts, "publish")
         return self._race(
-            lambda: self.inner.publish(target, own, nonce), size=sum(part.length for part in own), objects=len(own)
+            "publish",
+            lambda: self.inner.publish(target, own, nonce),
+            size=sum(part.length for part in own),
+            objects=len(own),
         )
 
     def discard(self, parts: Iterable[Part]) -> None:
         own = checked_parts(parts, "discard")
-        self._race(lambda: self.inner.discard(own), objects=len(own))
+        self._race("discard", lambda: self.inner.discard(own), objects=len(own))
 
     def read_staged(self, part: Part) -> bytes | None:
-        return self._race(lambda: self.inner.read_staged(part), size=part.length)
+        return self._race("read_staged", lambda: self.inner.read_staged(part), size=part.length)
 
     def begin(
         self,
         request: Callable[[], T],
         discard: Callable[[T], None] | None = None,
         *,
+        name: str,
         size: int = 0,
         objects: int = 1,
     ) -> Answer[T]:
@@ -173,16 +192,27 @@ class RacingStore(StoreDecorator):
         Args:
             request: One attempt. It must do no harm if it takes effect at any time, beside others and after them.
             discard: Gets what an attempt made that was not the first to end.
+            name: What it is; those of one name take about the same time.
             size: Bytes that it moves.
             objects: Objects that it touches.
         """
         shares = 1 + max(size // _BYTES_IN_TIME, objects // _OBJECTS_IN_TIME)
-        timeout = self._policy.timeout_seconds
-        policy = RetryPolicy(self._policy.max_attempts, None if timeout is None else timeout * shares, 0)
+        kind, timeout, clock = (name, size >= _LARGE_BYTES), self._policy.timeout_seconds, self._track.clock
+        if timeout is not None:
+            timeout = shares * max(timeout, _USUAL_TIMES * self._usual.of(kind))
+        attempts = Attempts(RetryPolicy(self._policy.max_attempts, timeout, 0), is_request=True)
+
+        def timed() -> T:
+            began = clock.monotonic()
+            result = request()
+            if not attempts.has_ended:  # A loser tells what stalls take.
+                self._usual.saw(kind, (clock.monotonic() - began) / shares)
+            return result
+
         race = Race(
             self._track,
-            Attempts(policy, is_request=True),
-            _Request(request, discard),
+            attempts,
+            _Request(timed, discard),
             self._environment.executors.monitor(),
         )
         race.due()
@@ -190,15 +220,32 @@ class RacingStore(StoreDecorator):
 
     def _range(self, name: str, start: int, end: int) -> Answer[bytes]:
         size = end - start if isinstance(start, int) and isinstance(end, int) else 0  # The store refuses other types.
-        return self.begin(lambda: self.inner.get_range(name, start, end), size=size)
+        return self.begin(lambda: self.inner.get_range(name, start, end), name="get_range", size=size)
 
     def _race(
         self,
+        name: str,
         request: Callable[[], T],
         discard: Callable[[T], None] | None = None,
         **amount: int,
     ) -> T:
-        return self.begin(request, discard, **amount)()
+        return self.begin(request, discard, name=name, **amount)()
+
+
+class _UsualSeconds:
+    """What requests of one kind take. Used by many threads: each step is one of a ``deque``'s own."""
+
+    def __init__(self) -> None:
+        self._seen: defaultdict[tuple[str, bool], deque[float]] = defaultdict(lambda: deque(maxlen=_ANSWERS_SEEN))
+
+    def saw(self, kind: tuple[str, bool], seconds: float) -> None:
+        """Notes one that was answered."""
+        self._seen[kind].append(seconds)
+
+    def of(self, kind: tuple[str, bool]) -> float:
+        """The median of the last ones; 0 while there are few."""
+        seen = self._seen[kind].copy()
+        return median(seen) if len(seen) >= _ANSWERS_MIN else 0.0
 
 
 @dataclass(frozen=True, slots=True)

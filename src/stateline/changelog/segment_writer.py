@@ -214,7 +214,7 @@ class _Upload:
         self._race: Answer[str] | None = None
         try:
             if isinstance(store, RacingStore):
-                self._race = store.begin(self._attempt, self._discard, size=encoded.size)
+                self._race = store.begin(self._attempt, self._discard, name="segment", size=encoded.size)
             else:
                 self._attempt()
                 self._pieces = ()

@@ -80,7 +80,8 @@ class StorageSettings:
             object of its own. With many subtasks it is less: the driver takes 256 MiB at most.
         record_bytes: What came so goes into the checkpoint's record, up to so many bytes in all; else into one object.
         upload_timeout: A request to a store that is not on this host is late after so long, and is then sent once more
-            beside itself; the first answer counts. For each 8 MiB that it moves; 0 for never.
+            beside itself; the first answer counts. For each 8 MiB that it moves, and later where such requests usually
+            take more than a third of it; 0 for never.
         max_attempts: How often at most, the first included. A slow request is never given up for being late.
         local_copies: A folder on each executor's host for copies of what tasks write and read, so that a task finds on
             its own disk what a root elsewhere (an object store) keeps. ``auto`` is a folder of Spark's own, which goes
@@ -92,7 +93,7 @@ class StorageSettings:
     inline_bytes: int = setting("64KiB", parse_size, help="of a subtask that come with its result, without an object")
     record_bytes: int = setting("20KiB", _record_size, help="of these that the record of a checkpoint may hold")
     upload_timeout: float = setting(
-        "500ms", parse_duration, help="then a request to a store elsewhere is sent again; 0: never"
+        "250ms", parse_duration, help="then a request to a store elsewhere is sent again; 0: never"
     )
     max_attempts: int = setting(3, _attempts, help="attempts of a late request")
     local_copies: str = setting(

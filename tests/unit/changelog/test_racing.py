@@ -120,7 +120,7 @@ def test_the_first_answer_counts_also_that_of_the_late_one(remote):
 def test_a_late_request_is_raced_while_nobody_waits_for_it(remote):
     remote.beneath.put("a", b"bytes")
     remote.script = [(HOUR, 0.0)]
-    answer = remote.store.begin(lambda: remote.stalling.get("a"))
+    answer = remote.store.begin(lambda: remote.stalling.get("a"), name="get")
     remote.environment.clock.sleep(10 * TIMEOUT)
     found, seconds = remote.seconds(answer)
     assert found == b"bytes"
@@ -135,6 +135,38 @@ def test_a_slow_store_is_waited_for_and_never_asked_more_often_than_allowed(remo
     assert seconds == pytest.approx(HOUR)
     remote.later()
     assert remote.beneath.calls["get"] == 3
+
+
+def test_a_store_that_is_always_slow_is_soon_asked_once(remote):
+    """A link that needs two timeouts for everything would carry all of it three times."""
+    remote.beneath.put("a", b"bytes")
+    slow, learned = (2 * TIMEOUT, 0.0), 3
+    asked = []
+    for _ in range(learned + 2):
+        before = remote.beneath.calls["get"]
+        remote.script = [slow] * 3
+        assert remote.store.get("a") == b"bytes"
+        remote.later()
+        asked.append(remote.beneath.calls["get"] - before)
+    assert asked == [2, 2, 2, 1, 1]
+    remote.script = [(HOUR, 0.0)]
+    found, seconds = remote.seconds(lambda: remote.store.get("a"))
+    assert found == b"bytes"
+    assert seconds == pytest.approx(6 * TIMEOUT)
+
+
+def test_other_kinds_of_requests_and_stalls_do_not_make_one_late_later(remote):
+    small, large = b"bytes", bytes(300_000)
+    remote.beneath.put("a", small)
+    for number in range(9):
+        remote.script = [(2 * TIMEOUT, 0.0)] * 3
+        remote.store.put(f"large-{number}", large)
+        remote.later()
+        remote.script = [(HOUR, 0.0)]
+        found, seconds = remote.seconds(lambda: remote.store.get("a"))
+        assert found == small
+        assert seconds == pytest.approx(TIMEOUT)
+        remote.later()
 
 
 def test_what_moves_more_bytes_is_late_later(remote):
