@@ -62,9 +62,9 @@ class Setup:
 
 def drive(setup: Setup, until: int, pipe: Connection) -> None:
     """What a driver's process does: it says that it begins, and what went wrong."""
-    query = setup.query()
     pipe.send("")
     try:
+        query = setup.query()
         newest = query.newest()
         number = -1 if newest is None else newest.batch_id - 1
         with suppress(FencedError, NotFoundError):  # Overtaken: by one, or by so many that the record is gone.

@@ -63,7 +63,10 @@ class Driver:
         """Sends a signal; whether it was alive."""
         if not self.process.is_alive() or self.process.pid is None:
             return False
-        os.kill(self.process.pid, number)
+        try:
+            os.kill(self.process.pid, number)
+        except ProcessLookupError:  # It has ended since.
+            return False
         return True
 
     def end(self) -> str:
@@ -90,11 +93,15 @@ class Drivers:
     foreign: int = 0
     complaints: list[str] = field(default_factory=list)
 
-    def begin(self) -> Driver:
-        """A driver that has begun."""
-        pipe, theirs = _SERVER.Pipe(duplex=False)
+    def until(self) -> int:
+        """The number of the last batch of a driver that begins now."""
         newest = self.setup.query().newest()
-        until = BATCHES_AHEAD + (-1 if newest is None else newest.batch_id)
+        return BATCHES_AHEAD + (-1 if newest is None else newest.batch_id)
+
+    def begin(self, until: int | None = None) -> Driver:
+        """A driver that has begun."""
+        until = self.until() if until is None else until
+        pipe, theirs = _SERVER.Pipe(duplex=False)
         process = _SERVER.Process(target=drive, args=(self.setup, until, theirs))
         process.start()
         theirs.close()
@@ -124,11 +131,12 @@ class Drivers:
 
     def stop_and_wake(self) -> None:
         """A driver is stopped at some time; another one, and other writers, go on; then it is woken."""
-        driver = self.begin()
+        until = self.until()  # Before anybody is stopped who may hold the lock of its table.
+        driver = self.begin(until)
         time.sleep(self.dice.random() * self.longest_seconds)
         self.stops += driver.signal(signal.SIGSTOP)
         try:
-            rival = self.begin()
+            rival = self.begin(until + BATCHES_AHEAD)
             if self.setup.holds_locks:
                 time.sleep(self.dice.random() * _SHORT_SECONDS)
             else:
