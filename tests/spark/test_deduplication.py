@@ -158,7 +158,15 @@ def test_keys_are_found_as_spark_finds_them_and_what_passes_feeds_an_aggregation
         ),
         (lambda stream: stream().drop_duplicates(ttl="-1 hour"), "must be 1 millisecond or more"),
         (lambda stream: stream().drop_duplicates(ttl="1 month"), "no fixed length"),
-        (lambda stream: stream(ttl="1 hour").top(1, by="at"), "forgets no keys by the clock"),
+        (
+            lambda stream: stream(ttl="1 hour").sessions("at", "1 hour").aggregate(n=count()),
+            "forgets no keys by the clock",
+        ),
+        (
+            lambda stream: stream().aggregate(n=count()).key_by("key", ttl="1 hour").top(1, by="n"),
+            "could not be taken back",
+        ),
+        (lambda stream: stream(ttl="1 hour").top(1, by="at").key_by("key"), "cannot"),
         (lambda stream: stream(ttl=0), "must be 1 millisecond or more"),
         (lambda stream: stream(ttl="soon"), "ttl"),
         (lambda stream: stream().aggregate(n=count()).key_by("key").drop_duplicates(), "replaces"),

@@ -59,8 +59,8 @@ class KeyedStream(StreamOperators["PipelineStage"]):
             before has closed the window, and for a function of :meth:`apply_arrow` when its time is not after the
             watermark of the batch before. For aggregations without windows nothing is late.
         ttl: A key that no row touched for so long by the clock is forgotten, such as ``"30 days"``: for
-            :meth:`aggregate` and :meth:`apply_arrow`, and the default of :meth:`drop_duplicates`. It may be added and
-            changed at any restart, and not be taken away again. Without one, keys stay for ever.
+            :meth:`aggregate`, :meth:`apply_arrow` and :meth:`top`, and the default of :meth:`drop_duplicates`. It may
+            be added and changed at any restart, and not be taken away again. Without one, keys stay for ever.
 
     Raises:
         InvalidInputError: ``df`` is no stream, a key column does not exist or cannot be a key, an option is unknown,
@@ -212,7 +212,7 @@ class KeyedStream(StreamOperators["PipelineStage"]):
                 "cannot be used here: this operator forgets no keys by the clock of the stream",
                 operation="KeyedStream",
                 subject=f"ttl of operator {self._name!r}",
-                hint="Leave it out. aggregate, apply_arrow and drop_duplicates honour it; a join, and each state "
+                hint="Leave it out. aggregate, apply_arrow, top and drop_duplicates honour it; a join, and each state "
                 "variable of a processor, has one of its own",
             )
         output = program.output_schema

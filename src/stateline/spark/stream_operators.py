@@ -172,7 +172,8 @@ class StreamOperators(ABC, Generic[_Stage]):
             columns: Columns that are kept and shown beside the key and ``by``. Default: all.
 
         Raises:
-            InvalidInputError: ``n`` below 1, a column that does not exist, has no order, or cannot be taken back.
+            InvalidInputError: ``n`` below 1, a column that does not exist, has no order, or cannot be taken back; a ttl
+                of the stream where rows may be taken back.
         """
         order = [by] if isinstance(by, str) else list(by)
         columns = self._rows.all_columns(order) if columns is None else columns
@@ -186,6 +187,7 @@ class StreamOperators(ABC, Generic[_Stage]):
             columns=columns,
             watermark=self._rows.watermark_of_key,
             updates=self._updates,
+            ttl_ms=self._ttl_ms,
         )
         self._rows.check_collations(map(self._rows.columns.own, order), "column of top")
         return self._stage(program)

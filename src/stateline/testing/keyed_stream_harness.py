@@ -245,6 +245,7 @@ class KeyedStreamHarness:
             columns=columns,
             watermark=self._watermark,
             updates=self._updates,
+            ttl_ms=self._ttl_ms,
         )
         return self._harness(program)
 

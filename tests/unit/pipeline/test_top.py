@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import random
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +17,13 @@ from stateline.errors import InternalError, InvalidInputError
 from stateline.pipeline.event_time import WatermarkPlan
 from stateline.pipeline.operators.api import BatchContext
 from stateline.pipeline.operators.top import TopProgram
+from stateline.testing import OperatorHarness
 from tests.unit.pipeline.engine import Engine
 from tests.unit.pipeline.steps import Steps, back
 
 SCHEMA = pa.schema([("key", pa.string()), ("value", pa.float64()), ("name", pa.string()), ("at", pa.timestamp("us"))])
 SECOND = 1_000_000
+TTL = 5
 
 VALUES = st.none() | st.sampled_from([0.0, -1.0, 2.5, math.nan, math.inf, 7.0])
 ROWS = st.lists(
@@ -239,6 +242,8 @@ def test_closed_keys_are_dropped_where_runs_are_merged():
         ({"schema": SCHEMA.append(pa.field("rank", pa.int32()))}, "rank"),
         ({"schema": SCHEMA.append(pa.field("checkpoint_id", pa.int64()))}, "checkpoint_id"),
         ({"updates": True}, "cannot be compared"),
+        ({"updates": True, "ttl_ms": 1}, "could not be taken back"),
+        ({"schema": SCHEMA.append(pa.field("expires_at_ms", pa.int64())), "ttl_ms": 1}, "time to live needs itself"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(arguments, match):
@@ -273,3 +278,83 @@ def test_a_big_batch_equals_the_model():
     for _ in range(3):
         batch = [row(str(key), float(value)) for key, value in draw.integers(0, 200, (3000, 2))]
         assert shown(engine.run_batch(batch)) == model.run(batch)[0]
+
+
+def by_value(n=2, ties="first", ttl=TTL):
+    return program(n, (("value", False),), ties, ttl_ms=None if ttl is None else ttl * 1000)
+
+
+def contents(rows):
+    return sorted(repr((row["key"], row["value"], row["name"])) for row in rows)
+
+
+@pytest.mark.parametrize("ties", ["first", "last", "all"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_rows_of_a_key_that_nobody_touched_for_a_while_are_forgotten(ties, seed):
+    draw, names = random.Random(f"{ties} {seed}"), itertools.count()
+    ours, model, ends = OperatorHarness(by_value(ties=ties), SCHEMA), Model(2, (("value", False),), ties), {}
+    for number in range(60):
+        ours.clock.advance(draw.choice([0, 1, 2, 4]))
+        if draw.random() < 0.3:
+            ours.restart(parallelism=draw.choice([1, 2, 3]))
+        now = ours.clock.now()
+        for key in [key for key, end in ends.items() if end <= now]:
+            del ends[key], model.rows[key], model.top[key]
+        batch = [
+            row(draw.choice("abcd"), draw.choice([None, 1.0, 2.0, 3.0, math.nan]), str(at), at)
+            for at in itertools.islice(names, draw.choice([0, 1, 3]))
+        ]
+        ends |= {one["key"]: now + TTL for one in batch}
+        assert shown(ours.run_batch(batch)) == model.run(batch)[0], number
+        assert contents(ours.state()) == contents(one for best in model.top.values() for one in best), number
+
+
+def test_a_row_that_is_not_among_the_best_puts_the_end_of_its_key_off():
+    ours = OperatorHarness(by_value(), SCHEMA)
+    ours.run_batch([row("a", 9.0, "x"), row("a", 8.0, "y"), row("b", 9.0)])
+    for _ in range(3):
+        ours.clock.advance(TTL - 1)
+        assert ours.run_batch([row("a", 1.0)]) == []
+    assert contents(ours.state()) == contents([row("a", 9.0, "x"), row("a", 8.0, "y")])
+    ours.clock.advance(TTL)
+    assert shown(ours.run_batch([row("a", 1.0)])) == shown(ranks(row("a", 1.0)))
+
+
+def test_forgotten_keys_are_left_out_where_runs_are_merged():
+    ours, largest = OperatorHarness(by_value(), SCHEMA), 0
+    for batch in range(60):
+        ours.run_batch([row(f"{batch} {number}", 1.0) for number in range(100)])
+        ours.clock.advance(1)
+        largest = max(largest, ours.metrics["state_rows"])
+    assert 100 * TTL <= largest <= 100 * 24
+
+
+def test_a_key_goes_by_the_clock_or_by_the_watermark_whichever_comes_first():
+    watermark = WatermarkPlan.of(SCHEMA, "at", "0 seconds", "keep")
+    made = TopProgram.bind(SCHEMA, ["key", "at"], 1, "value", watermark=watermark, ttl_ms=TTL * 1000)
+    ours = OperatorHarness(made, SCHEMA, watermark=watermark, parallelism=1)
+    ours.run_batch([row("a", 9.0, at=1 * SECOND), row("b", 9.0, at=99 * SECOND)])
+    ours.run_batch([])
+    assert [one["value"] for one in ours.run_batch([row("a", 1.0, at=1 * SECOND)])] == [1.0], "closed by the watermark"
+    assert ours.run_batch([row("b", 1.0, at=99 * SECOND + 1)])[0]["value"] == 1.0
+    assert ours.run_batch([row("b", 1.0, at=99 * SECOND + 1)]) == []
+    ours.clock.advance(TTL)
+    assert [one["value"] for one in ours.run_batch([row("b", 0.5, at=99 * SECOND + 1)])] == [0.5], "closed by the clock"
+
+
+def test_a_ttl_of_the_best_rows_may_be_added_and_not_taken_away():
+    ours = OperatorHarness(by_value(ttl=None), SCHEMA)
+    ours.run_batch([row("a", 9.0), row("a", 8.0), row("b", 9.0)])
+    ours = OperatorHarness(by_value(), SCHEMA, root=ours.root, environment=ours.environment)
+    assert ours.run_batch([row("a", 1.0)]) == []
+    ours.clock.advance(1000)
+    found = ours.run_batch([row("a", 2.0), row("b", 1.0)])
+    assert shown(found) == shown([*ranks(row("a", 2.0)), *ranks(row("b", 9.0), row("b", 1.0))])
+    with pytest.raises(InvalidInputError, match="cannot be taken away again"):
+        OperatorHarness(by_value(ttl=None), SCHEMA, root=ours.root, environment=ours.environment).run_batch([])
+
+
+def test_nobody_can_take_back_the_best_rows_of_a_key_that_was_forgotten():
+    assert by_value(ttl=None).emits == "updates"
+    assert by_value().emits == "unknown"
+    assert "time to live" in by_value().removals_unknown

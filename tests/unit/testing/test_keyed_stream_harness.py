@@ -241,8 +241,12 @@ def test_keys_are_forgotten_by_the_clock():
     assert len(once.run_batch(rows(("a", 1)))) == 1
     with pytest.raises(InvalidInputError, match="1 millisecond or more"):
         KeyedStreamHarness(SCHEMA, "key", ttl=0)
+    best = KeyedStreamHarness(SCHEMA, "key", ttl="1 minute").top(1, by="value")
+    assert [len(best.run_batch(rows(("a", value)))) for value in (2, 1)] == [1, 0]
+    best.clock.advance(60)
+    assert len(best.run_batch(rows(("a", 1)))) == 1
     with pytest.raises(InvalidInputError, match="forgets no keys by the clock"):
-        KeyedStreamHarness(SCHEMA, "key", ttl="1 minute").top(1, by="value")
+        KeyedStreamHarness(SCHEMA, "key", ttl="1 minute").sessions("at", "1 minute").aggregate(n=count())
 
 
 def test_rows_beside_versions_and_beside_state():

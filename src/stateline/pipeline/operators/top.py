@@ -12,7 +12,8 @@ Facts:
 - A row with null in the order is worse than any without, whatever the direction. NaN is greater than every number.
 - Where the time of the watermark is part of the key, a key goes when the watermark has passed it, and later rows are
   late. Forgetting is a comparison where rows are read; merges leave the same rows out.
-- Only the rows of the keys of a batch are read, and only rows that came or went are written.
+- Only the rows of the keys of a batch are read, and only rows that came or went are written. With a time to live all
+  rows of these keys are written, as their ends are put off together: a key goes as a whole.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from stateline.state.rows import StateRows
 from stateline.state.schema import StateSchema, stored_key_type, stored_type
 from stateline.state.subkeys import rows_of_keys, subkey_changes
 from stateline.state.table import StateTable
+from stateline.state.time_to_live import Lifetime, expiry_test, with_expiry
 
 __all__ = ["ARRIVAL", "RANK", "TopProgram"]
 
@@ -127,6 +129,7 @@ class TopProgram(OperatorProgram):
     _updates: bool
     _closes_by: str | None
     _drops_late_rows: bool
+    _ttl_ms: int | None = None
 
     @classmethod
     def bind(
@@ -141,6 +144,7 @@ class TopProgram(OperatorProgram):
         columns: Sequence[str] | None = None,
         watermark: WatermarkPlan | None = None,
         updates: bool = False,
+        ttl_ms: int | None = None,
     ) -> Self:
         """Checks what can be checked before a row comes.
 
@@ -154,11 +158,19 @@ class TopProgram(OperatorProgram):
             columns: Columns of the stream that are shown beside the key; all by default.
             watermark: That of the stream.
             updates: Whether rows of the stream may be taken back: they carry weights.
+            ttl_ms: A key that no row touched for so many milliseconds of processing time is forgotten.
 
         Raises:
             InvalidInputError: ``n`` below 1, a column that does not exist or has no order, a name that the output
-                needs; or rows that may be taken back and cannot be told from each other.
+                needs; or rows that may be taken back, with a time to live, or that cannot be told from each other.
         """
+        if updates and ttl_ms is not None:
+            raise InvalidInputError(
+                "cannot follow an operator that replaces rows: what is forgotten could not be taken back",
+                operation=_OPERATION,
+                subject="ttl",
+                hint="Leave it out, or let the operator in front append, such as windows in mode 'append'",
+            )
         order = _order_of(schema, keys, by, ascending)
         shown: Sequence[str] = schema.names
         if columns is not None:
@@ -175,7 +187,7 @@ class TopProgram(OperatorProgram):
                 )
         rows = [_kept_field(schema.field(name), is_compared=updates or name in keys) for name in kept]
         closes = watermark is not None and watermark.column in keys
-        return cls(
+        program = cls(
             pa.schema(rows),
             tuple(keys),
             parse_int(n, "n", minimum=1),
@@ -184,7 +196,10 @@ class TopProgram(OperatorProgram):
             updates,
             watermark.column if watermark is not None and closes else None,
             watermark is not None and watermark.drops_late_rows,
+            ttl_ms,
         )
+        program.tables  # noqa: B018 - refuses names that are taken
+        return program
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -206,15 +221,22 @@ class TopProgram(OperatorProgram):
 
     @property
     def emits(self) -> Emits:
-        return "updates"
+        # Of a key that is forgotten nobody knows the rows that its next ones replace.
+        return "updates" if self._ttl_ms is None else "unknown"
 
     @property
     def removals_unknown(self) -> str:
+        if self._ttl_ms is not None:
+            return "nobody looks for the keys whose time to live is over"
         return "" if self._closes_by is None else "nobody looks for the keys that the watermark has passed"
 
     @property
     def event_time_columns(self) -> tuple[str, ...]:
         return () if self._closes_by is None or not self._drops_late_rows else (self._closes_by,)
+
+    @property
+    def ttl_ms(self) -> int | None:
+        return self._ttl_ms
 
     @property
     def tables(self) -> Mapping[str, StateSchema]:
@@ -223,13 +245,15 @@ class TopProgram(OperatorProgram):
         if self._updates:
             values = pa.schema([arrival, (_COUNT, pa.int64())])
             return {_TABLE: StateSchema(pa.schema([*keys, *others]), values, subkeys=len(others))}
-        return {_TABLE: StateSchema(pa.schema([*keys, arrival]), pa.schema(others), subkeys=1)}
+        best = StateSchema(pa.schema([*keys, arrival]), pa.schema(others), subkeys=1)
+        return {_TABLE: best if self._ttl_ms is None else with_expiry(best, _OPERATION)}
 
     @property
     def definition(self) -> str:
         order = [[column, "ascending" if ascending else "descending"] for column, ascending in self._order]
         said = {"program": _OPERATION, "keys": list(self._keys), "n": self._n, "order": order, "ties": self._ties}
-        return json.dumps(said | ({"updates": True} if self._updates else {}))
+        more = {"updates": self._updates, "ttl": self._ttl_ms is not None}
+        return json.dumps(said | {name: True for name, holds in more.items() if holds})
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -243,7 +267,8 @@ class TopProgram(OperatorProgram):
         """Compares the rows with the stored ones of their keys."""
         received = list(batches)
         rows = pa.Table.from_batches(received) if received else None
-        expired = {} if self._closes_by is None else {_TABLE: self._closed(context.watermark_us)}
+        over = self._over(context.watermark_us, context)
+        expired = {} if over is None else {_TABLE: over}
         if rows is None or rows.num_rows == 0:
             return Processed(changes={}, expired=expired)
         table = tables[_TABLE]
@@ -253,7 +278,7 @@ class TopProgram(OperatorProgram):
             change = self._among_all(stored, came, groups.keys)
         else:
             change = self._among_best(stored, came, retracts=context.retracts)
-        changes = self._changes(table, groups.keys, change.written)
+        changes = self._changes(table, groups.keys, change.written, context)
         return Processed(
             changes={_TABLE: changes} if len(changes) else {},
             output=self._output(groups.keys, change.now, change.now_ranks, context),
@@ -290,19 +315,22 @@ class TopProgram(OperatorProgram):
         """The rows that are stored for the keys of the batch."""
         found = rows_of_keys(table, keys)
         rows, owners = found.rows, found.owners
-        if self._closes_by is not None:
-            gone = self._closed(context.late_watermark_us)(rows)
-            if gone.any():
-                rows, owners = rows.take(np.flatnonzero(~gone)), owners[~gone]
+        over = self._over(context.late_watermark_us, context)
+        if over is not None and (gone := over(rows)).any():
+            rows, owners = rows.take(np.flatnonzero(~gone)), owners[~gone]
         others = rows.keys.columns[len(self._keys) :]
         if self._updates:
             arrivals, counts = (column.to_numpy() for column in rows.values)
             return _Candidates(owners, others, arrivals, counts)
-        return _Candidates(owners, rows.values, others[0].to_numpy(), np.ones(len(rows), dtype=np.int64))
+        columns = rows.values[: len(self._others)]
+        return _Candidates(owners, columns, others[0].to_numpy(), np.ones(len(rows), dtype=np.int64))
 
-    def _closed(self, watermark_us: int | None) -> Expired:
-        """A test: which rows belong to keys whose time the watermark has passed."""
-        return over_by(self._keys.index(self._closes_by or ""), watermark_us)
+    def _over(self, watermark_us: int | None, context: BatchContext) -> Expired | None:
+        """A test: which rows belong to keys that are forgotten, by the watermark or the clock; ``None`` for no key."""
+        tests = [] if self._closes_by is None else [over_by(self._keys.index(self._closes_by), watermark_us)]
+        if self._ttl_ms is not None:
+            tests.append(expiry_test(context.now_ms))
+        return (lambda rows: np.logical_or.reduce([test(rows) for test in tests])) if tests else None
 
     # -- what changes -----------------------------------------------------------------------------------------------
 
@@ -323,8 +351,9 @@ class TopProgram(OperatorProgram):
         new = came.take(fresh)
         left = np.ones(old, dtype=np.bool_)
         left[best.rows[best.rows < old]] = False
-        gone = stored.take(np.flatnonzero(left & changed.take(stored.owners)))
-        written = new.followed_by(replace(gone, counts=np.zeros(len(gone), dtype=np.int64)))
+        left &= changed.take(stored.owners)
+        counted = replace(stored, counts=np.where(left, 0, stored.counts))
+        written = new.followed_by(counted if self._ttl_ms is not None else counted.take(np.flatnonzero(left)))
         before, ranks = stored.take(np.empty(0, dtype=np.int64)), np.empty(0, dtype=np.int32)
         if retracts:
             chosen = np.flatnonzero(changed.take(stored.owners))
@@ -386,12 +415,13 @@ class TopProgram(OperatorProgram):
         grouping = keys.take(rows.owners)
         return key_rows(self.tables[_TABLE], [*grouping.columns, *rows.columns])
 
-    def _changes(self, table: StateTable, keys: KeyRows, written: _Candidates) -> StateRows:
+    def _changes(self, table: StateTable, keys: KeyRows, written: _Candidates, context: BatchContext) -> StateRows:
         gone = written.counts == 0
         if self._updates:
             values = [pa.array(written.arrivals), pa.array(written.counts)]
             return subkey_changes(table, keys, written.owners, written.columns, values, gone)
-        return subkey_changes(table, keys, written.owners, [pa.array(written.arrivals)], written.columns, gone)
+        values = Lifetime(context.now_ms, self._ttl_ms).stamped(written.columns, len(written))
+        return subkey_changes(table, keys, written.owners, [pa.array(written.arrivals)], values, gone)
 
     def _output(self, keys: KeyRows, rows: _Candidates, ranks: Any, context: BatchContext) -> pa.Table | None:
         if len(rows) == 0:
