@@ -10,8 +10,7 @@ in one session, in turn, several rounds on empty state; the first round warms th
 """
 
 import argparse
-import shutil
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import median, own_workers, spark_as_it_comes, spread, table, write_results
-from benchmarks.stateful import ROCKSDB
+from benchmarks.harness import BesideSpark, Run, add_rounds, use_rocksdb
 
 ENGINES = ("rocksdb", "stateline")
 THEN = ("top", "aggregate")
@@ -50,8 +48,7 @@ def run_spark(spark: Any, events: Any, folder: Path, then: str) -> float:
     """Seconds of all micro-batches of both queries."""
     from pyspark.sql import functions as F
 
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-    spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+    use_rocksdb(spark)
     counted = (
         events.withWatermark("at", DELAY)
         .groupBy("k", F.window("at", WINDOW).alias("w"))
@@ -107,63 +104,26 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rows", type=int, default=500_000, help="rows per micro-batch")
     parser.add_argument("--keys", type=int, default=500_000, help="distinct keys; about twice as many are in windows")
     parser.add_argument("--batches", type=int, default=12, help="micro-batches per round")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds that are counted; the median counts")
     parser.add_argument("--then", choices=THEN, default="top", help="the second step")
-    parser.add_argument("--parallelism", type=int, default=2, help="cores, shuffle partitions and subtasks")
-    parser.add_argument("--engines", default=",".join(ENGINES), help="which, in which order")
+    add_rounds(parser, ENGINES, counted="rounds that are counted")
     arguments = parser.parse_args(argv)
-    unknown = set(arguments.engines.split(",")) - set(ENGINES)
-    if unknown:
-        parser.error(f"no such engine: {', '.join(sorted(unknown))}")
-
-    from stateline.spark import get_or_create_session
-
-    spark = get_or_create_session(
-        "stateline-benchmark",
-        master=f"local[{arguments.parallelism}]",
-        **{
-            "spark.sql.shuffle.partitions": str(arguments.parallelism),
-            "spark.driver.memory": "6g",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.sql.session.timeZone": "UTC",
-        },
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    peers = spark_as_it_comes(spark)
-    rates: dict[str, list[float]] = {engine: [] for engine in arguments.engines.split(",")}
     answers: dict[str, list[tuple[Any, ...]]] = {}
-    with tempfile.TemporaryDirectory(prefix="stateline-bench-") as folder:
-        source = Path(folder, "source")
-        source.mkdir()
-        make_source(source, batches=arguments.batches, rows=arguments.rows, keys=arguments.keys, seed=1)
-        for round_ in range(arguments.rounds + 1):
-            for engine in rates:
-                session = spark if engine == "stateline" else peers
-                own_workers(session, engine, tuned=session is spark)
-                reader = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
-                events = reader.parquet(str(source))
-                place = Path(folder, f"{engine}-{round_}")
-                place.mkdir()
-                if engine == "rocksdb":
-                    seconds = run_spark(session, events, place, arguments.then)
-                else:
-                    seconds = run_stateline(events, place, arguments.then, arguments.parallelism)
-                answers[engine] = answer(place, arguments.then)
-                figure = arguments.rows * arguments.batches / seconds
-                if round_:
-                    rates[engine].append(figure)
-                print(f"round {round_ or 'not counted'} {engine:10} {figure:12,.0f} rows/s", flush=True)
-                shutil.rmtree(place)
-    if len(set(map(str, answers.values()))) > 1:
-        print(f"the answers differ: {answers}")
-        return 1
-    ours = median(rates.get("stateline", []))
-    rows = [
-        (engine, f"{median(values):,.0f}", spread(values), f"{ours / median(values):.2f}x")
-        for engine, values in rates.items()
-    ]
-    print("\n" + table(("engine", "rows/s (median)", "lowest .. highest", "stateline is"), rows))
-    figures = {"settings": vars(arguments), "rows_per_second": rates, "spark": spark.version}
-    print(f"\nEvery figure: {write_results('chain', figures)}")
-    spark.stop()
+    with BesideSpark("chain", arguments, {"spark.sql.session.timeZone": "UTC"}) as beside:
+        make_source(beside.source, batches=arguments.batches, rows=arguments.rows, keys=arguments.keys, seed=1)
+
+        def run(session: Any, place: Path, engine: str) -> Run:
+            reader = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+            events = reader.parquet(str(beside.source))
+            if engine == "rocksdb":
+                seconds = run_spark(session, events, place, arguments.then)
+            else:
+                seconds = run_stateline(events, place, arguments.then, arguments.parallelism)
+            answers[engine] = answer(place, arguments.then)
+            return Run(arguments.rows * arguments.batches / seconds)
+
+        beside.run({engine: partial(run, engine=engine) for engine in arguments.engines.split(",")}, warm_up=True)
+        if len(set(map(str, answers.values()))) > 1:
+            print(f"the answers differ: {answers}")
+            return 1
+        beside.report()
     return 0

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import median, table, write_results
 from benchmarks.modelled_store import ModelledStore
-from tests.spark.cluster import Daemon, StandaloneCluster, wait_for_end, wait_until
+from tests.spark.cluster import Daemon, StandaloneCluster
+from tests.spark.marked_processes import wait_for_end, wait_until
 
 ENOUGH = 0.1
 DRIVER = """

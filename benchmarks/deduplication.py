@@ -7,8 +7,7 @@ several rounds; each round starts every engine on an empty state.
 """
 
 import argparse
-import shutil
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import median, own_workers, spark_as_it_comes, spread, table, write_results
-from benchmarks.stateful import ROCKSDB, finish, rate
+from benchmarks.harness import BesideSpark, Run, add_rounds, costs_of, finish, rate, use_rocksdb
 
 ENGINES = ("rocksdb", "stateline")
 SCHEMAS = {"long": "k long, at timestamp, v long", "string": "k string, at timestamp, v long"}
@@ -52,8 +50,7 @@ def make_source(folder: Path, *, batches: int, rows: int, fresh: int, remembered
 
 
 def run_spark(spark: Any, events: Any, delay: str, folder: Path, *, files: bool) -> list[dict[str, Any]]:
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-    spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+    use_rocksdb(spark)
     writer = events.withWatermark("at", delay).dropDuplicatesWithinWatermark(["k"]).writeStream.outputMode("append")
     writer = writer.format("parquet").option("path", str(folder / "out")) if files else writer.format("noop")
     return finish(writer.option("checkpointLocation", str(folder / "spark")).trigger(availableNow=True).start())
@@ -78,38 +75,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--kind", choices=tuple(SCHEMAS), default="long", help="kind of key")
     parser.add_argument("--batches", type=int, default=14, help="micro-batches per round")
     parser.add_argument("--skip", type=int, default=6, help="first batches of a round that are not counted")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds; the median counts")
-    parser.add_argument("--parallelism", type=int, default=2, help="cores, shuffle partitions and subtasks")
-    parser.add_argument("--engines", default=",".join(ENGINES), help="which, in which order")
+    add_rounds(parser, ENGINES)
     parser.add_argument("--files", action="store_true", help="both write what passes as Parquet files")
     arguments = parser.parse_args(argv)
-    unknown = set(arguments.engines.split(",")) - set(ENGINES)
-    if unknown:
-        parser.error(f"no such engine: {', '.join(sorted(unknown))}")
-
-    from stateline.spark import get_or_create_session
-
-    spark = get_or_create_session(
-        "stateline-benchmark",
-        master=f"local[{arguments.parallelism}]",
-        **{
-            "spark.sql.shuffle.partitions": str(arguments.parallelism),
-            "spark.driver.memory": "6g",
-            "spark.ui.showConsoleProgress": "false",
-        },
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    peers = spark_as_it_comes(spark)
     remembered = max(arguments.keys // arguments.fresh, 1)
     # A key is forgotten when the watermark, which stays behind by the delay, has come to its time and the delay.
     delay = f"{30 * (remembered - 1)} seconds"
-    rates: dict[str, list[float]] = {engine: [] for engine in arguments.engines.split(",")}
-    batches: dict[str, list[Any]] = {engine: [] for engine in rates}
-    with tempfile.TemporaryDirectory(prefix="stateline-bench-") as folder:
-        source = Path(folder, "source")
-        source.mkdir()
+    with BesideSpark("deduplication", arguments) as beside:
         make_source(
-            source,
+            beside.source,
             batches=arguments.batches,
             rows=arguments.rows,
             fresh=arguments.fresh,
@@ -117,29 +91,16 @@ def main(argv: list[str]) -> int:
             kind=arguments.kind,
             seed=1,
         )
-        for round_ in range(arguments.rounds):
-            for engine in rates:
-                session = spark if engine == "stateline" else peers
-                own_workers(session, engine, tuned=session is spark)
-                reader = session.readStream.schema(SCHEMAS[arguments.kind]).option("maxFilesPerTrigger", 1)
-                events = reader.parquet(str(source))
-                place = Path(folder, f"{engine}-{round_}")
-                place.mkdir()
-                if engine == "rocksdb":
-                    done = run_spark(session, events, delay, place, files=arguments.files)
-                else:
-                    done = run_stateline(events, delay, place, arguments.parallelism, files=arguments.files)
-                rates[engine].append(rate(done, arguments.skip))
-                batches[engine].append([(item["batchId"], item["numInputRows"], item["durationMs"]) for item in done])
-                print(f"round {round_ + 1} {engine:10} {rates[engine][-1]:12,.0f} rows/s", flush=True)
-                shutil.rmtree(place)
-    ours = median(rates.get("stateline", []))
-    rows = [
-        (engine, f"{median(values):,.0f}", spread(values), f"{ours / median(values):.2f}x")
-        for engine, values in rates.items()
-    ]
-    print("\n" + table(("engine", "rows/s (median)", "lowest .. highest", "stateline is"), rows))
-    figures = {"settings": vars(arguments), "rows_per_second": rates, "batches": batches, "spark": spark.version}
-    print(f"\nEvery figure: {write_results('deduplication', figures)}")
-    spark.stop()
+
+        def run(session: Any, place: Path, engine: str) -> Run:
+            reader = session.readStream.schema(SCHEMAS[arguments.kind]).option("maxFilesPerTrigger", 1)
+            events = reader.parquet(str(beside.source))
+            if engine == "rocksdb":
+                done = run_spark(session, events, delay, place, files=arguments.files)
+            else:
+                done = run_stateline(events, delay, place, arguments.parallelism, files=arguments.files)
+            return Run(rate(done, arguments.skip), costs_of(done))
+
+        beside.run({engine: partial(run, engine=engine) for engine in arguments.engines.split(",")})
+        beside.report()
     return 0

@@ -6,8 +6,7 @@ leave as fast as they come, are not counted.
 """
 
 import argparse
-import shutil
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import median, own_workers, spark_as_it_comes, spread, table, write_results
-from benchmarks.stateful import ROCKSDB, finish, rate
+from benchmarks.harness import BesideSpark, Run, add_rounds, costs_of, finish, median, rate, table, use_rocksdb
 
+ENGINES = ("spark", "stateline")
 SCHEMAS = {"shown": "k long, shown_at timestamp, page int", "clicked": "k long, clicked_at timestamp, spot int"}
 MINUTE_US = 60_000_000
 START_US = 1_704_067_200_000_000
@@ -59,8 +58,7 @@ def streams(session: Any, folder: Path) -> list[Any]:
 def run_spark(session: Any, source: Path, place: Path, how: str, minutes: int) -> tuple[list[dict[str, Any]], int]:
     from pyspark.sql import functions as F
 
-    session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-    session.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+    use_rocksdb(session)
     shown, clicked = streams(session, source)
     shown = shown.withWatermark("shown_at", DELAY)
     clicked = clicked.withColumnRenamed("k", "c").withWatermark("clicked_at", DELAY)
@@ -111,67 +109,38 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--minutes", type=int, default=8, help="the interval, of which each micro-batch has one")
     parser.add_argument("--batches", type=int, default=18, help="micro-batches per round")
     parser.add_argument("--skip", type=int, default=11, help="first batches of a round that are not counted")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds; the median counts")
-    parser.add_argument("--parallelism", type=int, default=2, help="cores, shuffle partitions and subtasks")
     parser.add_argument("--how", default="inner,left", help="kinds of join")
-    parser.add_argument("--engines", default="spark,stateline", help="which, in which order")
+    add_rounds(parser, ENGINES)
     arguments = parser.parse_args(argv)
-
-    from stateline.spark import get_or_create_session
-
-    spark = get_or_create_session(
-        "stateline-benchmark",
-        master=f"local[{arguments.parallelism}]",
-        **{
-            "spark.sql.shuffle.partitions": str(arguments.parallelism),
-            "spark.driver.memory": "6g",
-            "spark.ui.showConsoleProgress": "false",
-        },
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    peers = spark_as_it_comes(spark)
-    measured = [(how, engine) for how in arguments.how.split(",") for engine in arguments.engines.split(",")]
-    rates: dict[str, list[float]] = {f"{how} {engine}": [] for how, engine in measured}
-    batches: dict[str, list[Any]] = {name: [] for name in rates}
     all_reports: dict[str, list[Any]] = {}
-    with tempfile.TemporaryDirectory(prefix="stateline-bench-") as folder:
-        source = Path(folder, "source")
-        source.mkdir()
+    with BesideSpark("join", arguments) as beside:
         make_sources(
-            source,
+            beside.source,
             batches=arguments.batches,
             rows=arguments.rows,
             keys=arguments.keys,
             minutes=arguments.minutes,
             seed=1,
         )
-        for round_ in range(arguments.rounds):
-            for how, engine in measured:
-                session = spark if engine == "stateline" else peers
-                own_workers(session, engine, tuned=session is spark)
-                place = Path(folder, f"{how}-{engine}-{round_}")
-                place.mkdir()
-                name, reports = f"{how} {engine}", []
-                if engine == "spark":
-                    done, rows = run_spark(session, source, place, how, arguments.minutes)
-                else:
-                    done, rows, reports = run_stateline(
-                        session, source, place, how, arguments.minutes, arguments.parallelism
-                    )
-                rates[name].append(rate(done, arguments.skip))
-                batches[name].append([(item["batchId"], item["numInputRows"], item["durationMs"]) for item in done])
-                print(f"round {round_ + 1} {name:16} {rates[name][-1]:12,.0f} rows/s {rows:12,} rows out", flush=True)
-                if reports:
-                    all_reports[name] = reports
-                    print(bytes_table(reports, arguments.skip), flush=True)
-                shutil.rmtree(place)
-    rows = []
-    for name, values in rates.items():
-        ours = median(rates.get(f"{name.split()[0]} stateline", []))
-        rows.append((name, f"{median(values):,.0f}", spread(values), f"{ours / median(values):.2f}x"))
-    print("\n" + table(("engine", "rows/s (median)", "lowest .. highest", "stateline is"), rows))
-    figures = {"settings": vars(arguments), "rows_per_second": rates, "batches": batches, "reports": all_reports}
-    figures["spark"] = spark.version
-    print(f"\nEvery figure: {write_results('join', figures)}")
-    spark.stop()
+
+        def run(session: Any, place: Path, how: str, engine: str) -> Run:
+            below = ""
+            if engine == "spark":
+                done, rows = run_spark(session, beside.source, place, how, arguments.minutes)
+            else:
+                done, rows, reports = run_stateline(
+                    session, beside.source, place, how, arguments.minutes, arguments.parallelism
+                )
+                all_reports[f"{how} {engine}"] = reports
+                below = f"\n{bytes_table(reports, arguments.skip)}"
+            return Run(rate(done, arguments.skip), costs_of(done), f" {rows:12,} rows out{below}")
+
+        beside.run(
+            {
+                f"{how} {engine}": partial(run, how=how, engine=engine)
+                for how in arguments.how.split(",")
+                for engine in arguments.engines.split(",")
+            }
+        )
+        beside.report(reports=all_reports)
     return 0

@@ -14,10 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import median, own_workers, spark_as_it_comes, spread, table, write_results
+from benchmarks.harness import median, own_workers, spark_as_it_comes, spread, table, use_rocksdb, write_results
 from benchmarks.nexmark_flink import WARM_UP_EVENTS, FlinkJobs, make_environment, write_csv
 from benchmarks.nexmark_spark import SPARK_QUERIES, floor
-from benchmarks.stateful import ROCKSDB
 from examples.nexmark.events import EventSettings
 from examples.nexmark.queries import QUERIES
 from examples.nexmark.run import open_streams
@@ -122,8 +121,7 @@ def measure_beside_spark(arguments: argparse.Namespace, folder: Path) -> "Figure
     source = prepare(settings_of(arguments), arguments.folder or folder)
     spark = make_session(arguments.parallelism)
     peers = spark_as_it_comes(spark)
-    peers.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-    peers.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+    use_rocksdb(peers)
     figures = Figures(arguments.queries, "spark", *(["floor"] if arguments.floor else []))
     for round_ in range(arguments.rounds):
         for name in arguments.queries:

@@ -20,8 +20,19 @@ import pyarrow.parquet as pq
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from benchmarks.harness import median, own_workers, spark_as_it_comes, spread, table, write_results
-from benchmarks.stateful import ROCKSDB, finish, make_source, rate
+from benchmarks.harness import (
+    costs_of,
+    finish,
+    median,
+    own_workers,
+    rate,
+    spark_as_it_comes,
+    spread,
+    table,
+    use_rocksdb,
+    write_results,
+)
+from benchmarks.stateful import make_source
 
 OUTPUT = "k long, n long, s long"
 ENGINES = ("spark-row", "stateline-row", "spark-pandas", "stateline-pandas")
@@ -72,8 +83,7 @@ class _Dict:
 
 
 def run_spark(spark: Any, events: Any, folder: Path, *, pandas: bool) -> list[dict[str, Any]]:
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-    spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+    use_rocksdb(spark)
     grouped = events.groupBy("k")
     if pandas:
         rows = grouped.transformWithStateInPandas(FrameCounter(), OUTPUT, "update", "None")
@@ -178,7 +188,7 @@ def main(argv: list[str]) -> int:
                 else:
                     done = run_stateline(events, place, arguments.parallelism, pandas=pandas)
                 rates[engine].append(rate(done, arguments.skip))
-                batches[engine].append([(item["batchId"], item["numInputRows"], item["durationMs"]) for item in done])
+                batches[engine].append(costs_of(done))
                 print(f"round {round_ + 1} {engine:18} {rates[engine][-1]:12,.0f} rows/s", flush=True)
                 shutil.rmtree(place)
     rows = []

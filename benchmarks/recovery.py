@@ -19,8 +19,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks.harness import table, write_results
-from benchmarks.stateful import IN_MEMORY, ROCKSDB, make_source
+from benchmarks.harness import ROCKSDB, table, write_results
+from benchmarks.stateful import IN_MEMORY, make_source
 
 SCHEMA = "k long, v long"
 PROVIDERS = {"rocksdb": ROCKSDB, "memory": IN_MEMORY}

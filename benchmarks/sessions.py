@@ -6,8 +6,7 @@ first micro-batches of a round are not counted: they fill the state. Both engine
 """
 
 import argparse
-import shutil
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import median, own_workers, spark_as_it_comes, spread, table, write_results
-from benchmarks.stateful import ROCKSDB, finish, rate
+from benchmarks.harness import BesideSpark, Run, add_rounds, costs_of, finish, rate, use_rocksdb
 
+ENGINES = ("rocksdb", "stateline")
 SCHEMA = "k long, at timestamp, v long"
 BEGIN_US = 1_700_000_000_000_000
 SECOND_US = 1_000_000
@@ -41,8 +40,7 @@ def run_spark(spark: Any, events: Any, folder: Path, gap: str, delay: str) -> tu
     """The progress of all micro-batches, the sessions that are open at the end, and those that were closed."""
     from pyspark.sql import functions as F
 
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-    spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+    use_rocksdb(spark)
     sessions = events.withWatermark("at", delay).groupBy("k", F.session_window("at", gap))
     aggregated = sessions.agg(F.count("*").alias("n"), F.sum("v").alias("s"), F.max("v").alias("m"))
     query = (
@@ -80,68 +78,29 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--delay", type=int, default=10, help="delay of the watermark, seconds")
     parser.add_argument("--batches", type=int, default=14, help="micro-batches per round")
     parser.add_argument("--skip", type=int, default=9, help="first batches of a round that are not counted")
-    parser.add_argument("--rounds", type=int, default=1, help="rounds; the median counts")
-    parser.add_argument("--parallelism", type=int, default=2, help="cores, shuffle partitions and subtasks")
-    parser.add_argument("--engines", default="rocksdb,stateline", help="which, in which order")
+    add_rounds(parser, ENGINES, rounds=1)
     arguments = parser.parse_args(argv)
-    unknown = set(arguments.engines.split(",")) - {"rocksdb", "stateline"}
-    if unknown:
-        parser.error(f"no such engine: {', '.join(sorted(unknown))}")
-
-    from stateline.spark import get_or_create_session
-
-    spark = get_or_create_session(
-        "stateline-benchmark",
-        master=f"local[{arguments.parallelism}]",
-        **{
-            "spark.sql.shuffle.partitions": str(arguments.parallelism),
-            "spark.driver.memory": "6g",
-            "spark.ui.showConsoleProgress": "false",
-        },
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    peers = spark_as_it_comes(spark)
-    rates: dict[str, list[float]] = {engine: [] for engine in arguments.engines.split(",")}
-    batches: dict[str, list[Any]] = {engine: [] for engine in rates}
-    closed: dict[str, set[int]] = {engine: set() for engine in rates}
+    closed: dict[str, set[int]] = {engine: set() for engine in arguments.engines.split(",")}
     gap, delay = f"{arguments.gap} seconds", f"{arguments.delay} seconds"
-    with tempfile.TemporaryDirectory(prefix="stateline-bench-") as folder:
-        source = Path(folder, "source")
-        source.mkdir()
+    with BesideSpark("sessions", arguments) as beside:
         make_source(
-            source,
+            beside.source,
             batches=arguments.batches,
             rows=arguments.rows,
             keys=arguments.keys,
             step=arguments.step,
             seed=1,
         )
-        for round_ in range(arguments.rounds):
-            for engine in rates:
-                session = spark if engine == "stateline" else peers
-                own_workers(session, engine, tuned=session is spark)
-                events = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source))
-                place = Path(folder, f"{engine}-{round_}")
-                place.mkdir()
-                if engine == "rocksdb":
-                    done, details, count = run_spark(session, events, place, gap, delay)
-                else:
-                    done, details, count = run_stateline(events, place, gap, delay, arguments.parallelism)
-                closed[engine].add(count)
-                rates[engine].append(rate(done, arguments.skip))
-                batches[engine].append(
-                    [[(item["batchId"], item["numInputRows"], item["durationMs"]) for item in done], details]
-                )
-                print(f"round {round_ + 1} {engine:10} {rates[engine][-1]:12,.0f} rows/s", flush=True)
-                shutil.rmtree(place)
-    ours = median(rates.get("stateline", []))
-    rows = [
-        (engine, f"{median(values):,.0f}", spread(values), f"{ours / median(values):.2f}x", sorted(closed[engine]))
-        for engine, values in rates.items()
-    ]
-    headers = ("engine", "rows/s (median)", "lowest .. highest", "stateline is", "sessions closed")
-    print("\n" + table(headers, rows))
-    figures = {"settings": vars(arguments), "rows_per_second": rates, "batches": batches, "spark": spark.version}
-    print(f"\nEvery figure: {write_results('sessions', figures)}")
-    spark.stop()
+
+        def run(session: Any, place: Path, engine: str) -> Run:
+            events = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(beside.source))
+            if engine == "rocksdb":
+                done, details, count = run_spark(session, events, place, gap, delay)
+            else:
+                done, details, count = run_stateline(events, place, gap, delay, arguments.parallelism)
+            closed[engine].add(count)
+            return Run(rate(done, arguments.skip), [costs_of(done), details])
+
+        beside.run({engine: partial(run, engine=engine) for engine in closed})
+        beside.report(("sessions closed", {engine: sorted(counts) for engine, counts in closed.items()}))
     return 0 if len(set.union(*closed.values())) == 1 else 1

@@ -5,8 +5,7 @@ batches of a round are not counted: code compiles, and the state is still small.
 """
 
 import argparse
-import shutil
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import median, own_workers, spark_as_it_comes, spread, table, write_results
+from benchmarks.harness import ROCKSDB, BesideSpark, Run, add_rounds, costs_of, finish, rate
 
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+ENGINES = ("rocksdb", "memory", "stateless", "stateline")
 IN_MEMORY = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 
 
@@ -84,18 +83,6 @@ def run_stateline(events: Any, keys: list[str], folder: Path, parallelism: int) 
     return finish(pipeline.start(str(folder / "spark"), trigger={"availableNow": True}))
 
 
-def finish(query: Any) -> list[dict[str, Any]]:
-    query.awaitTermination()
-    return [progress for progress in query.recentProgress if progress["numInputRows"]]
-
-
-def rate(progress: list[dict[str, Any]], skip: int) -> float:
-    """Rows per second of the counted batches, by Spark's own measure of a trigger."""
-    counted = progress[skip:]
-    seconds = [item["durationMs"]["triggerExecution"] / 1000 for item in counted]
-    return float(np.sum([item["numInputRows"] for item in counted]) / np.sum(seconds))
-
-
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks stateful", description=__doc__)
     parser.add_argument("--rows", type=int, default=500_000, help="rows per micro-batch")
@@ -104,40 +91,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--zipf", type=float, help="skew of the keys, such as 1.2; uniform without it")
     parser.add_argument("--batches", type=int, default=12, help="micro-batches per round")
     parser.add_argument("--skip", type=int, default=4, help="first batches of a round that are not counted")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds; the median counts")
-    parser.add_argument("--parallelism", type=int, default=2, help="cores, shuffle partitions and subtasks")
-    parser.add_argument("--engines", default="rocksdb,memory,stateless,stateline", help="which, in which order")
+    add_rounds(parser, ENGINES)
     parser.add_argument(
         "--tuned-peers",
         action="store_true",
         help="Spark's engines get the settings that make Stateline's own session faster",
     )
     arguments = parser.parse_args(argv)
-    unknown = set(arguments.engines.split(",")) - {"rocksdb", "memory", "stateless", "stateline"}
-    if unknown:
-        parser.error(f"no such engine: {', '.join(sorted(unknown))}")
-
-    from stateline.spark import get_or_create_session
-
-    spark = get_or_create_session(
-        "stateline-benchmark",
-        master=f"local[{arguments.parallelism}]",
-        **{
-            "spark.sql.shuffle.partitions": str(arguments.parallelism),
-            "spark.driver.memory": "6g",
-            "spark.ui.showConsoleProgress": "false",
-        },
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    peers = spark if arguments.tuned_peers else spark_as_it_comes(spark)
     keys = ["k", "d"] if arguments.kind == "composite" else ["k"]
-    rates: dict[str, list[float]] = {engine: [] for engine in arguments.engines.split(",")}
-    batches: dict[str, list[Any]] = {engine: [] for engine in rates}
-    with tempfile.TemporaryDirectory(prefix="stateline-bench-") as folder:
-        source = Path(folder, "source")
-        source.mkdir()
+    with BesideSpark("stateful", arguments) as beside:
         schema = make_source(
-            source,
+            beside.source,
             batches=arguments.batches,
             rows=arguments.rows,
             keys=arguments.keys,
@@ -145,30 +109,17 @@ def main(argv: list[str]) -> int:
             seed=1,
             zipf=arguments.zipf,
         )
-        for round_ in range(arguments.rounds):
-            for engine in rates:
-                session = spark if engine == "stateline" else peers
-                own_workers(session, engine, tuned=session is spark)
-                events = session.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
-                place = Path(folder, f"{engine}-{round_}")
-                place.mkdir()
-                if engine in ("rocksdb", "memory"):
-                    done = run_spark(session, events, keys, place, ROCKSDB if engine == "rocksdb" else IN_MEMORY)
-                elif engine == "stateless":
-                    done = run_stateless(events, keys, place, arguments.parallelism)
-                else:
-                    done = run_stateline(events, keys, place, arguments.parallelism)
-                rates[engine].append(rate(done, arguments.skip))
-                batches[engine].append([(item["batchId"], item["numInputRows"], item["durationMs"]) for item in done])
-                print(f"round {round_ + 1} {engine:10} {rates[engine][-1]:12,.0f} rows/s", flush=True)
-                shutil.rmtree(place)
-    ours = median(rates.get("stateline", []))
-    rows = [
-        (engine, f"{median(values):,.0f}", spread(values), f"{ours / median(values):.2f}x")
-        for engine, values in rates.items()
-    ]
-    print("\n" + table(("engine", "rows/s (median)", "lowest .. highest", "stateline is"), rows))
-    figures = {"settings": vars(arguments), "rows_per_second": rates, "batches": batches, "spark": spark.version}
-    print(f"\nEvery figure: {write_results('stateful', figures)}")
-    spark.stop()
+
+        def run(session: Any, place: Path, engine: str) -> Run:
+            events = session.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(beside.source))
+            if engine in ("rocksdb", "memory"):
+                done = run_spark(session, events, keys, place, ROCKSDB if engine == "rocksdb" else IN_MEMORY)
+            elif engine == "stateless":
+                done = run_stateless(events, keys, place, arguments.parallelism)
+            else:
+                done = run_stateline(events, keys, place, arguments.parallelism)
+            return Run(rate(done, arguments.skip), costs_of(done))
+
+        beside.run({engine: partial(run, engine=engine) for engine in arguments.engines.split(",")})
+        beside.report()
     return 0

@@ -11,14 +11,14 @@ Facts (OpenTelemetry metrics API and Python SDK 1.x):
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
 from stateline.environment import Closable, Environment, system_environment
-from stateline.errors import InvalidInputError, NotInstalledError
+from stateline.errors import InvalidInputError
+from stateline.extras import extra_module
 from stateline.prometheus import MetricsSource
 from stateline.threads import new_lock
 
@@ -60,7 +60,8 @@ class MetricsInstruments(Closable):
                 subject=repr(prefix),
                 hint="Use letters, digits, _, ., - and /, and begin with a letter",
             )
-        self._observation = _load().Observation
+        metrics = extra_module("opentelemetry.metrics", "otel", operation="export", subject="metrics")
+        self._observation = metrics.Observation
         self._meter = meter
         self._prefix = prefix
         self._source: MetricsSource | None = source
@@ -114,15 +115,3 @@ class MetricsInstruments(Closable):
         found = value.get(part) if isinstance(value, Mapping) else value
         if found is not None:
             yield self._observation(found, self._attributes)
-
-
-def _load() -> Any:
-    try:
-        return importlib.import_module("opentelemetry.metrics")
-    except ModuleNotFoundError as error:
-        raise NotInstalledError(
-            f"the package {error.name} is missing",
-            operation="export",
-            subject="metrics",
-            hint="pip install 'stateline[otel]'",
-        ) from error

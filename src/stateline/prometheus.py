@@ -11,12 +11,12 @@ Facts (Prometheus exposition format, ``prometheus_client`` custom collectors):
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
-from stateline.errors import InvalidInputError, NotInstalledError
+from stateline.errors import InvalidInputError
+from stateline.extras import extra_module
 
 __all__ = ["MetricsCollector", "MetricsSource"]
 
@@ -58,7 +58,7 @@ class MetricsCollector:
         self._prefix = prefix
         self._source = source
         self._labels = dict(labels or {})
-        self._families = _load()
+        self._families = extra_module("prometheus_client.core", "metrics", operation="export", subject="metrics")
 
     def collect(self) -> Iterator[Any]:
         """The metric families of one scrape."""
@@ -86,15 +86,3 @@ class MetricsCollector:
                 gauge = self._families.GaugeMetricFamily(f"{name}_{quantile}", help_text, labels=list(self._labels))
                 gauge.add_metric(list(self._labels.values()), value[quantile])
                 yield gauge
-
-
-def _load() -> Any:
-    try:
-        return importlib.import_module("prometheus_client.core")
-    except ModuleNotFoundError as error:
-        raise NotInstalledError(
-            f"the package {error.name} is missing",
-            operation="export",
-            subject="metrics",
-            hint="pip install 'stateline[metrics]'",
-        ) from error

@@ -51,5 +51,10 @@ def test_importing_a_package_loads_neither_pyspark_nor_a_cloud_sdk(name: str) ->
     assert modules_loaded_by(name) & HEAVY == set()
 
 
+def test_the_commands_load_what_shows_them_alone() -> None:
+    """Each call of ``stateline`` waits for what it imports; pandas alone takes as long as half of the rest."""
+    assert modules_loaded_by("stateline.cli.commands") & HEAVY == {"click", "rich"}
+
+
 def test_the_check_on_heavy_imports_can_fail() -> None:
     assert "pyspark" in modules_loaded_by("stateline.spark.session")

@@ -16,17 +16,6 @@ from tests.kit.table_models import TableModel
 from tests.unit.tables import test_table_protocol as protocol
 from tests.unit.tables.table_kit import SCHEMA, Place
 
-PROMISES = [
-    protocol.test_commits_one_after_the_other_and_again,
-    protocol.test_a_second_driver_at_the_same_moment_adds_nothing,
-    protocol.test_two_first_commits_at_the_same_moment,
-    protocol.test_a_driver_that_slept_since_its_look_loses,
-    protocol.test_other_writers_between_look_and_commit,
-    protocol.test_two_applications_do_not_see_each_other,
-    protocol.test_a_table_that_lost_commits_is_not_filled_anew,
-    protocol.test_a_commit_that_was_lost_in_between_is_refused,
-]
-
 
 @dataclasses.dataclass
 class ModelPlace(Place):
@@ -66,7 +55,7 @@ class ModelPlace(Place):
         return (NewFile(name=name, length=len(data), rows=rows.num_rows),)
 
 
-@pytest.mark.parametrize("promise", PROMISES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("promise", protocol.PROMISES, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("kind", sorted(TABLE_KINDS))
 def test_a_model_keeps_what_every_table_promises(promise: Callable[[Place], None], kind, tmp_path):
     promise(ModelPlace(tmp_path, kind=kind))

@@ -15,9 +15,9 @@ from pyspark.sql import functions as F
 from stateline.errors import StatelineError
 from stateline.spark import KeyedStream, count, finish_files, get_or_create_session, register
 from tests.spark import every_operator
-from tests.spark.cluster import wait_until
 from tests.spark.every_operator import finish, timed
 from tests.spark.keyed_driver import SCHEMA, counted
+from tests.spark.marked_processes import wait_until
 
 
 def events(spark, folder, name="source"):

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.spark import operator_pipelines
-from tests.spark.cluster import descendants, is_alive, wait_for_end, wait_until
 from tests.spark.keyed_model import check, make_source, newest_id
+from tests.spark.marked_processes import descendants, is_alive, wait_for_end, wait_until
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from stateline import spark as st
-from tests.spark.cluster import descendants, wait_until
+from tests.spark.marked_processes import descendants, wait_until
 
 SAMPLES = 8
 KEYS = 500

@@ -10,7 +10,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from tests.spark.cluster import Daemon, StandaloneCluster, marked_processes, wait_for_end, wait_until
+from tests.spark.cluster import Daemon, StandaloneCluster
+from tests.spark.marked_processes import marked_processes, wait_for_end, wait_until
 
 ROOT = Path(__file__).parents[2]
 KEYS, PARALLELISM = 60, 6

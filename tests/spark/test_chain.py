@@ -9,9 +9,9 @@ import pytest
 
 from stateline.checkpoint import CheckpointStore
 from stateline.state.stored import StoredState
-from tests.spark.cluster import wait_until
 from tests.spark.keyed_model import make_source, model
 from tests.spark.killing import kill, start_program
+from tests.spark.marked_processes import wait_until
 
 FILES, ROWS = 18, 40
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.cluster import StandaloneCluster, is_alive, marked_processes, wait_until
+from tests.spark.cluster import StandaloneCluster
+from tests.spark.marked_processes import is_alive, marked_processes, wait_until
 
 
 def test_nothing_is_left_when_the_test_process_is_killed(tmp_path: Path) -> None:

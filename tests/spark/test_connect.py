@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore
 from tests.spark import every_operator
-from tests.spark.cluster import wait_for_end, wait_until
 from tests.spark.connect_server import CLIENT_SECONDS_MAX, ConnectServer
 from tests.spark.every_operator import time_of
 from tests.spark.keyed_model import check, make_source, model, newest_id
+from tests.spark.marked_processes import wait_for_end, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 

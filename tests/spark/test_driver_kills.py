@@ -9,9 +9,9 @@ import signal
 
 import pytest
 
-from tests.spark.cluster import wait_for_end
 from tests.spark.keyed_model import make_source, model, stored_state
 from tests.spark.killing import newest_id, start, survive, wait_for_death
+from tests.spark.marked_processes import wait_for_end
 
 STEPS = ("record:after", "publish:after", "mark:before", "acknowledge:after", "discard:after", "tombstone:after")
 """Where the driver dies here; ``make soak`` takes every point. The simulator takes every store call."""

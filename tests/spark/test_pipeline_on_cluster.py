@@ -15,15 +15,9 @@ import pytest
 
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore, verify_root
-from tests.spark.cluster import (
-    Daemon,
-    StandaloneCluster,
-    descendants,
-    marked_processes,
-    wait_for_end,
-    wait_until,
-)
+from tests.spark.cluster import Daemon, StandaloneCluster
 from tests.spark.keyed_model import check, make_source
+from tests.spark.marked_processes import descendants, marked_processes, wait_for_end, wait_until
 
 ROOT = Path(__file__).parents[2]
 

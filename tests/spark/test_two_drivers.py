@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stateline.checkpoint.layout import id_of_fenced
-from tests.spark.cluster import wait_for_end, wait_until
 from tests.spark.keyed_model import check, make_source
 from tests.spark.killing import start
+from tests.spark.marked_processes import wait_for_end, wait_until
 
 FILES, ROWS = 4, 40
 

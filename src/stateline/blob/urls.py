@@ -13,7 +13,6 @@ A text with ``://`` before its first ``/`` is a URL, never a path, whatever stan
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping
 from typing import Final
@@ -23,7 +22,8 @@ from stateline.blob.answers import scrubbed
 from stateline.blob.api import BlobStore
 from stateline.blob.names import check_name
 from stateline.environment import Environment
-from stateline.errors import InvalidInputError, NotInstalledError
+from stateline.errors import InvalidInputError
+from stateline.extras import extra_module
 from stateline.options import plain_options
 
 __all__ = [
@@ -86,15 +86,7 @@ def open_store(
         hint = f"Known schemes: {_KNOWN}; put ./ before it for a local folder of that name"
         raise _refused(url, f"unknown scheme {scheme!r}", hint)
     module_name, class_name, extra = _CLOUDS[scheme]
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise NotInstalledError(
-            f"the package {error.name} is missing",
-            operation="open_store",
-            subject=url,
-            hint=f"pip install 'stateline[{extra}]'",
-        ) from error
+    module = extra_module(module_name, extra, operation="open_store", subject=url)
     store: BlobStore = getattr(module, class_name).open(url, settings, environment)
     return store
 

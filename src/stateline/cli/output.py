@@ -11,7 +11,6 @@ import base64
 import datetime as dt
 import decimal
 import errno
-import importlib
 import json
 import math
 import os
@@ -45,7 +44,6 @@ __all__ = [
     "UNREAD",
     "CommandGroup",
     "delete_option",
-    "extra_module",
     "json_option",
     "mapping_option",
     "output_option",
@@ -134,20 +132,6 @@ output_option: Final = mapping_option("--output-option", "output_options", help=
 target_option: Final = mapping_option("--target-option", "target_options", help="A setting of TARGET.")
 table_option: Final = mapping_option("--table-option", "table_options", help="A setting of the tables.")
 delete_option: Final = click.option("--delete", is_flag=True, help="Delete; without it, only list what would go.")
-
-
-def extra_module(name: str, extra: str) -> Any:
-    """A module that needs the packages of an extra.
-
-    Raises:
-        NotInstalledError: One of them is missing.
-    """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise NotInstalledError(
-            f"the package {error.name} is missing", subject=name, hint=f"pip install 'stateline[{extra}]'"
-        ) from error
 
 
 def plain(text: str) -> str:

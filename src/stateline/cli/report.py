@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
-from stateline.cli.output import extra_module, plain, store_option
+from stateline.cli.output import plain, store_option
 from stateline.dashboard.roots import RootFollower
 from stateline.dashboard.run_indexes import RunIndexes
+from stateline.extras import extra_module
 
 __all__ = ["report"]
 
@@ -25,7 +26,7 @@ __all__ = ["report"]
 @store_option
 def report(root: str, file: Path, last: int | None, options: dict[str, str]) -> None:
     """Write what a root holds into one HTML file, which needs no server and no network."""
-    pages = extra_module("stateline.dashboard.pages", "ui")
+    pages = extra_module("stateline.dashboard.pages", "ui", subject="stateline report")
     with closing(RootFollower(root, options)) as follower:
         view = follower.look()
         if view.failure:

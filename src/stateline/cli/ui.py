@@ -6,9 +6,10 @@ from contextlib import ExitStack, closing
 
 import click
 
-from stateline.cli.output import extra_module, store_option
+from stateline.cli.output import store_option
 from stateline.dashboard.roots import RootFollower
 from stateline.environment import system_environment
+from stateline.extras import extra_module
 
 __all__ = ["ui"]
 
@@ -30,7 +31,7 @@ def ui(roots: tuple[str, ...], host: str, port: int, token: str | None, options:
 
     Reads records only, so it works beside any driver, after its death, and from another machine. Ends with Ctrl-C.
     """
-    server = extra_module("stateline.dashboard.server", "ui")
+    server = extra_module("stateline.dashboard.server", "ui", subject="stateline ui")
     if not server.is_loopback(host):
         token = token or system_environment().ids.new_id()
 

@@ -48,7 +48,6 @@ class ChangeType(StrEnum):
 
 
 _ROWS_PER_SLICE: Final = 1_000_000
-_TYPES: Final = pa.array([kind.value for kind in ChangeType])
 _INSERT, _BEFORE, _AFTER, _DELETE = range(4)
 
 
@@ -148,7 +147,10 @@ def _compare(keys: KeyRows, old: Found, new: Found, schema: pa.Schema) -> pa.Rec
     source = pa.array(np.where(is_new, places + len(keys), places))
     columns = [column.take(pa.array(places)) for column in keys.columns]
     columns += [pa.concat_arrays([was, now]).take(source) for was, now in zip(old.values, new.values, strict=True)]
-    return pa.RecordBatch.from_arrays([_TYPES.take(pa.array(kinds)), *columns], schema=schema)
+    types = pa.array(
+        [kind.value for kind in ChangeType]
+    )  # Not of the module: its first call imports pandas, if it can.
+    return pa.RecordBatch.from_arrays([types.take(pa.array(kinds)), *columns], schema=schema)
 
 
 def _equal_rows(left: Sequence[pa.Array], right: Sequence[pa.Array], rows: int) -> Mask:

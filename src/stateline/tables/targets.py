@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import pyarrow as pa
 
 from stateline.blob import BlobStore
 from stateline.environment import Environment
-from stateline.errors import InvalidInputError, NotInstalledError
+from stateline.errors import InvalidInputError
+from stateline.extras import extra_module
 from stateline.options import check_kind, parse_choice, plain_options, pop_prefixed
 from stateline.tables.api import Table
 
@@ -139,15 +139,7 @@ def open_table(
         NotInstalledError: A library is missing; the hint names the ``pip install``.
     """
     form = TABLE_FORMATS[target.format]
-    try:
-        module: Any = importlib.import_module(form.module)
-    except ModuleNotFoundError as error:
-        raise NotInstalledError(
-            f"the package {error.name} is missing",
-            operation="open_table",
-            subject=f"{target.format} {target.target}",
-            hint=f"pip install 'stateline[{form.extra}]'",
-        ) from error
+    module = extra_module(form.module, form.extra, operation="open_table", subject=f"{target.format} {target.target}")
     table: Table = module.open_table(target, schema, store, environment)
     return table
 

@@ -29,10 +29,10 @@ from google.cloud.storage import Client
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore, verify_root
 from stateline.cli.commands import stateline
-from tests.spark.cluster import is_alive, wait_for_end, wait_until
 from tests.spark.files_driver import FOLDERS, FORMATS
 from tests.spark.keyed_model import KEYS, make_source
 from tests.spark.killing import kill_with_workers, start_program
+from tests.spark.marked_processes import is_alive, wait_for_end, wait_until
 
 FILES, ROWS = 7, 40
 

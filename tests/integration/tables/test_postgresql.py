@@ -21,17 +21,7 @@ from tests.unit.tables import test_table_protocol as protocol
 from tests.unit.tables.table_kit import APP, SCHEMA, IcebergPlace, PostgresqlPlace
 
 WORLD = Environment()
-PROMISES = [
-    protocol.test_commits_one_after_the_other_and_again,
-    protocol.test_a_second_driver_at_the_same_moment_adds_nothing,
-    protocol.test_two_first_commits_at_the_same_moment,
-    protocol.test_a_driver_that_slept_since_its_look_loses,
-    protocol.test_other_writers_between_look_and_commit,
-    protocol.test_two_applications_do_not_see_each_other,
-    protocol.test_a_table_that_lost_commits_is_not_filled_anew,
-    protocol.test_a_commit_that_was_lost_in_between_is_refused,
-    protocol.test_without_columns_nothing_is_created,
-]
+PROMISES = [*protocol.PROMISES, protocol.test_without_columns_nothing_is_created]
 
 
 @pytest.fixture

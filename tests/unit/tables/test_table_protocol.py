@@ -189,3 +189,16 @@ def test_the_rule_of_a_commit():
             step(committed, 5, 4, identity="other")
     with pytest.raises(InvalidInputError, match="is gone"):
         step(None, 5, None, None)
+
+
+PROMISES = [
+    test_commits_one_after_the_other_and_again,
+    test_a_second_driver_at_the_same_moment_adds_nothing,
+    test_two_first_commits_at_the_same_moment,
+    test_a_driver_that_slept_since_its_look_loses,
+    test_other_writers_between_look_and_commit,
+    test_two_applications_do_not_see_each_other,
+    test_a_table_that_lost_commits_is_not_filled_anew,
+    test_a_commit_that_was_lost_in_between_is_refused,
+]
+"""What tables keep that are not among :data:`KINDS`, too: models, and tables of a server."""
