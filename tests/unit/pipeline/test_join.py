@@ -213,6 +213,23 @@ def test_in_a_pipeline_over_restarts_at_other_parallelisms(how):
     assert harness.state("j", "left")
 
 
+def test_a_checkpoint_writes_the_rows_that_came_whatever_there_is():
+    """Without an end in sight the state grows; what is written beside the rows of a batch is what merges read."""
+    graph, program = graph_of("inner", (-(10**9) * MS, 10**9 * MS))
+    harness = GraphHarness(graph, {"j": program}, dict(zip(("j", "j.right"), SIDES, strict=True)))
+    dice, written = random.Random(1), []
+    for batch in range(60):
+        at = NOW + batch * MS
+        left = [{"k": str(dice.randrange(10**9)), "v": 1, "d": 1, "at": at} for _ in range(200)]
+        right = [{"then": at, "d": 1, "v": "x", "key": str(dice.randrange(10**9))} for _ in range(200)]
+        harness.run_batch({"j": left, "j.right": right})
+        if harness.metrics["runs_merged"] == 0:
+            written.append(harness.metrics["state_bytes_written"])
+    assert harness.metrics["state_bytes"] > 20 * max(written)
+    assert len(written) > 20
+    assert max(written) < 1.1 * min(written)
+
+
 def test_late_rows_of_either_side_are_handed_on():
     graph, program = graph_of("inner", (0, 0))
     readers = [
