@@ -69,7 +69,7 @@ def test_rows_that_are_taken_back_leave_the_state_of_what_reads_them(events):
         expected = first.groupBy("n").agg(
             F.count("*").alias("keys"), F.sum("most").alias("total"), F.mean("most").alias("mean"), F.max("most")
         )
-        state = events.spark.read.format("stateline").option("operator", "by_count/aggregates").load(root)
+        state = events.spark.read.format("stateline").option("operator", "by_count").load(root)
         found = {row["n"]: (row[".weight"], row["best"]) for row in state.collect()}
         assert found == {row["n"]: (row["keys"], row["max(most)"]) for row in expected.collect()}
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from stateline.checkpoint import Checkpoint
+from stateline.checkpoint import Checkpoint, OperatorState
 from stateline.checkpoint.envelope import decode_value
 from stateline.errors import ErrorKind, InvalidInputError, NotFoundError
 from stateline.pipeline.messages import Batch
@@ -160,13 +160,14 @@ def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str,
         raise _mismatch("max_parallelism", newest.max_parallelism, plan.max_parallelism)
     stored = {state.name: state for state in newest.operators}
     planned = plan.state_schemas
-    if stored.keys() != planned.keys():
+    if not _goes_on(stored, planned):
         raise _mismatch("operators", sorted(stored), sorted(planned))
     _check_edges(plan, newest)
     _check_watermarks(plan, newest)
     for operator in plan.graph.operators:
         for name in map(operator.state_name, operator.tables):
-            _check_definition(name, stored[name].definition, operator.definition)
+            if name in stored:
+                _check_definition(name, stored[name].definition, operator.definition)
             check_evolution(newest, name, StateSchema.decode(planned[name]))
     for output in newest.outputs:
         url = output_urls.get(output.operator)
@@ -175,6 +176,22 @@ def check_plan(plan: PipelinePlan, newest: Checkpoint, output_urls: Mapping[str,
             hint = _OTHER_PROGRAM if url is None else moved
             raise _mismatch(f"output of operator {output.operator} in {plan.root_url}", output.url, url, hint)
     check_columns(plan, newest, output_urls)
+
+
+def _goes_on(stored: Mapping[str, OperatorState], planned: Mapping[str, str]) -> bool:
+    """Whether a program has the states that are stored, but for what may come and go: tables beside an aggregation.
+
+    Such a table begins empty, as its aggregations do. Where rows may be taken back it cannot: it would have to know the
+    values of the rows before.
+    """
+    for name in stored.keys() ^ planned.keys():
+        operator = name.partition("/")[0]
+        if name == operator or operator not in stored or operator not in planned:
+            return False
+        definition = _parsed(stored[operator].definition)
+        if "aggregations" not in definition or ("updates" in definition and name in planned):
+            return False
+    return True
 
 
 def next_properties(plan: PipelinePlan, newest: Checkpoint | None, output_urls: Mapping[str, str]) -> dict[str, str]:

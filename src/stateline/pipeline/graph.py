@@ -123,8 +123,8 @@ class OperatorPlan:
         )
 
     def state_name(self, table: str) -> str:
-        """The name of a table in the checkpoint: the operator's own for its only table."""
-        return self.name if list(self.tables) == [table] else f"{self.name}/{table}"
+        """The name of a table in the checkpoint: the operator's own for its only table, and for one without a name."""
+        return self.name if not table or list(self.tables) == [table] else f"{self.name}/{table}"
 
     @property
     def deletes(self) -> bool:

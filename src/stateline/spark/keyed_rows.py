@@ -102,10 +102,10 @@ class KeyedRows:
         """
         if program.emits == "unknown":
             raise InvalidInputError(
-                "cannot feed another operator: its output replaces rows, and only your code knows which",
+                "cannot feed another operator: its output replaces rows, and nobody knows which",
                 operation="key_by",
                 subject=f"operator {name!r}",
-                hint="Use output mode append where its rows are final, or mode update of an aggregation",
+                hint="Use output mode append where its rows are final, or mode update of an aggregation without a ttl",
             )
         graph = pipeline.plan.graph
         delays_us = [each.watermark.delay_us for each in graph.inputs_reaching(name) if each.watermark is not None]

@@ -176,14 +176,15 @@ class PipelineHarness:
 
     def _state(self, operator: str, name: str | None = None) -> list[dict[str, Any]]:
         tables = {table.removeprefix(_VARIABLE): table for table in self._programs[operator].tables}
-        if name is None and len(tables) != 1:
+        own = [""] if "" in tables else list(tables)
+        if name is None and len(own) != 1:
             raise InvalidInputError(
                 f"the operator has {len(tables)} state tables",
                 operation="state",
                 subject="name",
                 hint=f"Name one of: {', '.join(tables)}",
             )
-        chosen = next(iter(tables)) if name is None else name.removeprefix(_VARIABLE)
+        chosen = own[0] if name is None else name.removeprefix(_VARIABLE)
         check_known([chosen], tables, "state table")
         newest = self.checkpoint
         if newest is None:

@@ -143,10 +143,10 @@ class KeyedStreamHarness:
         front, program = stage._front, stage.program  # noqa: SLF001 - one module
         if program.emits == "unknown":
             raise InvalidInputError(
-                "cannot feed another operator: its output replaces rows, and only your code knows which",
+                "cannot feed another operator: its output replaces rows, and nobody knows which",
                 operation="key_by",
                 subject=f"operator {stage.name!r}",
-                hint="Use output mode append where its rows are final, or mode update of an aggregation",
+                hint="Use output mode append where its rows are final, or mode update of an aggregation without a ttl",
             )
         stream._more, stream.clock = stage._more, stage.clock  # noqa: SLF001
         keys = [key] if isinstance(key, str) else list(key)

@@ -416,7 +416,7 @@ def test_a_state_that_is_not_in_the_pipeline_is_refused():
     with pytest.raises(InvalidInputError, match="has no state"):
         lookup_in_operator(OperatorPlan.of("look", program), None, None)
     with pytest.raises(InvalidInputError, match="Give operator=, one of: totals/a, totals/b"):
-        lookup_in_operator(replace(plan, tables={"a": plan.tables["aggregates"], "b": ""}), None, None)
+        lookup_in_operator(replace(plan, tables={"a": plan.tables[""], "b": ""}), None, None)
     for own in ("/tmp/of/mine/", "file:///tmp/of/mine", "/tmp/of/../of/mine/chk-3"):
         with pytest.raises(InvalidInputError, match="the checkpoint of this stream itself"):
             lookup_url(own, "/tmp/of/mine")

@@ -118,14 +118,14 @@ def test_every_exact_aggregate_equals_the_model_when_rows_are_taken_back(batches
         assert shown.keys() == {row["key"] for row in there}, "a key without rows is gone"
         for key, found in shown.items():
             close(found, aggregated([row for row in there if row["key"] == key]))
-        assert len(steps.state("aggregates")) == len(shown)
+        assert len(steps.state("")) == len(shown)
 
 
 def test_a_row_that_comes_and_goes_leaves_nothing():
     steps = Steps(AggregateProgram.bind(SCHEMA, ["key"], {"total": agg.sum("n")}, updates=True), SCHEMA)
     row = {"key": "a", "n": 3}
     assert steps.run([row, back(row)]) == ([], [])
-    assert steps.state("aggregates") == []
+    assert steps.state("") == []
     with pytest.raises(InternalError, match="more rows"):
         steps.run([back(row)])
 
@@ -190,7 +190,7 @@ def test_behind_an_operator_a_key_with_the_watermark_closes_when_that_has_passed
     assert [(row["end"].microsecond, row["n"]) for row in output] == [(5, 3)]
     output, _ = steps.run([], watermark_us=9, late_watermark_us=5)
     assert [(row["end"].microsecond, row["n"]) for row in output] == [(6, 1)]
-    assert [row["end"] for row in steps.state("aggregates")] == [None]
+    assert [row["end"] for row in steps.state("")] == [None]
 
 
 @settings(max_examples=40, deadline=None)

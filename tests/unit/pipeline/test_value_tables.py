@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateline.checkpoint import create_savepoint, open_savepoint, start_from_savepoint
 from stateline.errors import InvalidInputError
 from stateline.pipeline.event_time import WatermarkPlan, WindowPlan
 from stateline.pipeline.operators.aggregation import AggregateProgram
@@ -159,6 +160,59 @@ def test_values_of_closed_windows_go_when_runs_are_merged():
     for second in range(0, 300, 5):
         engine.run_batch([{"key": "a", "name": str(number), "at": second * SECOND} for number in range(20)])
     assert len(engine.state("values.name")) < 10 * 20, "of 30 windows"
+
+
+def by_key(engine, rows):
+    """What a batch puts out, without keys and checkpoints."""
+    return {
+        row["key"]: tuple(value for name, value in row.items() if name not in ("key", "checkpoint_id"))
+        for row in engine.run_batch(rows)
+    }
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["restarted", "from a savepoint"])
+def test_a_count_of_distinct_values_may_be_added_and_dropped_where_there_is_state(saved):
+    def after(engine, parallelism, **wanted):
+        made = AggregateProgram.bind(SCHEMA, ["key"], wanted)
+        if not saved:
+            return Engine(made, SCHEMA, root=engine.root, parallelism=parallelism)
+        savepoint = open_savepoint(engine.root, create_savepoint(engine.checkpoints, engine.root).folder)
+        new = Engine(made, SCHEMA, parallelism=parallelism)
+        new.checkpoints.publish(start_from_savepoint(savepoint, new.checkpoints, query_id="q"))
+        return new
+
+    def rows(key, *names):
+        return [{"key": key, "name": name, "number": float(len(name))} for name in names]
+
+    n, names, numbers = count(), count_distinct("name"), count_distinct("number")
+    engine = Engine(AggregateProgram.bind(SCHEMA, ["key"], {"n": n}), SCHEMA)
+    assert by_key(engine, [*rows("a", "x", "y"), *rows("b", "x")]) == {"a": (2,), "b": (1,)}
+    engine = after(engine, 2, n=n, names=names)
+    assert by_key(engine, [*rows("a", "x", "x"), *rows("new", "z")]) == {"a": (4, 1), "new": (1, 1)}
+    assert by_key(engine, rows("a", "x", "yy")) == {"a": (6, 2)}
+    engine = after(engine, 3, n=n, names=names, numbers=numbers)
+    assert by_key(engine, rows("a", "yy", "zz")) == {"a": (8, 3, 1)}
+    assert sorted(state.name for state in engine.checkpoint.operators) == ["op", "op/values.name", "op/values.number"]
+    engine = after(engine, 1, n=n, numbers=numbers)
+    assert by_key(engine, rows("a", "yy", "q")) == {"a": (10, 2)}
+    with pytest.raises(InvalidInputError, match="dropped before"):
+        after(engine, 1, n=n, names=names, numbers=numbers).run_batch([])
+    engine = after(engine, 2, n=n, again=names)
+    assert by_key(engine, [*rows("a", "x"), *rows("b", "y")]) == {"a": (11, 1), "b": (2, 1)}
+    assert [row["n"] for row in engine.state() if row["key"] == "b"] == [2]
+
+
+def test_a_table_of_values_cannot_be_added_where_rows_may_be_taken_back():
+    def engine(root=None, **wanted):
+        return Engine(AggregateProgram.bind(SCHEMA, ["key"], {"n": count()} | wanted, updates=True), SCHEMA, root=root)
+
+    first = engine()
+    first.run_batch([])
+    with pytest.raises(InvalidInputError, match=r"values\.name"):
+        engine(first.root, names=count_distinct("name")).run_batch([])
+    second = engine(names=count_distinct("name"))
+    second.run_batch([])
+    engine(second.root).run_batch([])
 
 
 def test_without_tables_values_are_kept_in_lists():

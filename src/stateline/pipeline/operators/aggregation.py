@@ -53,7 +53,8 @@ __all__ = ["CHECKPOINT_COLUMN", "OUTPUT_MODES", "AggregateProgram", "check_names
 
 OUTPUT_MODES: Final = ("append", "complete", "update")
 
-_TABLE: Final = "aggregates"
+_TABLE: Final = ""
+"""Called as the operator, whether there are tables of values beside it or not: those come and go over restarts."""
 _EMITS: Final[Mapping[str, Emits]] = {"append": "appends", "complete": "unknown", "update": "updates"}
 """All rows of each batch are no change of rows: whoever reads them cannot tell which are new."""
 

@@ -229,7 +229,10 @@ class OperatorProgram(Protocol):
 
     @property
     def tables(self) -> Mapping[str, StateSchema]:
-        """Schemas of the operator's state tables, by name."""
+        """Schemas of the operator's state tables, by name.
+
+        In the checkpoint they are called ``operator/table``; the only table, and one whose name is empty, ``operator``.
+        """
         ...
 
     @property
