@@ -24,6 +24,7 @@ Starting a query::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -204,11 +205,16 @@ def open_savepoint(where: BlobStore | str, folder: str = "", *, environment: Env
     try:
         data = store.get(name)
     except NotFoundError as error:
+        inside: list[str] = []
+        with suppress(OSError):  # Who may not list gets the plain hint.
+            inside = [] if folder else list_savepoints(store)
         raise NotFoundError(
             "is not a savepoint, or was never completed",
             operation="open_savepoint",
             subject=subject,
-            hint="Give the folder of a savepoint: `stateline savepoint create` makes one",
+            hint=f"Give one of the savepoints in this folder, such as {store.url.rstrip('/')}/{inside[-1]}"
+            if inside
+            else "Give the folder of a savepoint: `stateline savepoint create` makes one, and prints it",
         ) from error
     try:
         return Savepoint(store=store, folder=folder, checkpoint=decode_savepoint(data, subject))

@@ -418,6 +418,15 @@ def test_a_savepoint_that_was_dropped_before_it_was_claimed_starts_nothing(store
         start(savepoint, CheckpointStore(query.store), "claim")
 
 
+def test_whoever_gives_the_folder_of_savepoints_is_told_of_one_in_it(stores):
+    query = Query(stores)
+    with pytest.raises(NotFoundError, match="prints it"):
+        open_savepoint(query.store)
+    savepoint = query.savepoint()
+    with pytest.raises(NotFoundError, match=f"such as {query.store.url.rstrip('/')}/{savepoint.folder}$"):
+        open_savepoint(query.store)
+
+
 def test_a_savepoint_is_claimed_only_where_the_root_is(stores):
     query = Query(stores)
     with pytest.raises(InvalidInputError, match=r"only where the new root is.*start_mode"):
