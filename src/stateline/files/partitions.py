@@ -10,6 +10,7 @@ Facts:
   files then also carry the column itself, so that nothing is lost.
 - Readers take a timestamp in the name of a folder for one without a zone, and Spark writes and reads that of its
   session. A clock that is put back shows an hour twice; then the files carry the column, too.
+- Arrow looks zones up by name, and knows offsets such as ``+05:00`` only from pyarrow 22 on, so we add them ourselves.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import datetime as dt
 import decimal
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -57,6 +59,7 @@ _ESCAPED: Final = frozenset("\"#%'*/:=?\\{[]^\x7f") | frozenset(map(chr, range(0
 _DIGEST_DIGITS: Final = 32
 _FOLDER_BYTES_MAX: Final = MAX_NAME_BYTES - len(f"/part-{32 * 'f'}.parquet.gz")
 _MARK: Final = "~"
+_OFFSET: Final = re.compile(r"(?P<sign>[+-])(?P<hours>[01]\d|2[0-3]):?(?P<minutes>[0-5]\d)", re.ASCII)
 
 
 def check_partition(field: pa.Field) -> None:
@@ -87,12 +90,14 @@ def check_partition(field: pa.Field) -> None:
 
 
 def check_zone(zone: str) -> None:
-    """Checks that Arrow knows a time zone.
+    """Checks that a time zone is an offset, or one that Arrow knows.
 
     Raises:
-        InvalidInputError: It does not.
+        InvalidInputError: It is neither.
     """
     check_kind(zone, str, "partition_zone", "the name of a time zone")
+    if _fixed_offset(zone) is not None:
+        return
     try:
         pc.local_timestamp(pa.array([0], pa.timestamp("us", zone or "none")))
     except pa.ArrowException as error:
@@ -159,10 +164,11 @@ def folder_values(rows: pa.Table, zone: str) -> tuple[pa.Table, Any]:
     for index, field in enumerate(rows.schema):
         if not pa.types.is_timestamp(field.type) or field.type.tz is None:
             continue
-        shown = pc.local_timestamp(rows.column(index).cast(pa.timestamp("us", zone)))
+        offset = _fixed_offset(zone)
+        shown = _shown(rows.column(index), zone, offset)
         check_years(field.name, shown, PYTHON_YEARS)
         rows = rows.set_column(index, field.name, shown)
-        if zone != "UTC":
+        if offset is None:
             first, last = (pc.assume_timezone(shown, zone, ambiguous=which) for which in ("earliest", "latest"))
             twice |= pc.fill_null(pc.not_equal(first, last), False).to_numpy()
     return rows, twice
@@ -194,6 +200,24 @@ def is_abbreviated(columns: Sequence[str], values: Sequence[Any]) -> bool:
     return any(
         _full_segment(column, value) != _segment(column, value) for column, value in zip(columns, values, strict=True)
     )
+
+
+def _fixed_offset(zone: str) -> dt.timedelta | None:
+    """How far the clock of a zone is ahead of UTC, where the zone is an offset."""
+    if zone == "UTC":
+        return dt.timedelta()
+    found = _OFFSET.fullmatch(zone)
+    if found is None:
+        return None
+    ahead = dt.timedelta(hours=int(found["hours"]), minutes=int(found["minutes"]))
+    return ahead if found["sign"] == "+" else -ahead
+
+
+def _shown(moments: Any, zone: str, offset: dt.timedelta | None) -> Any:
+    """What the clock of a zone shows at moments."""
+    if offset is None:
+        return pc.local_timestamp(moments.cast(pa.timestamp("us", zone)))
+    return pc.add(moments.cast(pa.timestamp("us")), pa.scalar(offset, pa.duration("us")))
 
 
 def _check_values(rows: pa.Table) -> None:

@@ -375,6 +375,7 @@ def moment_rows(*micros):
         ("UTC", ["1811-07-23 15%3A06%3A40", "2023-10-29 00%3A00%3A00", "2023-10-29 02%3A00%3A00.5"]),
         ("Europe/Berlin", ["1811-07-23 16%3A00%3A08", "2023-10-29 02%3A00%3A00", "2023-10-29 03%3A00%3A00.5"]),
         ("+05:00", ["1811-07-23 20%3A06%3A40", "2023-10-29 05%3A00%3A00", "2023-10-29 07%3A00%3A00.5"]),
+        ("-03:30", ["1811-07-23 11%3A36%3A40", "2023-10-28 20%3A30%3A00", "2023-10-28 22%3A30%3A00.5"]),
     ],
 )
 def test_folders_of_moments_are_named_by_the_clock_of_the_zone_that_was_asked_for(tmp_path, stores, zone, names):
@@ -409,7 +410,7 @@ def test_in_the_hour_that_a_clock_shows_twice_the_files_tell_which_one(tmp_path,
 
 
 def test_the_zone_of_folders_is_checked_and_leaves_times_without_a_zone_alone(tmp_path, stores):
-    for zone in ("Europe/Nowhere", "GMT+5", "", 5, None):
+    for zone in ("Europe/Nowhere", "GMT+5", "+25:00", "", 5, None):
         with pytest.raises(InvalidInputError, match="partition_zone"):
             FileOutput(url="unused", partition_zone=zone)
     rolling = RollingPolicy(every_checkpoint=True)
