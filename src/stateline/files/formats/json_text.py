@@ -25,6 +25,13 @@ __all__ = ["entries", "holds_key_twice", "json_lines"]
 _TEXT: Final = pa.large_string()
 """Text of a whole batch may have more bytes than 32 bits count."""
 
+_LISTS: Final = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
 _ENCODER: Final = msgspec.json.Encoder(decimal_format="string")
 _BACKSLASH: Final = ord("\\")
 _QUOTE: Final = ord('"')
@@ -86,7 +93,7 @@ def _json(values: Any) -> pa.Array:
         key = _text_of(inside.field(0))
         name = _joined('"', key, '"') if pa.types.is_integer(_plain(inside.field(0)).type) else key
         return _where_valid(values, _lists(_joined(name, ":", _text_of(inside.field(1))), _lengths(lists), "{", "}"))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if any(is_lists(kind) for is_lists in _LISTS):
         return _where_valid(values, _lists(_text_of(values.flatten()), _lengths(values), "[", "]"))
     if pa.types.is_large_string(kind):
         return _joined('"', _escaped(values), '"')
