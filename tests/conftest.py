@@ -14,7 +14,13 @@ SPARK = Path(__file__).parent / "spark"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests of Spark run in one process, so that they share one session; see ``make test``."""
-    for item in items:
-        if item.path.is_relative_to(SPARK):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+    """Which tests of Spark run in one process; see ``make test``.
+
+    Files that use the session ``spark`` share one. The others start what they need themselves, and each of them runs in
+    any process: else that of the session would be the last one by minutes, as nobody could help it. Large groups begin
+    first.
+    """
+    ours = [item for item in items if item.path.is_relative_to(SPARK)]
+    sharing = {item.path for item in ours if "spark" in getattr(item, "fixturenames", ())}
+    for item in ours:
+        item.add_marker(pytest.mark.xdist_group("spark" if item.path in sharing else item.path.stem))

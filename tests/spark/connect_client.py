@@ -1,16 +1,20 @@
 """Programs over Spark Connect, which tests run and kill: ``python -m tests.spark.connect_client URL SCENARIO FOLDER``.
 
-A scenario is a function of this module; what it returns is written to the file of ``--answer``, as JSON.
+A scenario is a function of this module. Without one, the program reads calls from its input, each a line of JSON with
+the scenario, its arguments and the file in which its answer appears: a Python with Spark takes seconds to start. Each
+call has a session of its own. A URL such as ``local[2]`` is that of a classic session.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.connect.client.retries import DefaultPolicy
 
 from stateline.errors import StatelineError
 from stateline.spark import KeyedStream, count, finish_files, get_or_create_session, register
@@ -146,28 +150,46 @@ SCENARIOS = {
 }
 
 
+def session_of(url, scenario):
+    """A new session; of a server, in either way that users may take."""
+    if url.startswith("local"):
+        conf = {"spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": 2, "spark.driver.memory": "1g"}
+        return get_or_create_session("classic", url, quiet=True, **conf)
+    if scenario == "state":
+        return get_or_create_session(**{"spark.remote": url})
+    spark = SparkSession.builder.remote(url).getOrCreate()
+    # Spark asks a server that is gone less and less often, up to a minute apart; tests need not wait so long.
+    spark.client.set_retry_policies([DefaultPolicy(max_retries=600, max_backoff=500)])
+    register(spark)
+    return spark
+
+
+def run(url, scenario, folder, **chosen):
+    """The answer of one scenario."""
+    spark = session_of(url, scenario)
+    try:
+        return SCENARIOS[scenario](spark, folder, **chosen)
+    finally:
+        spark.stop()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
-    parser.add_argument("scenario")
-    parser.add_argument("folder")
-    parser.add_argument("--answer")
-    parser.add_argument("--parallelism", type=int)
-    parser.add_argument("--trigger")
+    parser.add_argument("scenario", nargs="?")
+    parser.add_argument("folder", nargs="?")
+    parser.add_argument("--trigger", default="availableNow")
     arguments = parser.parse_args()
-    if arguments.scenario == "state":  # In the other way that users may take.
-        spark = get_or_create_session(**{"spark.remote": arguments.url})
-    else:
-        spark = SparkSession.builder.remote(arguments.url).getOrCreate()
-        register(spark)
-    chosen = {name: value for name in ("parallelism", "trigger") if (value := getattr(arguments, name)) is not None}
-    try:
-        answer = SCENARIOS[arguments.scenario](spark, arguments.folder, **chosen)
-    except StatelineError as error:
-        answer = {"error": type(error).__name__, "message": str(error)}
-    if arguments.answer:
-        Path(arguments.answer).write_text(json.dumps(answer))
-    spark.stop()
+    if arguments.scenario is not None:
+        more = {"trigger": arguments.trigger} if arguments.scenario == "keyed" else {}
+        run(arguments.url, arguments.scenario, arguments.folder, **more)
+        return
+    for line in sys.stdin:
+        call = json.loads(line)
+        answer = Path(call.pop("answer"))
+        written = answer.with_suffix(".new")
+        written.write_text(json.dumps(run(arguments.url, **call)))
+        written.rename(answer)
 
 
 if __name__ == "__main__":

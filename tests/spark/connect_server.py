@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from tests.spark.marked_processes import (
     MarkedProcesses,
     descendants,
     kill_with_descendants,
-    wait_for_end,
     wait_until,
 )
 
@@ -41,6 +40,7 @@ class ConnectServer(MarkedProcesses):
 
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
+    _caller: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
     def url(self) -> str:
@@ -84,17 +84,23 @@ class ConnectServer(MarkedProcesses):
         assert self.process is not None
         return [pid for pid in descendants(self.process.pid) if "foreach_batch_worker" in command_line(pid)]
 
-    def client(self, scenario: str, *arguments: object) -> subprocess.Popen[bytes]:
-        """Starts a client; see :mod:`tests.spark.connect_client`."""
-        program = [sys.executable, "-m", "tests.spark.connect_client", self.url, scenario, *map(str, arguments)]
-        return self.run(self.folder / "client.log", program)
+    def client(self, *arguments: object, url: str = "") -> subprocess.Popen[bytes]:
+        """Starts a client; see :mod:`tests.spark.connect_client`. Without arguments, it waits for calls."""
+        program = [sys.executable, "-m", "tests.spark.connect_client", url or self.url, *map(str, arguments)]
+        stdin = subprocess.DEVNULL if arguments else subprocess.PIPE
+        return self.run(self.folder / "client.log", program, stdin=stdin)
 
-    def call(self, scenario: str, *arguments: object) -> Any:
-        """What a client answers, when it has ended."""
-        answer = self.folder / f"answer-{uuid.uuid4().hex}.json"
-        process = self.client(scenario, *arguments, "--answer", answer)
-        status = wait_for_end(process, CLIENT_SECONDS_MAX, self.logs)
-        assert status == 0, self.logs()
+    def call(self, scenario: str, folder: Path, **more: object) -> Any:
+        """What a client answers. One process runs all calls, each in a session of its own."""
+        if self._caller is None or self._caller.poll() is not None:
+            self._caller = self.client()
+        caller, answer = self._caller, self.folder / f"answer-{uuid.uuid4().hex}.json"
+        call = {"scenario": scenario, "folder": str(folder), "answer": str(answer), **more}
+        assert caller.stdin is not None
+        caller.stdin.write(f"{json.dumps(call)}\n".encode())
+        caller.stdin.flush()
+        wait_until(lambda: answer.exists() or caller.poll() is not None, CLIENT_SECONDS_MAX, scenario, self.logs)
+        assert answer.exists(), self.logs()
         return json.loads(answer.read_text())
 
     def _listens(self) -> bool:

@@ -61,6 +61,8 @@ class MarkedProcesses(ABC):
             self._reaper.wait(timeout=60)
         for process, output in self._started:
             process.wait(timeout=60)
+            if process.stdin is not None:
+                process.stdin.close()
             output.close()
 
     def environment(self, host: str = "127.0.0.1") -> dict[str, str]:
@@ -77,7 +79,9 @@ class MarkedProcesses(ABC):
             "SPARK_LOCAL_DIRS": str(self.folder / f"local-{host}"),
         }
 
-    def run(self, log: Path, command: list[str], host: str = "127.0.0.1") -> subprocess.Popen[bytes]:
+    def run(
+        self, log: Path, command: list[str], host: str = "127.0.0.1", stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
         """Starts a process as the leader of a group of its own; what it prints comes to the end of its log."""
         if self._reaper is None:
             (self.folder / "conf").mkdir(parents=True)
@@ -88,7 +92,7 @@ class MarkedProcesses(ABC):
         process = subprocess.Popen(
             command,
             env=self.environment(host),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
-from pyspark.sql import SparkSession
 
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore
@@ -61,7 +60,7 @@ def test_a_keyed_stream_goes_on_at_another_parallelism_and_its_state_is_a_table(
     assert server.call("keyed", tmp_path) == {"parallelism": 2, "active": False}, "as many as the server has cores"
     assert newest_id(tmp_path) == 2, "two batches, and the end"
     later.rename(tmp_path / "source" / "002.parquet")
-    assert server.call("keyed", tmp_path, "--parallelism", 3)["parallelism"] == 3
+    assert server.call("keyed", tmp_path, parallelism=3)["parallelism"] == 3
     final = model(range(3), rows=40)[0]
     answer = server.call("state", tmp_path)
     assert answer["rows"] == sorted([key, *values] for key, values in final.items())
@@ -70,19 +69,15 @@ def test_a_keyed_stream_goes_on_at_another_parallelism_and_its_state_is_a_table(
     assert count_rows(tmp_path / "out") == 3 * len(final)
 
 
-def test_every_operator_makes_what_it_makes_in_a_classic_session(
-    server: ConnectServer, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_every_operator_makes_what_it_makes_in_a_classic_session(server: ConnectServer, tmp_path: Path) -> None:
     for name in ("classic", "connect"):
         make_source(tmp_path / name, files=3, rows=20)
         shutil.copytree(tmp_path / name / "source", tmp_path / name / "other")
-    classic = str(tmp_path / "classic")
-    every_operator.finish(every_operator.many(spark, classic))
-    for pipeline in (*every_operator.processors(spark, classic), every_operator.looked_up(spark, classic)):
-        every_operator.finish(pipeline)
+    classic = server.client("operators", tmp_path / "classic", url="local[2]")
     server.call("operators", tmp_path / "connect")
+    assert wait_for_end(classic, CLIENT_SECONDS_MAX, server.logs) == 0, server.logs()
     for name in (*every_operator.OUTPUTS, "rows", "frames", "looked-up"):
-        expected = every_operator.rows_of(classic, name)
+        expected = every_operator.rows_of(tmp_path / "classic", name)
         assert expected, name
         assert every_operator.rows_of(tmp_path / "connect", name) == expected, name
 
@@ -147,7 +142,7 @@ def test_a_server_that_is_killed_loses_nothing_and_repeats_nothing(tmp_path: Pat
             server.start()
             # Until now the client has asked again and again.
             assert wait_for_end(client, CLIENT_SECONDS_MAX, server.logs) != 0, "its query died with the server"
-        server.call("keyed", tmp_path, "--parallelism", 3)
+        server.call("keyed", tmp_path, parallelism=3)
     check(tmp_path, files=12, rows=40)
 
 
@@ -159,7 +154,7 @@ def test_a_query_outlives_its_client_and_the_next_client_takes_it_over(server: C
     client.wait(timeout=60)
     seen = newest_id(tmp_path)
     wait_until(lambda: newest_id(tmp_path) > seen, 200, "a checkpoint without a client", server.logs)
-    server.call("keyed", tmp_path, "--parallelism", 3)
+    server.call("keyed", tmp_path, parallelism=3)
     check(tmp_path, files=12, rows=40)
 
 
