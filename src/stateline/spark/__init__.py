@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from stateline.spark.pipeline import Pipeline
     from stateline.spark.session import get_or_create_session, register
     from stateline.spark.sinks.finish_files import finish_files
-    from stateline.spark.stream import KeyedStream, PipelineStage
-    from stateline.spark.windowed_stream import WindowedStream
+    from stateline.spark.stream.keyed_stream import KeyedStream, PipelineStage
+    from stateline.spark.stream.windows import WindowedStream
 
 __all__ = [
     "Aggregator",
@@ -41,10 +41,10 @@ __all__ += functions.__all__
 _MODULES: Final = {
     "BatchContext": "stateline.pipeline.operators.api",
     "BatchKey": "stateline.pipeline.delivery",
-    "KeyedStream": "stateline.spark.stream",
+    "KeyedStream": "stateline.spark.stream.keyed_stream",
     "Pipeline": "stateline.spark.pipeline",
-    "PipelineStage": "stateline.spark.stream",
-    "WindowedStream": "stateline.spark.windowed_stream",
+    "PipelineStage": "stateline.spark.stream.keyed_stream",
+    "WindowedStream": "stateline.spark.stream.windows",
     "describe_java": "stateline.spark.java",
     "finish_files": "stateline.spark.sinks.finish_files",
     "get_or_create_session": "stateline.spark.session",

@@ -17,13 +17,13 @@ from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.output_columns import check_shared_folders
 from stateline.pipeline.plan import PipelinePlan
 from stateline.spark.api_mode import is_connect
+from stateline.spark.columns.checks import check_hidden
 from stateline.spark.connect.remote_run import RunDescription
 from stateline.spark.job.batch_job import BatchJob
 from stateline.spark.job.upstream_state import has_state_in_plan
 from stateline.spark.query.run import PipelineQuery, PipelineRun
 from stateline.spark.query.spark_folder import spark_folder
 from stateline.spark.sinks.for_each_batch import BatchDelivery, BatchFunction
-from stateline.spark.stream_checks import check_hidden
 
 if TYPE_CHECKING:
     from stateline.spark.connect.remote_query import RemoteQuery

@@ -189,7 +189,7 @@ def _hashes(rows: pa.Table, keys: Sequence[str]) -> pa.Array:
 
 def _with_initial(rows: pa.Table, hashes: pa.Array, initial: pa.Table, initial_hashes: pa.Array) -> pa.Table:
     """Both kinds of rows, each in a struct column of its own that is null in rows of the other kind."""
-    from stateline.spark.initial_state import INITIAL_COLUMN, INPUT_COLUMN  # noqa: PLC0415 - only processors
+    from stateline.spark.columns.initial_state import INITIAL_COLUMN, INPUT_COLUMN  # noqa: PLC0415 - only processors
 
     mine, first = (pa.struct(list(table.schema)) for table in (rows, initial))
     schema = pa.schema([(INPUT_COLUMN, mine), (INITIAL_COLUMN, first), (HASH_COLUMN, pa.int64())])

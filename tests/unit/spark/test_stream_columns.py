@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from stateline.errors import ErrorKind, InvalidInputError
-from stateline.spark.stream_columns import StreamColumns, column_of
+from stateline.spark.columns.names import StreamColumns, column_of
 
 NAMES = ("Key", "a", "A", "Ä")
 SCHEMA = pa.schema([(name, pa.int64()) for name in NAMES])

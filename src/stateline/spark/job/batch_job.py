@@ -40,14 +40,14 @@ from stateline.pipeline.plan import PipelinePlan
 from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.spark.api_mode import in_session
 from stateline.spark.arrow_types import in_utc
-from stateline.spark.initial_state import with_initial_rows
+from stateline.spark.columns.initial_state import with_initial_rows
+from stateline.spark.columns.names import column_of
 from stateline.spark.job.anchor import Anchor
 from stateline.spark.job.combining import Combiner, shuffled_into
 from stateline.spark.job.local_copies import host_copies
 from stateline.spark.job.task_errors import noted, rebuilt
 from stateline.spark.job.upstream_state import computed
 from stateline.spark.job.worker_process import freeze_imports
-from stateline.spark.stream_columns import column_of
 
 __all__ = ["BatchJob", "in_windows", "subtask_expression", "task_resources"]
 

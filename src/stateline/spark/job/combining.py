@@ -24,8 +24,8 @@ from stateline.pipeline.event_time import EVENT_TIME_COLUMN, WatermarkPlan
 from stateline.pipeline.messages import SubtaskResult
 from stateline.pipeline.operators.api import HASH_COLUMN, ROWS_COLUMN, OperatorProgram, combined_columns
 from stateline.pipeline.plan import Combine
+from stateline.spark.columns.names import column_of
 from stateline.spark.job.task_errors import note
-from stateline.spark.stream_columns import column_of
 from stateline.state.aggregate.api import SqlWords, sql_name
 
 __all__ = ["Combiner", "shuffled_into"]

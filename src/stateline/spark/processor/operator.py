@@ -30,7 +30,8 @@ from stateline.pipeline.event_time import WatermarkPlan
 from stateline.pipeline.late_rows import rows_in_time
 from stateline.pipeline.operators.api import HASH_COLUMN, BatchContext, OperatorProgram, Processed
 from stateline.spark.arrow_types import arrow_schema
-from stateline.spark.initial_state import INITIAL_COLUMN, INPUT_COLUMN
+from stateline.spark.columns.checks import shipped
+from stateline.spark.columns.initial_state import INITIAL_COLUMN, INPUT_COLUMN
 from stateline.spark.processor.handle import ProcessorHandle
 from stateline.spark.processor.rows import ProcessorForm, RowForm
 from stateline.spark.processor.run import KeyedInput, ProcessorRun, keyed_input, rare_collections
@@ -44,7 +45,6 @@ from stateline.spark.processor.variables import (
     discover,
     parse_struct,
 )
-from stateline.spark.stream_checks import shipped
 from stateline.state.columns import Rows
 from stateline.state.keys import KeyRows, key_rows
 from stateline.state.rows import StateRows

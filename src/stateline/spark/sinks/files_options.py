@@ -12,10 +12,10 @@ from stateline.files import FileOutput, RollingPolicy
 from stateline.files.formats import FORMATS
 from stateline.options import normalise_settings, parse_bool, parse_choice, setting
 from stateline.pipeline.plan import StorageSettings
+from stateline.spark.columns.checks import check_hidden, check_shared
 from stateline.spark.data_source_options import DataSourceOptions
 from stateline.spark.data_source_options import parse_names as _names
 from stateline.spark.data_source_options import parse_text as _text
-from stateline.spark.stream_checks import check_hidden, check_shared
 from stateline.tables import FILE_TABLES, TableTarget
 
 __all__ = ["FilesSinkOptions"]

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from stateline.errors import InvalidInputError
 from stateline.options import parse_choice
 from stateline.pipeline.event_time import LATE_DATA, Duration, WatermarkPlan
-from stateline.spark.stream_columns import StreamColumns
+from stateline.spark.columns.names import StreamColumns
 
 __all__ = ["stream_watermark"]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from stateline.pipeline.event_time import Duration, WatermarkPlan
 from stateline.pipeline.operators.join import Interval, JoinProgram, JoinSide
-from stateline.spark.keyed_rows import KeyedRows
+from stateline.spark.stream.keyed_rows import KeyedRows
 from stateline.state.time_to_live import ttl_milliseconds
 
 __all__ = ["join_of"]
@@ -20,7 +20,7 @@ def join_of(
     suffix: str,
     ttl: Duration | None,
 ) -> JoinProgram:
-    """The program of a join; see :meth:`~stateline.spark.stream.KeyedStream.join`."""
+    """The program of a join; see :meth:`~stateline.spark.stream.keyed_stream.KeyedStream.join`."""
     interval = None if within is None else Interval.of(within)
     return JoinProgram.bind(
         _side(left, times_in_key=interval is None),

@@ -24,7 +24,7 @@ def late_output_of(
 ) -> tuple[Pipeline, OperatorPlan, LateRowsProgram, pa.Schema]:
     """The pipeline with an operator that puts out the late rows of another one, that operator, and its columns.
 
-    See :meth:`~stateline.spark.stream.PipelineStage.late_rows`.
+    See :meth:`~stateline.spark.stream.keyed_stream.PipelineStage.late_rows`.
 
     Args:
         pipeline: It ends with the operator.

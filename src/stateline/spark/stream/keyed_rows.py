@@ -20,10 +20,10 @@ from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.plan import PipelinePlan, PipelineSettings, SavepointStart
 from stateline.spark.api_mode import default_parallelism
 from stateline.spark.arrow_types import arrow_schema
+from stateline.spark.columns.checks import check_collation, check_columns, check_reserved, check_shared, key_names
+from stateline.spark.columns.names import StreamColumns
+from stateline.spark.columns.watermark import stream_watermark
 from stateline.spark.pipeline import Pipeline
-from stateline.spark.stream_checks import check_collation, check_columns, check_reserved, check_shared, key_names
-from stateline.spark.stream_columns import StreamColumns
-from stateline.spark.stream_time import stream_watermark
 from stateline.state.aggregate import Aggregation
 
 __all__ = ["KeyedRows", "pipeline_settings"]
@@ -72,7 +72,7 @@ class KeyedRows:
         """The rows of a streaming DataFrame.
 
         Raises:
-            InvalidInputError: See :class:`~stateline.spark.stream.KeyedStream`.
+            InvalidInputError: See :class:`~stateline.spark.stream.keyed_stream.KeyedStream`.
         """
         schema = arrow_schema(df.schema)
         check_reserved(schema)

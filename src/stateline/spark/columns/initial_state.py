@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from stateline.errors import InvalidInputError
-from stateline.spark.stream_columns import StreamColumns
+from stateline.spark.columns.names import StreamColumns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -21,12 +21,12 @@ from stateline.pipeline.operators.ranking import Ties
 from stateline.pipeline.operators.top import TopProgram
 from stateline.pipeline.windows import windows_over
 from stateline.spark.arrow_types import declared_schema
-from stateline.spark.initial_state import initial_rows
-from stateline.spark.keyed_rows import KeyedRows
+from stateline.spark.columns.initial_state import initial_rows
 from stateline.spark.processor.operator import ProcessorProgram
-from stateline.spark.stage_outputs import StageOutputs
-from stateline.spark.stream_sessions import sessions_of
-from stateline.spark.windowed_stream import WindowedStream
+from stateline.spark.stream.keyed_rows import KeyedRows
+from stateline.spark.stream.outputs import StageOutputs
+from stateline.spark.stream.sessions import sessions_of
+from stateline.spark.stream.windows import WindowedStream
 from stateline.state.aggregate import Aggregation
 from stateline.state.time_to_live import ttl_milliseconds
 

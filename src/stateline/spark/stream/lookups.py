@@ -12,9 +12,9 @@ from stateline.pipeline.lookups import find_lookup, lookup_in_operator, lookup_u
 from stateline.pipeline.operators.asof import AsofProgram
 from stateline.pipeline.operators.asof_sides import AsofSide
 from stateline.pipeline.operators.lookup import LookupProgram
-from stateline.spark.keyed_rows import KeyedRows
 from stateline.spark.pipeline import Pipeline
-from stateline.spark.stage_outputs import StageOutputs
+from stateline.spark.stream.keyed_rows import KeyedRows
+from stateline.spark.stream.outputs import StageOutputs
 
 __all__ = ["asof_join_of", "lookup_of"]
 
@@ -28,7 +28,7 @@ def asof_join_of(
     tolerance: Duration | None,
     deleted: str | None,
 ) -> AsofProgram:
-    """The program of an as-of join; see :meth:`~stateline.spark.stream.KeyedStream.join_asof`."""
+    """The program of an as-of join; see :meth:`~stateline.spark.stream.keyed_stream.KeyedStream.join_asof`."""
     sides = (AsofSide(rows.keyed_schema, rows.keys, rows.watermark, rows.updates) for rows in (left, right))
     return AsofProgram.bind(
         *sides,
@@ -51,7 +51,7 @@ def lookup_of(
 ) -> tuple[LookupProgram, Pipeline | None]:
     """The program of a lookup, and the pipeline of the stage that it looks into.
 
-    See :meth:`~stateline.spark.stream.KeyedStream.lookup`.
+    See :meth:`~stateline.spark.stream.keyed_stream.KeyedStream.lookup`.
     """
     beside = None
     if isinstance(source, StageOutputs):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from stateline.pipeline.event_time import Duration, SessionPlan
 from stateline.pipeline.operators.sessions import SessionProgram
-from stateline.spark.keyed_rows import KeyedRows
+from stateline.spark.stream.keyed_rows import KeyedRows
 from stateline.state.aggregate import Aggregation
 
 __all__ = ["sessions_of"]

@@ -17,9 +17,9 @@ from stateline.pipeline.graph import OperatorPlan
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.selection import SelectionProgram
 from stateline.pipeline.output_columns import columns_of
+from stateline.spark.columns.checks import check_columns, check_hidden, check_shared
 from stateline.spark.pipeline import Pipeline
 from stateline.spark.sinks.for_each_batch import BatchFunction
-from stateline.spark.stream_checks import check_columns, check_hidden, check_shared
 from stateline.tables import TableTarget, open_table
 
 __all__ = ["StageOutputs"]

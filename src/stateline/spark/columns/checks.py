@@ -14,7 +14,7 @@ from stateline.errors import ErrorKind, InvalidInputError, UserCodeError
 from stateline.options import check_kind, check_known
 from stateline.pipeline.event_time import EVENT_TIME_COLUMN, WINDOW_COLUMN
 from stateline.pipeline.operators.api import HASH_COLUMN, ROWS_COLUMN
-from stateline.spark.initial_state import INITIAL_COLUMN, INPUT_COLUMN
+from stateline.spark.columns.initial_state import INITIAL_COLUMN, INPUT_COLUMN
 
 __all__ = [
     "check_collation",

@@ -23,14 +23,14 @@ from stateline.pipeline.event_time import Duration, LateData
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.asof import AsofHow, AsofMode
 from stateline.pipeline.operators.lookup import LookupHow
-from stateline.spark.keyed_rows import KeyedRows, pipeline_settings
+from stateline.spark.columns.checks import check_columns, shipped
 from stateline.spark.pipeline import Pipeline
-from stateline.spark.stage_outputs import StageOutputs
-from stateline.spark.stream_checks import check_columns, shipped
-from stateline.spark.stream_joins import join_of
-from stateline.spark.stream_late_rows import late_output_of
-from stateline.spark.stream_lookups import asof_join_of, lookup_of
-from stateline.spark.stream_operators import StreamOperators
+from stateline.spark.stream.joins import join_of
+from stateline.spark.stream.keyed_rows import KeyedRows, pipeline_settings
+from stateline.spark.stream.late_rows import late_output_of
+from stateline.spark.stream.lookups import asof_join_of, lookup_of
+from stateline.spark.stream.operators import StreamOperators
+from stateline.spark.stream.outputs import StageOutputs
 from stateline.state.time_to_live import ttl_milliseconds
 
 __all__ = ["KeyedStream", "PipelineStage"]

@@ -1,0 +1,1 @@
+"""What users call: keyed streams, their operators, and where the results go."""
