@@ -7,6 +7,7 @@ the writer goes on as if nothing had been.
 from __future__ import annotations
 
 import dis
+import inspect
 import os
 import subprocess
 import sys
@@ -47,11 +48,11 @@ _after_calls: dict[CodeType, frozenset[int]] = {}
 
 
 def after_calls(code: CodeType) -> frozenset[int]:
-    """The instructions before which Python looks for signals: the first, and those after calls and jumps back."""
+    """The instructions before which Python looks for signals, but for the first: those after calls and jumps back."""
     if code not in _after_calls:
-        found, previous = set(), "RESUME"
+        found, previous = set(), ""
         for instruction in dis.get_instructions(code):
-            if previous.startswith(("RESUME", "CALL")):
+            if previous.startswith("CALL"):
                 found.add(instruction.offset)
             if previous.startswith("JUMP_BACKWARD"):
                 found.add(instruction.argval if isinstance(instruction.argval, int) else instruction.offset)
@@ -73,6 +74,8 @@ class Interrupter:
         return self.left < 0
 
     def run(self, call: Callable[[], Any]) -> Any:
+        # From Python 3.12 on instructions are traced only if a frame wants it when tracing begins.
+        sys._getframe().f_trace_opcodes = self.steps == "calls"
         sys.settrace(self._enter)
         try:
             return call()
@@ -85,14 +88,20 @@ class Interrupter:
             return None
         frame.f_trace_opcodes = self.steps == "calls"
         frame.f_trace_lines = self.steps == "lines"
+        # Nobody hears of what is raised where a generator is let go, and that enters it, too.
+        if self.steps == "calls" and not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            self._strike()
         return self._step
 
     def _step(self, frame: FrameType, event: str, argument: object) -> Any:
         if self._is_step(frame, event):
-            self.left -= 1
-            if self.left == -1:
-                raise Interrupt
+            self._strike()
         return self._step
+
+    def _strike(self) -> None:
+        self.left -= 1
+        if self.left == -1:
+            raise Interrupt
 
     def _is_step(self, frame: FrameType, event: str) -> bool:
         if self.steps == "lines":  # Not the end of a `with`: no signal can come between it and the lock.
@@ -197,6 +206,8 @@ def ordered(changes: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
 def interrupted_everywhere(steps: str, make: Callable[[], Life], call: Callable[[Life], Any]) -> Iterator[Life]:
     """One life for each step at which the call can be interrupted, right after that; the last one was not."""
     at = 0
+    # From Python 3.13 on the first run of a code object under a trace only prepares it.
+    Interrupter(sys.maxsize, steps).run(lambda: call(make()))
     while True:
         life, interrupter = make(), Interrupter(at, steps)
         try:
