@@ -147,9 +147,8 @@ def _compare(keys: KeyRows, old: Found, new: Found, schema: pa.Schema) -> pa.Rec
     source = pa.array(np.where(is_new, places + len(keys), places))
     columns = [column.take(pa.array(places)) for column in keys.columns]
     columns += [pa.concat_arrays([was, now]).take(source) for was, now in zip(old.values, new.values, strict=True)]
-    types = pa.array(
-        [kind.value for kind in ChangeType]
-    )  # Not of the module: its first call imports pandas, if it can.
+    # Not a constant of the module: whoever first makes an array of a list imports pandas, if it can.
+    types = pa.array([kind.value for kind in ChangeType])
     return pa.RecordBatch.from_arrays([types.take(pa.array(kinds)), *columns], schema=schema)
 
 

@@ -7,7 +7,6 @@ import decimal
 import json
 import math
 import random
-import zoneinfo
 
 import pyarrow as pa
 import pytest
@@ -24,6 +23,8 @@ SECOND = 1_000_000
 SCHEMA = pa.schema([("n", pa.int64()), ("key", pa.string()), ("at", pa.timestamp("us")), ("other", pa.int32())])
 DELAY = 10
 NAN = math.nan
+MOMENT = pa.scalar(dt.datetime(2024, 1, 1, tzinfo=dt.UTC), pa.timestamp("us", "UTC")).as_py()
+"""With the zone as pyarrow makes it, which is another class in older versions."""
 
 
 def watermark(late_data="drop", delay=DELAY):
@@ -142,7 +143,7 @@ KEYS = {
     "float": (pa.float32(), [0.0, -0.0, 1.5, NAN, None]),
     "double": (pa.float64(), [0.0, -0.0, math.inf, NAN, None]),
     "date": (pa.date32(), [dt.date(2024, 1, 1), dt.date(1960, 1, 1), None]),
-    "timestamp": (pa.timestamp("us", "UTC"), [dt.datetime(2024, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC")), None]),
+    "timestamp": (pa.timestamp("us", "UTC"), [MOMENT, None]),
     "decimal": (pa.decimal128(10, 2), [decimal.Decimal("1.50"), decimal.Decimal("-2.00"), None]),
 }
 
