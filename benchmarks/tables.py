@@ -7,6 +7,7 @@ round counts. ``--commits``: how long one commit takes, in each hundred of ours.
 """
 
 import argparse
+import datetime as dt
 import shutil
 import sqlite3
 import tempfile
@@ -166,33 +167,73 @@ def drop_postgresql(uri: str) -> None:
 
 
 def time_commits(folder: Path, count: int) -> list[tuple[str, ...]]:
-    """How long a commit of one small file takes in each hundred, in milliseconds."""
+    """How long a commit of one small file takes in each hundred, in milliseconds, beside the library's own append.
+
+    The library writes the rows into a file, too. Where snapshots of Iceberg expire, they do so once in a hundred
+    commits, outside of what is timed.
+    """
     import pyarrow.parquet as pq
 
     from stateline.blob import open_store
     from stateline.environment import system_environment
     from stateline.tables import NewFile, TableChange, TableToken, commit_once, open_table
 
+    rows, sink = make_rows(10, 1), pa.BufferOutputStream()
+    pq.write_table(rows, sink)
+    data = sink.getvalue().to_pybytes()
     found = []
-    for form in ("delta", "iceberg"):
-        place = folder / f"commits-{form}"
+    for form, expires in (("delta", False), ("iceberg", False), ("iceberg", True)):
+        place = folder / f"commits-{form}-{expires}"
         place.mkdir()
-        target = target_in(form, place)
         store = open_store(str(place / "out"), {"fsync": "false"})
-        opened = open_table(target, schema=SCHEMA, store=store)
-        sink = pa.BufferOutputStream()
-        pq.write_table(make_rows(10, 1), sink)
-        data, seconds = sink.getvalue().to_pybytes(), []
+        opened = open_table(target_in(form, place), schema=SCHEMA, store=store)
+        append = library_append(form, place / "library")
+        ours, theirs = [], []
         for number in range(count):
             store.put_if_absent(f"part-{number}.parquet", data)
             token = TableToken(app="bench", checkpoint_id=number, previous=number - 1 if number else None)
             file = NewFile(name=f"part-{number}.parquet", length=len(data), rows=10)
             began = time.perf_counter()
             commit_once(opened, TableChange(token=token, created_at=0.0, files=(file,)), system_environment())
-            seconds.append(time.perf_counter() - began)
-        parts = [seconds[at : at + _HUNDRED] for at in range(0, count, _HUNDRED)]
-        found.append((form, *(f"{median(part) * 1e3:.1f}" for part in parts)))
+            ours.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            append(rows)
+            theirs.append(time.perf_counter() - began)
+            if expires and number % _HUNDRED == _HUNDRED - 1:
+                expire_snapshots(place)
+        opened.close()
+        name = f"{form}, old snapshots expired" if expires else form
+        for title, seconds in ((name, ours), (f"{form}, append of its library", theirs))[: 1 if expires else 2]:
+            parts = [seconds[at : at + _HUNDRED] for at in range(0, count, _HUNDRED)]
+            found.append((title, *(f"{median(part) * 1e3:.1f}" for part in parts)))
     return found
+
+
+def library_append(form: str, place: Path) -> Callable[[pa.Table], object]:
+    """How somebody appends rows to a table of a format by its library alone; the table is made."""
+    place.mkdir()
+    target = target_in(form, place)
+    if form == "delta":
+        import deltalake
+
+        deltalake.DeltaTable.create(place, deltalake.Schema.from_arrow(SCHEMA))
+        return partial(deltalake.write_deltalake, place, mode="append")
+    from pyiceberg.catalog import load_catalog
+
+    catalog = load_catalog("default", **target.own_options)
+    catalog.create_namespace("bench")
+    catalog.create_table(target.target, SCHEMA, properties={"commit.manifest-merge.enabled": "true"})
+    return lambda rows: catalog.load_table(target.target).append(rows)
+
+
+def expire_snapshots(place: Path) -> None:
+    """What whoever keeps an Iceberg table does now and then: only the newest snapshot and those with a name stay."""
+    from pyiceberg.catalog import load_catalog
+
+    options = {"type": "sql", "uri": f"sqlite:///{place}/catalog.db", "warehouse": (place / "warehouse").as_uri()}
+    catalog = load_catalog("default", **options)
+    catalog.load_table("bench.rows").maintenance.expire_snapshots().older_than(dt.datetime.now()).commit()
+    catalog.close()
 
 
 def main(argv: list[str]) -> int:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, Transaction
 
@@ -54,6 +54,7 @@ _KEPT_FEATURES: Final = frozenset(
 _REFUSED_FIELDS: Final = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
 _WRITER_MAX: Final = 7
 _GONE: Final = "stateline_gone"
+_CLEANED_EVERY: Final = 100
 """A column of the rows of a merge that no table has: whether the row is to go."""
 _S3_OPTIONS: Final = {
     "endpoint": "AWS_ENDPOINT_URL",
@@ -157,6 +158,7 @@ class DeltaLog(Table):
                     schema=table.schema(),
                     partition_by=table.metadata().partition_columns,
                     commit_properties=properties,
+                    post_commithook_properties=_cleaning(table),
                 )
             else:
                 self._merge(table, rows.cast(plain_schema(rows.schema)), joined_rows(change.gone()), properties)
@@ -180,6 +182,7 @@ class DeltaLog(Table):
             source_alias="ours",
             target_alias="theirs",
             commit_properties=properties,
+            post_commithook_properties=_cleaning(table),
             streamed_exec=False,
         )
         if gone.num_rows:
@@ -274,6 +277,15 @@ def _check_features(table: DeltaTable, name: str, *, is_changed: bool) -> None:
         hint="Drop the feature from the table, or use a table of its own",
         kind=ErrorKind.SCHEMA_MISMATCH,
     )
+
+
+def _cleaning(table: DeltaTable) -> PostCommitHookProperties:
+    """Has old entries of the log go once in a hundred versions, where checkpoints come, if its properties say so.
+
+    The library would list the whole log for them after each commit, which would take longer each time.
+    """
+    is_due = (table.version() + 2) % _CLEANED_EVERY == 0  # Checkpoints come after versions 99, 199, ...
+    return PostCommitHookProperties(cleanup_expired_logs=None if is_due else False)
 
 
 def _rules(kind: Any) -> Iterator[str]:

@@ -352,3 +352,20 @@ def test_the_log_stays_readable_over_its_own_checkpoints(tmp_path):
     for number in range(5, 8):
         commit_once(place.open(), place.change(number, number - 1, [number]), WORLD)
     assert len(place.rows()) == 8
+
+
+def test_old_entries_of_the_log_go_once_in_a_hundred_versions(tmp_path):
+    place = DeltaPlace(tmp_path)
+    commit_once(place.open(), place.change(0, None, [0]), WORLD)
+    for _ in range(96):
+        place.table().alter.set_table_properties({"delta.logRetentionDuration": "interval 0 seconds"})
+    place.table().create_checkpoint()
+    log = tmp_path / "t" / "_delta_log"
+    entries = []
+    for number in range(1, 4):
+        commit_once(place.open(), place.change(number, number - 1, [number]), WORLD)
+        entries.append(len(list(log.glob("*.json"))))
+    assert place.table().version() == 100
+    assert entries[0] == 99  # Version 98: all that there are.
+    assert max(entries[1:]) < 10
+    assert len(place.rows()) == 4
