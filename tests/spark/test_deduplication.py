@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from stateline.errors import InvalidInputError
 from stateline.spark import count
-from tests.spark.event_files import LATE_AND_EARLY, EventFiles, same
+from tests.spark.event_files import LATE_AND_EARLY, EventFiles, minutes, same
 
 KINDS = {
     "for ever": (["key"], None, False),
@@ -191,3 +191,11 @@ def test_a_key_that_no_row_touched_for_its_time_to_live_is_counted_anew(events):
         assert run(ttl) == counted
     with pytest.raises(InvalidInputError, match="cannot be taken away"):
         events.run(events.keyed().aggregate(n=count()))
+
+
+def test_the_best_row_of_a_key_that_no_row_touched_for_its_time_to_live_is_forgotten(events):
+    for ttl, minute in (("1 hour", 5), ("1 hour", 4), ("1 millisecond", 3), ("1 hour", 2)):
+        events.add([("a", minute)])
+        found = events.run(events.keyed(ttl=ttl).top(1, by="at"))
+    shown = [row["at"] for checkpoint_id in sorted(found) for row in found[checkpoint_id]]
+    assert shown == [minutes(5), minutes(2)]
