@@ -104,7 +104,9 @@ def run_database(target: Any, rows: pa.Table) -> float:
     token = TableToken(app=f"bench-{time.time_ns()}", checkpoint_id=0)
     began = time.perf_counter()
     commit_once(opened, TableChange(token=token, created_at=0.0, rows=lambda: iter([rows])), system_environment())
-    return time.perf_counter() - began
+    took = time.perf_counter() - began
+    opened.close()
+    return took
 
 
 def run_sqlite(place: Path, rows: pa.Table, _: Any) -> float:
@@ -190,6 +192,7 @@ def time_commits(folder: Path, count: int) -> list[tuple[str, ...]]:
             began = time.perf_counter()
             commit_once(opened, TableChange(token=token, created_at=0.0, files=(file,)), system_environment())
             seconds.append(time.perf_counter() - began)
+        opened.close()
         parts = [seconds[at : at + _HUNDRED] for at in range(0, count, _HUNDRED)]
         found.append((form, *(f"{median(part) * 1e3:.1f}" for part in parts)))
     return found
