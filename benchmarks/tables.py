@@ -105,7 +105,9 @@ def run_database(target: Any, rows: pa.Table) -> float:
     token = TableToken(app=f"bench-{time.time_ns()}", checkpoint_id=0)
     began = time.perf_counter()
     commit_once(opened, TableChange(token=token, created_at=0.0, rows=lambda: iter([rows])), system_environment())
-    return time.perf_counter() - began
+    took = time.perf_counter() - began
+    opened.close()
+    return took
 
 
 def run_sqlite(place: Path, rows: pa.Table, _: Any) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,9 +17,10 @@ from pyspark.sql import functions as F
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore
 from stateline.checkpoint.table_records import table_records
-from stateline.errors import InvalidInputError
+from stateline.errors import InvalidInputError, UnavailableError
 from stateline.pipeline import table_commits
 from stateline.spark import KeyedStream, count, finish_files, register
+from stateline.tables.iceberg import IcebergCommits
 
 
 @pytest.fixture
@@ -60,9 +62,11 @@ def catalog_options(place):
     }
 
 
+@contextmanager
 def iceberg_table(place, name):
     options = {key.removeprefix("catalog."): text for key, text in catalog_options(place).items()}
-    return load_catalog("default", **options).load_table(name)
+    with load_catalog("default", **options) as catalog:
+        yield catalog.load_table(name)
 
 
 def pairs(table):
@@ -154,8 +158,21 @@ def test_rows_into_iceberg_by_partition(spark, place):
         "iceberg", "air.counts", partition_by="n", options={**catalog_options(place), "every_checkpoint": "true"}
     )
     run(pipeline)
-    assert pairs(iceberg_table(place, "air.counts").scan().to_arrow()) == [(1, 1), (2, 2)]
-    assert [field.name for field in iceberg_table(place, "air.counts").spec().fields] == ["n"]
+    with iceberg_table(place, "air.counts") as table:
+        assert pairs(table.scan().to_arrow()) == [(1, 1), (2, 2)]
+        assert [field.name for field in table.spec().fields] == ["n"]
+
+
+def test_a_table_that_cannot_be_made_is_closed(spark, place, monkeypatch):
+    def fail(_):
+        raise UnavailableError("cannot be reached", operation="create", subject="t", hint="wait")
+
+    closed, real = [], IcebergCommits.close
+    monkeypatch.setattr(IcebergCommits, "create", fail)
+    monkeypatch.setattr(IcebergCommits, "close", lambda self: (closed.append(self), real(self)))
+    with pytest.raises(UnavailableError):
+        counted(spark, place).write_table("iceberg", "air.counts", options=catalog_options(place))
+    assert len(closed) == 1
 
 
 @pytest.mark.parametrize(
@@ -204,7 +221,8 @@ def test_the_sink_into_iceberg(spark, place):
     query = start(spark, place, "files", table="iceberg", **{"table.name": "air.events"}, **options)
     query.awaitTermination()
     spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
-    assert sorted(iceberg_table(place, "air.events").scan().to_arrow()["k"].to_pylist()) == [1, 2]
+    with iceberg_table(place, "air.events") as table:
+        assert sorted(table.scan().to_arrow()["k"].to_pylist()) == [1, 2]
 
 
 def test_a_batch_job_into_delta(spark, place):

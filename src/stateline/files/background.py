@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from stateline.environment import Environment
+from stateline.errors import UnavailableError
 from stateline.files.formats.format import Sink
 
 __all__ = ["BackgroundSink"]
@@ -25,7 +26,7 @@ class BackgroundSink:
     """Hands bytes on, in order. A context manager: leaving it waits until all are written.
 
     Args:
-        sink: Where bytes go; called on one other thread only.
+        sink: Where bytes go; called on one other thread only, or on the caller's where there is none.
         environment: Threads.
         max_bytes: How much may wait; whoever writes more waits too.
         in_memory: Bytes that come first and are held in memory anyway: they may wait beside the others.
@@ -84,6 +85,8 @@ class BackgroundSink:
         self._is_writing = True
         try:
             self._executor.submit(self._drain)
+        except UnavailableError:  # No thread is to be had: the system has none, or Python 3.12 is about to end.
+            self._drain()
         except BaseException:
             self._is_writing = False  # Or whoever leaves would wait for it.
             raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 import pyarrow as pa
@@ -90,15 +91,15 @@ class TableCommits:
             UnavailableError: It cannot be reached.
         """
         remembered = {} if newest is None else following_tables(newest)
-        for name in self._operators:
-            known = remembered.get(name)
-            table = self._table(name)
-            state = table.look("" if known is None else known.app)
-            table.check(state)
-            if known is not None and not _is_ahead(state, known):
-                check_token(state, known.committed, known.identity, table.name)
-                self._seen[name] = state
-        self.close()
+        with closing(self):
+            for name in self._operators:
+                known = remembered.get(name)
+                table = self._table(name)
+                state = table.look("" if known is None else known.app)
+                table.check(state)
+                if known is not None and not _is_ahead(state, known):
+                    check_token(state, known.committed, known.identity, table.name)
+                    self._seen[name] = state
 
     def checked(self, record: Checkpoint, newest: Checkpoint | None, results: Sequence[SubtaskResult]) -> Checkpoint:
         """A record with what it remembers of its tables, before it decides that they get its rows.
@@ -115,7 +116,8 @@ class TableCommits:
             UnavailableError: It cannot be reached.
         """
         self._check_keys(record, results)
-        return replace(record, properties=record.properties | self._properties(newest))
+        with closing(self):
+            return replace(record, properties=record.properties | self._properties(newest))
 
     def _properties(self, newest: Checkpoint | None) -> dict[str, str]:
         remembered = {} if newest is None else following_tables(newest)
@@ -129,7 +131,6 @@ class TableCommits:
                 app = f"stateline-{self._environment.ids.new_id()}-{name}"
                 known = TableRecord(format="", target="", app=app)
             made[name] = replace(self._recognised(name, known), **described)
-        self.close()
         return table_properties(made)
 
     def _check_keys(self, record: Checkpoint, results: Sequence[SubtaskResult]) -> None:
@@ -159,17 +160,17 @@ class TableCommits:
             UnavailableError: A table cannot be reached.
         """
         remembered = table_records(record)
-        for output in record.outputs:
-            known = remembered.get(output.operator)
-            if output.finished and known is not None and known.takes_files:
-                self._commit(record, output.operator, known, tuple(map(_new_file, output.finished)), ())
-        for delivery in record.deliveries:
-            known = remembered.get(delivery.operator)
-            if known is not None and not known.takes_files:
-                self._commit(record, delivery.operator, known, (), delivery.rows)
-            elif self.takes_rows(delivery.operator):
-                raise _refused(delivery.operator, "the newest checkpoint has rows that wait for a function", _OTHER)
-        self.close()
+        with closing(self):
+            for output in record.outputs:
+                known = remembered.get(output.operator)
+                if output.finished and known is not None and known.takes_files:
+                    self._commit(record, output.operator, known, tuple(map(_new_file, output.finished)), ())
+            for delivery in record.deliveries:
+                known = remembered.get(delivery.operator)
+                if known is not None and not known.takes_files:
+                    self._commit(record, delivery.operator, known, (), delivery.rows)
+                elif self.takes_rows(delivery.operator):
+                    raise _refused(delivery.operator, "the newest checkpoint has rows that wait for a function", _OTHER)
 
     def committed(self, record: Checkpoint) -> set[str]:
         """The operators whose tables of files have the rows of a record, or of a later one, already.
@@ -178,13 +179,13 @@ class TableCommits:
             UnavailableError: A table cannot be reached.
         """
         found = set()
-        for operator, known in table_records(record).items():
-            state = self._table(operator).look(known.app) if known.takes_files else None
-            if state is None or state.committed is None or known.identity not in ("", state.identity):
-                continue
-            if state.committed >= record.checkpoint_id:
-                found.add(operator)
-        self.close()
+        with closing(self):
+            for operator, known in table_records(record).items():
+                state = self._table(operator).look(known.app) if known.takes_files else None
+                if state is None or state.committed is None or known.identity not in ("", state.identity):
+                    continue
+                if state.committed >= record.checkpoint_id:
+                    found.add(operator)
         return found
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from stateline.environment import Environment
+from stateline.errors import UnavailableError
 
 __all__ = ["Upkeep"]
 
@@ -32,9 +33,12 @@ class Upkeep:
         self._last: Future[None] | None = None
 
     def begin(self, work: Callable[[], None]) -> None:
-        """Begins a piece of work; raises what the last one failed with, before that."""
+        """Begins a piece of work, or does it where no thread is; raises what the last one failed with, before that."""
         self.settle()
-        self._last = self._executor.submit(work)
+        try:
+            self._last = self._executor.submit(work)
+        except UnavailableError:  # No thread is to be had: the system has none, or Python 3.12 is about to end.
+            self._last = _done(work)
 
     def settle(self) -> None:
         """Waits for the last piece, and raises what it failed with, once."""
@@ -52,3 +56,15 @@ class Upkeep:
             message = "old checkpoints could not be let go; the next start of the query goes on with that"
             _LOGGER.error(message, exc_info=error)
         self._executor.close()
+
+
+def _done(work: Callable[[], None]) -> Future[None]:
+    """The piece of work, done here."""
+    future: Future[None] = Future()
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - whoever comes next raises it
+        future.set_exception(error)
+    else:
+        future.set_result(None)
+    return future

@@ -167,23 +167,9 @@ def test_missing_rights_and_a_server_that_is_away(place):
 
 @dataclasses.dataclass
 class CataloguedPlace(IcebergPlace):
-    """An Iceberg table whose catalog is in PostgreSQL; :meth:`close` gives all connections back."""
+    """An Iceberg table whose catalog is in PostgreSQL."""
 
     uri: str = ""
-    opened: list = dataclasses.field(default_factory=list)
-
-    def open(self, schema=SCHEMA):
-        self.opened.append(super().open(schema))
-        return self.opened[-1]
-
-    def table(self):
-        found = super().table()
-        self.opened.append(found.catalog)
-        return found
-
-    def close(self):
-        for each in self.opened:
-            each.close()
 
     def target(self):
         target = super().target()
@@ -259,25 +245,24 @@ def test_two_drivers_at_once_and_the_answer_is_lost(place):
 
 def test_an_iceberg_catalog_in_postgresql(uri, tmp_path):
     """Two drivers of one table whose catalog is a database: the swap is a row of it."""
-    place = CataloguedPlace(tmp_path, uri=uri.replace("postgresql://", "postgresql+psycopg://"))
-    protocol.test_a_second_driver_at_the_same_moment_adds_nothing(place)
-    previous = 1
-    for number in range(2, 6):
-        change, barrier, failures = place.change(number, previous, [number]), threading.Barrier(2), []
+    with CataloguedPlace(tmp_path, uri=uri.replace("postgresql://", "postgresql+psycopg://")) as place:
+        protocol.test_a_second_driver_at_the_same_moment_adds_nothing(place)
+        previous = 1
+        for number in range(2, 6):
+            change, barrier, failures = place.change(number, previous, [number]), threading.Barrier(2), []
 
-        def drive(change=change, barrier=barrier, failures=failures):
-            barrier.wait(30)
-            try:
-                commit_once(place.open(), change, WORLD)
-            except Exception as error:
-                failures.append(error)
+            def drive(change=change, barrier=barrier, failures=failures):
+                barrier.wait(30)
+                try:
+                    commit_once(place.open(), change, WORLD)
+                except Exception as error:
+                    failures.append(error)
 
-        threads = [threading.Thread(target=drive) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert failures == []
-        previous = number
-    assert [row[0] for row in place.rows()] == [1, 2, 2, 3, 4, 5]
-    place.close()
+            threads = [threading.Thread(target=drive) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert failures == []
+            previous = number
+        assert [row[0] for row in place.rows()] == [1, 2, 2, 3, 4, 5]

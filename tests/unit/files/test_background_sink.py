@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from stateline.environment import system_environment
-from stateline.errors import UnavailableError
 from stateline.files.background import BackgroundSink
 
 
@@ -94,11 +93,16 @@ def test_what_is_written_after_the_end_is_dropped() -> None:
     assert not slow.data
 
 
-def test_a_thread_that_cannot_be_started_fails_the_write_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_the_writer_itself_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    sink = BackgroundSink(Slow(), system_environment())
-    with pytest.raises(UnavailableError, match="can't start new thread"), sink:
+    open_sink = Slow()
+    open_sink.may.set()
+    with BackgroundSink(open_sink, system_environment()) as sink:
+        sink.write(bytes(2_000_000))
+        sink.write(b"the rest")
+    assert bytes(open_sink.data) == bytes(2_000_000) + b"the rest"
+    with pytest.raises(OSError, match="the disk is full"), BackgroundSink(Broken(), system_environment()) as sink:
         sink.write(bytes(2_000_000))

@@ -28,6 +28,7 @@ from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.plan import PLAIN
 from stateline.state.aggregate import count
 from stateline.tables import Attempt, Outcome, Table
+from stateline.tables.iceberg import IcebergCommits
 from stateline.testing import ManualClock
 from tests.unit.pipeline.engine import Engine
 from tests.unit.tables.table_kit import KINDS, SCHEMA, Place, places
@@ -97,7 +98,8 @@ class FilesQuery:
         self.output = FileOutput(url=self.out.url, rolling=RollingPolicy(every_checkpoint=True))
         self.table = target
         if target.format == "iceberg":
-            place.open().create()
+            with place.open() as table:
+                table.create()
 
     @property
     def decision(self):
@@ -275,7 +277,8 @@ def test_records_name_their_table(kind, tmp_path):
     assert (first.committed, second.committed, third.committed) == (None, 0, 1)
     assert first.app == second.app == third.app
     assert first.identity == ""
-    state = query.place.open().look(first.app)
+    with query.place.open() as table:
+        state = table.look(first.app)
     assert state.committed == 2
     assert second.identity == third.identity == (state.identity or "")
 
@@ -285,12 +288,13 @@ def test_a_batch_without_rows_makes_no_commit(kind, tmp_path):
     query = query_of(kind, tmp_path)
     query.run(0, 1)
     app = next(iter(table_records(CheckpointStore(query.root).latest()).values())).app
-    before = query.place.open().look(app)
-    query.run(1)
-    after = query.place.open().look(app)
-    assert (before.committed, before.version) == (after.committed, after.version)
-    query.run(2, 3)
-    assert query.place.open().look(app).committed == 2
+    with query.place.open() as table:
+        before = table.look(app)
+        query.run(1)
+        after = table.look(app)
+        assert (before.committed, before.version) == (after.committed, after.version)
+        query.run(2, 3)
+        assert table.look(app).committed == 2
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg", "sqlite"])
@@ -299,10 +303,33 @@ def test_a_table_that_was_made_anew_is_refused_and_nothing_is_lost(kind, tmp_pat
     run_to_the_end(query)
     query.place.drop()
     if kind != "sqlite":
-        query.place.open().create()
+        with query.place.open() as table:
+            table.create()
     for _ in range(2):
         with pytest.raises(InvalidInputError, match=r"made anew|is gone"):
             query.run(3, 7)
+
+
+def test_a_driver_that_fails_closes_its_tables(tmp_path, effects, monkeypatch):
+    tables, opened = [], table_commits._open_table
+
+    def counted(*args, **more):
+        table = opened(*args, **more)
+        tables.append(table)
+        return table
+
+    monkeypatch.setattr(table_commits, "_open_table", counted)
+    closed, real = [], IcebergCommits.close
+    monkeypatch.setattr(IcebergCommits, "close", lambda self: (closed.append(self), real(self)))
+    for at in range(1, steps_of("iceberg", tmp_path, effects) + 1):
+        query = query_of("iceberg", tmp_path / str(at))
+        query.run(0, *BATCHES[0])
+        for call in (lambda query=query: query.run(1, *BATCHES[1]), query.start):
+            effects.plan(at, kill)
+            with suppress(Killed):
+                call()
+        effects.plan(-1, None)
+    assert {*map(id, tables)} <= {*map(id, closed)}, "killed in the middle of a call"
 
 
 def test_another_table_or_none_is_refused(tmp_path):

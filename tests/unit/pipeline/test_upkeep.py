@@ -138,3 +138,21 @@ def test_without_upkeep_a_batch_lets_go_by_itself(driver):
     for number in range(4):
         driver.run(number)
     assert retained(driver) == [2, 3]
+
+
+def test_without_a_thread_the_driver_does_its_upkeep_itself(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    def fail():
+        raise OSError("away")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    upkeep, done = Upkeep(system_environment()), []
+    upkeep.begin(lambda: done.append(1))
+    assert done == [1]
+    upkeep.begin(fail)
+    with pytest.raises(OSError, match="away"):
+        upkeep.begin(lambda: done.append(2))
+    assert done == [1]
+    upkeep.close()

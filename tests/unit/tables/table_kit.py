@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import uuid
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stateline.blob import BlobStore, open_store
+from stateline.environment import Closable
 from stateline.tables import NewFile, Table, TableChange, TableTarget, TableToken, open_table
 
 APP = "root/operator"
@@ -21,12 +22,13 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.string()
 
 
 @dataclass
-class Place(ABC):
-    """Where a table is, and how it is read."""
+class Place(Closable):
+    """Where a table is, and how it is read. It closes what was opened here, and nobody else has closed."""
 
     folder: Path
     mode: str = "append"
     names: Iterator[str] = field(default_factory=lambda: iter(uuid.uuid4().hex for _ in range(10**6)))
+    opened: list[Any] = field(default_factory=list)
 
     @abstractmethod
     def target(self) -> TableTarget: ...
@@ -47,14 +49,20 @@ class Place(ABC):
     def compact(self) -> None:
         """Another writer rewrites the table."""
 
-    def vacuum(self) -> None:  # noqa: B027 - most have no files
+    def vacuum(self) -> None:
         """Another writer deletes the files that are not in the table any more, where they are files."""
 
     def store(self) -> BlobStore | None:
         return None
 
-    def open(self, schema: pa.Schema | None = SCHEMA) -> Table:
-        return open_table(self.target(), schema=schema, store=self.store())
+    def open(self, schema: pa.Schema | None = SCHEMA, target: TableTarget | None = None) -> Table:
+        table = open_table(target or self.target(), schema=schema, store=self.store())
+        self.opened.append(table)
+        return table
+
+    def close(self) -> None:
+        while self.opened:
+            self.opened.pop().close()
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -173,25 +181,34 @@ class IcebergPlace(Place):
     def store(self) -> BlobStore:
         return open_store((self.folder / "warehouse" / "air" / "flights" / "data").as_uri(), {"fsync": "false"})
 
-    def table(self) -> Any:
+    def catalog(self) -> Any:
         from pyiceberg.catalog import load_catalog
 
         options = self.target().options
-        catalog = load_catalog("default", **{key.removeprefix("catalog."): text for key, text in options.items()})
+        return load_catalog("default", **{key.removeprefix("catalog."): text for key, text in options.items()})
+
+    def table(self) -> Any:
+        catalog = self.catalog()
+        self.opened.append(catalog)
         return catalog.load_table("air.flights")
 
     def rows(self) -> list[tuple[Any, ...]]:
-        return sorted(tuple(row.values()) for row in self.table().scan().to_arrow().to_pylist())
+        with self.catalog() as catalog:
+            found = catalog.load_table("air.flights").scan().to_arrow()
+        return sorted(tuple(row.values()) for row in found.to_pylist())
 
     def append_foreign(self, k: int) -> None:
-        self.table().append(pa.table({"k": [k], "v": ["foreign"]}, schema=SCHEMA))
+        with self.catalog() as catalog:
+            catalog.load_table("air.flights").append(pa.table({"k": [k], "v": ["foreign"]}, schema=SCHEMA))
 
     def compact(self) -> None:
-        table = self.table()
-        table.overwrite(table.scan().to_arrow())
+        with self.catalog() as catalog:
+            table = catalog.load_table("air.flights")
+            table.overwrite(table.scan().to_arrow())
 
     def drop(self) -> None:
-        self.table().catalog.drop_table("air.flights")
+        with self.catalog() as catalog:
+            catalog.drop_table("air.flights")
 
 
 @dataclass

@@ -15,19 +15,24 @@ from stateline.errors import DataLossError, InvalidInputError, UnavailableError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.pipeline.files_decision import FilesDecision, files_plan
 from stateline.pipeline.plan import PLAIN
-from stateline.tables import TableTarget, commit_once, open_table
+from stateline.tables import TableTarget, commit_once
 from tests.unit.tables.table_kit import APP, SCHEMA, IcebergPlace
 
 WORLD = Environment()
 
 
-def written(folder, rows, partition_by=(), batches=1):
+@pytest.fixture
+def place(tmp_path):
+    with IcebergPlace(tmp_path) as found:
+        yield found
+
+
+def written(place, rows, partition_by=(), batches=1):
     """An Iceberg table of rows, as a query of the file sink makes it."""
-    place = IcebergPlace(folder)
     target = TableTarget(
         format="iceberg", target="air.flights", partition_by=partition_by, options=place.target().options
     )
-    table = open_table(target, schema=rows.schema)
+    table = place.open(rows.schema, target)
     table.create()
     out = open_store(table.files_url(), {"fsync": "false"})
     output = FileOutput(
@@ -50,7 +55,7 @@ def values(table):
     return sorted(map(repr, table.select(sorted(table.column_names)).to_pylist()))
 
 
-def test_rows_of_all_types_come_back(tmp_path):
+def test_rows_of_all_types_come_back(place):
     moment = dt.datetime(2024, 3, 31, 1, 2, 3, 456789)
     rows = pa.table(
         {
@@ -70,13 +75,13 @@ def test_rows_of_all_types_come_back(tmp_path):
             "st": [{"x": 1}, None],
         }
     )
-    table = written(tmp_path, rows)
+    table = written(place, rows)
     assert values(table.scan().to_arrow()) == values(rows)
     for condition in ("i64 > 5", "day = '9999-12-31'", "local = '2024-03-31T01:02:03.456789'"):
         assert table.scan(row_filter=condition).to_arrow().num_rows == 1, condition
 
 
-def test_partitions_are_told_by_the_files(tmp_path):
+def test_partitions_are_told_by_the_files(place):
     texts = ["a b", "100%", "é%C3", "", None, "q" * 300, "q" * 299 + "r", "+ &?#"]
     rows = pa.table(
         {
@@ -85,7 +90,7 @@ def test_partitions_are_told_by_the_files(tmp_path):
             "n": list(range(2 * len(texts))),
         }
     )
-    table = written(tmp_path, rows, ("p", "day"), batches=2)
+    table = written(place, rows, ("p", "day"), batches=2)
     assert values(table.scan().to_arrow()) == values(rows)
     for text in ("a b", "q" * 299 + "r"):
         found = table.scan(row_filter=f"p = '{text}'")
@@ -106,14 +111,14 @@ MOMENTS = [
 
 @pytest.mark.parametrize("transform", ["year", "month", "day", "hour"])
 @pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32()], ids=str)
-def test_partitions_by_a_part_of_a_moment(tmp_path, transform, kind):
+def test_partitions_by_a_part_of_a_moment(place, transform, kind):
     if pa.types.is_date(kind) and transform == "hour":
         with pytest.raises(InvalidInputError, match="expected a moment in column"):
-            written(tmp_path, pa.table({"at": pa.array([], kind)}), ("hour(at)",))
+            written(place, pa.table({"at": pa.array([], kind)}), ("hour(at)",))
         return
     moments = [None if each is None else each.date() for each in MOMENTS] if pa.types.is_date(kind) else MOMENTS
     rows = pa.table({"at": pa.array(moments * 2, kind), "k": list("aabbab") * 2, "n": list(range(12))})
-    table = written(tmp_path, rows, (f"{transform}(at)", "k"), batches=2)
+    table = written(place, rows, (f"{transform}(at)", "k"), batches=2)
     assert [str(field.transform) for field in table.spec().fields] == [transform, "identity"]
     assert values(table.scan().to_arrow()) == values(rows)
     zone = "+00:00" if kind == pa.timestamp("us", "UTC") else ""
@@ -123,35 +128,32 @@ def test_partitions_by_a_part_of_a_moment(tmp_path, transform, kind):
         assert len(list(found.plan_files())) <= 4, "other partitions are left out"
 
 
-def test_partitions_that_files_cannot_be_split_by_are_refused_by_name(tmp_path):
+def test_partitions_that_files_cannot_be_split_by_are_refused_by_name(place):
     rows = pa.table({"at": pa.array(MOMENTS, pa.timestamp("us")), "n": list(range(6))})
     for text, said in (("bucket(4, n)", r"bucket\(4, n\)"), ("day(n)", "int64"), ("day(m)", "got 'm'")):
         with pytest.raises(InvalidInputError, match=said):
-            written(tmp_path, rows, (text,))
-    target = IcebergPlace(tmp_path).target()
-    open_table(target, schema=rows.schema).create()
-    with IcebergPlace(tmp_path).table().update_spec() as spec:
+            written(place, rows, (text,))
+    place.open(rows.schema).create()
+    with place.table().update_spec() as spec:
         spec.add_field("at", "month", "at_month")
-    opened = open_table(target, schema=rows.schema)
+    opened = place.open(rows.schema)
     with pytest.raises(InvalidInputError, match=r"partitioned by \['month\(at\)'\], and the rows by \[\]"):
         opened.check(opened.look(APP))
 
 
-def test_a_file_that_lies_in_two_partitions_is_refused(tmp_path):
-    place = IcebergPlace(tmp_path)
+def test_a_file_that_lies_in_two_partitions_is_refused(place):
     rows = pa.table({"at": pa.array(MOMENTS[1:5], pa.timestamp("us"))})
     target = TableTarget(
         format="iceberg", target="air.flights", partition_by=("year(at)",), options=place.target().options
     )
-    table = open_table(target, schema=rows.schema, store=place.store())
+    table = place.open(rows.schema, target)
     with pytest.raises(InvalidInputError, match="more than one partition"):
         commit_once(table, place.change(0, None, [], rows=rows), WORLD)
     commit_once(table, place.change(0, None, [], rows=rows.slice(0, 3)), WORLD)
     assert len(place.rows()) == 3
 
 
-def test_the_tag_leads_to_the_checkpoint_and_outlives_expiry(tmp_path):
-    place = IcebergPlace(tmp_path)
+def test_the_tag_leads_to_the_checkpoint_and_outlives_expiry(place):
     commit_once(place.open(), place.change(0, None, [1]), WORLD)
     for k in range(3):
         place.append_foreign(k + 10)
@@ -167,8 +169,7 @@ def test_the_tag_leads_to_the_checkpoint_and_outlives_expiry(tmp_path):
     assert len(place.table().refs()) == 2, "main, and one tag for the application"
 
 
-def test_a_tag_that_somebody_removed_is_noticed(tmp_path):
-    place = IcebergPlace(tmp_path)
+def test_a_tag_that_somebody_removed_is_noticed(place):
     commit_once(place.open(), place.change(0, None, [1]), WORLD)
     table = place.table()
     (tag,) = (name for name in table.refs() if name != "main")
@@ -177,8 +178,7 @@ def test_a_tag_that_somebody_removed_is_noticed(tmp_path):
         commit_once(place.open(), place.change(1, 0, [2]), WORLD)
 
 
-def test_tables_that_cannot_be_kept_are_refused(tmp_path):
-    place = IcebergPlace(tmp_path)
+def test_tables_that_cannot_be_kept_are_refused(place):
     place.open().create()
     table = place.table()
     with table.update_spec() as spec:
@@ -188,15 +188,15 @@ def test_tables_that_cannot_be_kept_are_refused(tmp_path):
         opened.check(opened.look(APP))
     with pytest.raises(InvalidInputError, match="partitioned"):
         commit_once(place.open(), place.change(0, None, [1]), WORLD)
-    other = open_table(place.target(), schema=pa.schema([("k", pa.string())]))
+    other = place.open(pa.schema([("k", pa.string())]))
     with pytest.raises(InvalidInputError):
         other.check(other.look(APP))
 
 
 @pytest.mark.parametrize("kind", [pa.uint8(), pa.timestamp("ns"), pa.float16(), pa.duration("s")])
-def test_types_that_iceberg_has_not_are_refused_by_name(tmp_path, kind):
+def test_types_that_iceberg_has_not_are_refused_by_name(place, kind):
     with pytest.raises(InvalidInputError, match="column 'odd'"):
-        open_table(IcebergPlace(tmp_path).target(), schema=pa.schema([("odd", kind)]))
+        place.open(pa.schema([("odd", kind)]))
 
 
 def test_upsert_is_refused_with_what_to_do_instead():
@@ -204,17 +204,16 @@ def test_upsert_is_refused_with_what_to_do_instead():
         TableTarget(format="iceberg", target="a.b", mode="upsert", key=("k",))
 
 
-def test_a_catalog_that_does_not_answer_loses_nothing(tmp_path):
+def test_a_catalog_that_does_not_answer_loses_nothing(place):
     options = {"catalog.type": "rest", "catalog.uri": "http://127.0.0.1:9/"}
-    table = open_table(TableTarget(format="iceberg", target="a.b", options=options), schema=SCHEMA)
+    table = place.open(SCHEMA, TableTarget(format="iceberg", target="a.b", options=options))
     with pytest.raises(UnavailableError, match="no row is lost"):
         table.look(APP)
     with pytest.raises(InvalidInputError, match=r"namespace\.table"):
-        open_table(TableTarget(format="iceberg", target="flights", options=options), schema=SCHEMA)
+        place.open(SCHEMA, TableTarget(format="iceberg", target="flights", options=options))
 
 
-def test_files_that_are_gone_or_others_are_never_named(tmp_path):
-    place = IcebergPlace(tmp_path)
+def test_files_that_are_gone_or_others_are_never_named(tmp_path, place):
     table = place.open()
     change = place.change(0, None, [1])
     (tmp_path / "warehouse" / "air" / "flights" / "data" / change.files[0].name).unlink()

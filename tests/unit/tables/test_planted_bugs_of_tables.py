@@ -174,7 +174,11 @@ def cut_off(kind: str, folder: Path, patch: Patch) -> None:
 
 
 def keeps(promise: Callable[..., None]) -> Callable[[str, Path, Patch], None]:
-    return lambda kind, folder, _: promise(places(folder)[kind])
+    def suite(kind: str, folder: Path, _: Patch) -> None:
+        with places(folder)[kind] as place:
+            promise(place)
+
+    return suite
 
 
 def keeps_upserts(kind: str, folder: Path, patch: Patch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -17,8 +18,9 @@ ENVIRONMENT = system_environment()
 
 
 @pytest.fixture(params=KINDS)
-def place(request, tmp_path) -> Place:
-    return places(tmp_path)[request.param]
+def place(request, tmp_path) -> Iterator[Place]:
+    with places(tmp_path)[request.param] as found:
+        yield found
 
 
 def commit(table: Table, change: TableChange) -> TableState:

@@ -181,12 +181,11 @@ class StageOutputs:
         named = [*table.key, *(columns if format != "iceberg" else ())]  # Which may have more than names of columns.
         if named:
             check_columns(rows, named, "key or partition_by")
-        opened = open_table(table, schema=rows)
+        with open_table(table, schema=rows) as opened:
+            url = opened.files_url() if table.takes_files else ""
         if not table.takes_files:
             check_countable(rows, "write_table")
             return self._pipeline.with_outputs_of(replace(self._operator, delivers=True, table=table))
-        url = opened.files_url()
-        opened.close()
         check_shared(url, "target")
         check_hidden(self._pipeline.plan.root_url, url, "checkpoint")
         output = FileOutput(
