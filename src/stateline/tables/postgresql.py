@@ -6,6 +6,8 @@ Facts (ADBC 1.13, PostgreSQL 15):
 - A COPY that nobody goes on with is not idle to the server. So the token moves last: a driver that froze inside it
   holds no lock that its successor needs, and one that froze later is idle, and ended by the server.
 - Temporary tables end with their connection: each commit has one of its own.
+- What takes long about a connection is that the library reads all types of the database, 40 ms. It does so
+  once for each *database*, its own word for that, which holds no connection itself.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-import adbc_driver_manager
-import adbc_driver_postgresql.dbapi
+import adbc_driver_manager.dbapi
+import adbc_driver_postgresql
 import pyarrow as pa
 
 from stateline.blob import BlobStore
@@ -113,6 +115,7 @@ class PostgresqlTable(SqlTable):
                 subject=self.name,
                 hint='Give options={"uri": "postgresql://user@host:5432/database"}',
             )
+        self._database: adbc_driver_manager.AdbcDatabase | None = None
         folder, _, table = target.target.rpartition(".")
         self._schema_name = folder
         self._table_name = table
@@ -122,9 +125,25 @@ class PostgresqlTable(SqlTable):
                 raise refused_columns(reason, self.name, "Cast the column, or leave it out")
 
     def _open(self, *, may_create: bool) -> Session | None:  # noqa: ARG002 - a database is not created here
+        try:
+            if self._database is None:
+                self._database = adbc_driver_postgresql.connect(self._uri)
+            opened = adbc_driver_manager.AdbcConnection(self._database)
+            try:
+                connection = adbc_driver_manager.dbapi.Connection(_Shared(), opened)
+            except BaseException:
+                opened.close()
+                raise
+        except adbc_driver_manager.Error as error:
+            raise _translated(error) from error
         return _PostgresqlSession(
-            self._uri, self._lock_seconds, self._idle_seconds, self._schema_name, self._table_name, self._target.key
+            connection, self._lock_seconds, self._idle_seconds, self._schema_name, self._table_name, self._target.key
         )
+
+    def close(self) -> None:
+        if self._database is not None:
+            _close(self._database)
+            self._database = None
 
     @property
     def _quoted(self) -> str:
@@ -165,20 +184,29 @@ class PostgresqlTable(SqlTable):
         return session.run("SELECT to_regclass(?)::text", self._tokens)[0][0] is not None
 
 
+class _Shared:
+    """What a connection closes in place of the library's database, which others share and their table closes."""
+
+    def close(self) -> None:
+        """Nothing is closed."""
+
+
 class _PostgresqlSession:
     """One connection with one transaction."""
 
     def __init__(
-        self, uri: str, lock_seconds: float, idle_seconds: float, schema: str, table: str, key: Sequence[str]
+        self,
+        connection: adbc_driver_manager.dbapi.Connection,
+        lock_seconds: float,
+        idle_seconds: float,
+        schema: str,
+        table: str,
+        key: Sequence[str],
     ) -> None:
+        self._connection = connection
         self._schema = schema
         self._table = table
         self._key = tuple(key)
-        self._kinds: dict[str, str] = {}
-        try:
-            self._connection = adbc_driver_postgresql.dbapi.connect(uri)
-        except adbc_driver_manager.Error as error:
-            raise _translated(error) from error
         try:
             self._cursor = self._connection.cursor()
             self.run(f"SET lock_timeout = {int(lock_seconds * 1000)}")
@@ -222,11 +250,8 @@ class _PostgresqlSession:
 
     def close(self) -> None:
         """Ends the transaction and the connection; whatever fails here, the server does it in the end."""
-        for closable in (self._cursor, self._connection):
-            try:
-                closable.close()
-            except adbc_driver_manager.Error:
-                continue
+        _close(self._cursor)
+        _close(self._connection)
 
     def _ingest(self, rows: pa.Table, table: str, *, temporary: bool) -> None:
         try:
@@ -283,6 +308,13 @@ def _new_type(kind: pa.DataType) -> str | None:
 
 def _qualified(schema: str, table: str) -> str:
     return f"{quoted(schema)}.{quoted(table)}" if schema else quoted(table)
+
+
+def _close(closable: Any) -> None:
+    try:
+        closable.close()
+    except adbc_driver_manager.Error:
+        return  # The server ends it.
 
 
 def _translated(error: adbc_driver_manager.Error) -> DatabaseError:

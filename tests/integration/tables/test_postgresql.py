@@ -7,6 +7,7 @@ import datetime as dt
 import decimal
 import math
 import threading
+import time
 
 import psycopg
 import pyarrow as pa
@@ -266,3 +267,26 @@ def test_an_iceberg_catalog_in_postgresql(uri, tmp_path):
             assert failures == []
             previous = number
         assert [row[0] for row in place.rows()] == [1, 2, 2, 3, 4, 5]
+
+
+def test_a_table_that_is_open_holds_no_connection(place, uri):
+    def connections():
+        # The server notices the end of a connection a moment later than the client.
+        asked = (
+            "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+        with psycopg.connect(uri, autocommit=True) as connection:
+            return connection.execute(asked).fetchone()[0]
+
+    before = connections()
+    table = place.open()
+    for number in range(2):
+        commit_once(table, place.change(number, number - 1 if number else None, [number]), WORLD)
+    for _ in range(100):
+        if connections() <= before:
+            break
+        time.sleep(0.05)
+    assert connections() <= before
+    table.close()
+    commit_once(table, place.change(2, 1, [2]), WORLD)
+    assert len(place.rows()) == 3
