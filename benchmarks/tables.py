@@ -96,12 +96,13 @@ def run_files(form: str, place: Path, rows: pa.Table, arguments: Any) -> float:
 
 
 def run_database(target: Any, rows: pa.Table) -> float:
-    """Seconds of one commit of rows, into a table that is there."""
+    """Seconds of one commit of rows, into a table that is there and not open, as it is between checkpoints."""
     from stateline.environment import system_environment
     from stateline.tables import TableChange, TableToken, commit_once, open_table
 
     opened = open_table(target, schema=SCHEMA)
     opened.create()
+    opened.close()
     token = TableToken(app=f"bench-{time.time_ns()}", checkpoint_id=0)
     began = time.perf_counter()
     commit_once(opened, TableChange(token=token, created_at=0.0, rows=lambda: iter([rows])), system_environment())
