@@ -53,8 +53,8 @@ _KEPT_FEATURES: Final = frozenset(
 )
 _REFUSED_FIELDS: Final = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
 _WRITER_MAX: Final = 7
-_GONE: Final = "stateline_gone"
 _CLEANED_EVERY: Final = 100
+_GONE: Final = "stateline_gone"
 """A column of the rows of a merge that no table has: whether the row is to go."""
 _S3_OPTIONS: Final = {
     "endpoint": "AWS_ENDPOINT_URL",

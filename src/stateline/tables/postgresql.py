@@ -141,9 +141,9 @@ class PostgresqlTable(SqlTable):
         )
 
     def close(self) -> None:
-        if self._database is not None:
-            _close(self._database)
-            self._database = None
+        database, self._database = self._database, None
+        if database is not None:
+            _close(database)
 
     @property
     def _quoted(self) -> str:
@@ -211,8 +211,8 @@ class _PostgresqlSession:
             self._cursor = self._connection.cursor()
             self.run(f"SET lock_timeout = {int(lock_seconds * 1000)}")
             self.run(f"SET idle_in_transaction_session_timeout = {int(idle_seconds * 1000)}")
-        except DatabaseError:
-            self._connection.close()
+        except BaseException:
+            _close(self._connection)
             raise
 
     def run(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
@@ -313,8 +313,8 @@ def _qualified(schema: str, table: str) -> str:
 def _close(closable: Any) -> None:
     try:
         closable.close()
-    except adbc_driver_manager.Error:
-        return  # The server ends it.
+    except (adbc_driver_manager.Error, RuntimeError):
+        return  # The server ends it; or it is a database, and an interrupt has left a connection of it open.
 
 
 def _translated(error: adbc_driver_manager.Error) -> DatabaseError:

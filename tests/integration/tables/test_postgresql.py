@@ -15,7 +15,7 @@ import pytest
 
 from stateline.environment import Environment
 from stateline.errors import AccessDeniedError, InvalidInputError, UnavailableError
-from stateline.tables import Outcome, TableTarget, check_rows, commit_once, open_table
+from stateline.tables import Outcome, TableTarget, check_rows, commit_once, open_table, postgresql
 from stateline.tables.postgresql import PostgresqlTable, sent_type
 from tests.unit.pipeline import test_table_commits as drivers
 from tests.unit.tables import test_table_protocol as protocol
@@ -220,27 +220,28 @@ def test_a_driver_that_froze_inside_its_transaction_loses(place, step):
     assert place.rows() == [(1, "c0"), (2, "c1"), (3, "c2")]
 
 
-def test_two_drivers_at_once_and_the_answer_is_lost(place):
-    """Both write the same rows at the same time, again and again; each row is there once."""
-    previous = None
+def race(place, change, drivers):
+    """Several drivers commit the same change at the same moment."""
+    barrier, failures = threading.Barrier(drivers), []
+
+    def drive():
+        barrier.wait(30)
+        try:
+            commit_once(place.open(), change, WORLD)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=drive) for _ in range(drivers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+
+
+def test_drivers_that_commit_at_once_add_each_row_once(place):
     for number in range(8):
-        change = place.change(number, previous, [number])
-        barrier, failures = threading.Barrier(3), []
-
-        def drive(change=change, barrier=barrier, failures=failures):
-            barrier.wait(30)
-            try:
-                commit_once(place.open(), change, WORLD)
-            except Exception as error:
-                failures.append(error)
-
-        threads = [threading.Thread(target=drive) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert failures == []
-        previous = number
+        race(place, place.change(number, number - 1 if number else None, [number]), drivers=3)
     assert place.rows() == [(number, f"c{number}") for number in range(8)]
 
 
@@ -248,24 +249,8 @@ def test_an_iceberg_catalog_in_postgresql(uri, tmp_path):
     """Two drivers of one table whose catalog is a database: the swap is a row of it."""
     with CataloguedPlace(tmp_path, uri=uri.replace("postgresql://", "postgresql+psycopg://")) as place:
         protocol.test_a_second_driver_at_the_same_moment_adds_nothing(place)
-        previous = 1
         for number in range(2, 6):
-            change, barrier, failures = place.change(number, previous, [number]), threading.Barrier(2), []
-
-            def drive(change=change, barrier=barrier, failures=failures):
-                barrier.wait(30)
-                try:
-                    commit_once(place.open(), change, WORLD)
-                except Exception as error:
-                    failures.append(error)
-
-            threads = [threading.Thread(target=drive) for _ in range(2)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
-            assert failures == []
-            previous = number
+            race(place, place.change(number, number - 1, [number]), drivers=2)
         assert [row[0] for row in place.rows()] == [1, 2, 2, 3, 4, 5]
 
 
@@ -290,3 +275,26 @@ def test_a_table_that_is_open_holds_no_connection(place, uri):
     table.close()
     commit_once(table, place.change(2, 1, [2]), WORLD)
     assert len(place.rows()) == 3
+
+
+def test_an_interrupt_that_leaves_a_connection_open_is_not_hidden_by_closing(place):
+    table = place.open()
+    session = table._open(may_create=False)
+    with pytest.raises(KeyboardInterrupt), table:
+        raise KeyboardInterrupt
+    session.close()
+    commit_once(table, place.change(0, None, [1]), WORLD)
+    assert place.rows() == [(1, "c0")]
+
+
+def test_an_interrupt_while_a_connection_is_set_up_closes_it(place, monkeypatch):
+    found = []
+
+    def interrupted(session, statement, *values):
+        found.append(session)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(postgresql._PostgresqlSession, "run", interrupted)
+    with place.open() as table, pytest.raises(KeyboardInterrupt):
+        table.look(APP)
+    assert found[0]._connection._closed
