@@ -46,6 +46,7 @@ from stateline.blob.cloud_settings import CloudSettings, parse_endpoint
 from stateline.blob.gcs_compose import Step, compose_steps
 from stateline.blob.gcs_names import check_staged, is_entropy_folder, staging_key
 from stateline.blob.gcs_replies import NONCE, object_info, part_of, text_of, url_of
+from stateline.blob.gcs_uploads import DirectClient
 from stateline.blob.names import STAGING_PREFIX
 from stateline.blob.outcome import Fingerprint, PieceError, parts_missing
 from stateline.errors import CorruptDataError, InternalError, InvalidInputError, StatelineError
@@ -78,7 +79,7 @@ class GcsStoreSettings(CloudSettings):
     credentials_file: str = setting("", lambda value, _: str(value), help="Key file of a service account")
     temporary_bucket: str = setting("", lambda value, _: str(value), help="Bucket for pieces")
     entropy: bool = setting(False, parse_bool, help="Spread the names of pieces")
-    upload_chunk_size: int = setting(0, _parse_chunk_size, help="Bytes per request of a long upload; 0: the SDK's")
+    upload_chunk_size: int = setting(0, _parse_chunk_size, help="Most bytes of one request of an upload; 0: 64MiB")
     retry_deadline: float = setting("2min", parse_duration, help="No more tries after this")
 
 
@@ -380,9 +381,9 @@ class GcsStore(CopyingStore[storage.Client, GcsStoreSettings]):
             options["client_options"] = ClientOptions(api_endpoint=settings.endpoint)
         if settings.anonymous:
             options |= {"project": settings.project or "none", "credentials": AnonymousCredentials()}
-        make = storage.Client
+        make: Callable[..., storage.Client] = DirectClient
         if settings.credentials_file:
-            make = partial(storage.Client.from_service_account_json, settings.credentials_file)
+            make = partial(DirectClient.from_service_account_json, settings.credentials_file)
         client = make(**options)
         # For the traces of a process that may have none, a thread of the SDK asks for the bucket's settings, which
         # takes a request and a right that nothing here needs.

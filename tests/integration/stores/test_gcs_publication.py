@@ -8,7 +8,14 @@ import worlds
 from test_gcs_conformance import open_gcs
 
 from stateline.blob.gcs import GcsStoreSettings
-from stateline.errors import ConflictError, CorruptDataError, DataLossError, InvalidInputError, UnavailableError
+from stateline.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    CorruptDataError,
+    DataLossError,
+    InvalidInputError,
+    UnavailableError,
+)
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
 from stateline.recoverable.interchange import FlinkPoint, import_point
 from stateline.testing.blob_conformance import bytes_of
@@ -194,6 +201,15 @@ def test_long_pieces_are_uploaded_in_chunks(server, opened):
     server.faults.add(answer(503), method="PUT", path="upload_id=", skip=1)
     again = store.stage("bar", bytes_of(9 * MIB))
     assert (part.length, part.crc32c) == (again.length, again.crc32c)
+
+
+def test_an_object_of_usual_length_is_one_request(server, opened):
+    store = opened()
+    store.put_if_absent("bar", bytes_of(9 * MIB))
+    assert len(server.faults.seen) == 1
+    assert store.get("bar") == bytes_of(9 * MIB)
+    with pytest.raises(AlreadyExistsError):
+        store.put_if_absent("bar", bytes_of(9 * MIB, 1))
 
 
 @pytest.mark.parametrize("wrong", [{"upload_chunk_size": "100KB"}, {"attempts": "0"}, {"entropi": "true"}])
