@@ -139,7 +139,7 @@ def zombie_sweep(
         return result
     keep = 1.0 if sample is None else sample / max(2 * len(runs) * (length_of_a + 1) ** 2, 1)
     dice = Dice(setting.seed, "zombies")
-    for k in range(length_of_a + 1):
+    for k in dice.shuffled(range(length_of_a + 1)):  # So what goes wrong late only is not found last.
         j = 0
         while True:
             reached = True
