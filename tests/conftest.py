@@ -1,7 +1,11 @@
-"""Property tests judge results, never how long a busy machine takes to draw examples."""
+"""Property tests judge results, never how long a busy machine takes to draw examples.
+
+Programs that tests start can be interrupted, also where a shell lets its background jobs, and so theirs, ignore that.
+"""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("stateline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("stateline")
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SPARK = Path(__file__).parent / "spark"
 

@@ -190,8 +190,7 @@ def test_progress_is_that_of_the_newest_whole_record(tmp_path: Path) -> None:
 
 
 PROGRAM = textwrap.dedent("""\
-    import signal, sys
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Shells let background jobs ignore it.
+    import sys
     from examples.demo import __main__ as demo
     from tests.demo import test_supervisor as tests
 

@@ -125,8 +125,6 @@ INTERRUPTED_WHILE_LOADING = """
 import contextlib, importlib, os, signal
 from stateline.cli.main import main
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell hands on that it is ignored in the background.
-
 def load(name):  # As modules do that catch everything, or make a RuntimeError of what is raised in a class body.
     try:
         os.kill(os.getpid(), signal.SIGINT)
