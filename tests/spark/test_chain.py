@@ -13,7 +13,7 @@ from tests.spark.keyed_model import make_source, model
 from tests.spark.killing import kill, start_program
 from tests.spark.marked_processes import wait_until
 
-FILES, ROWS = 18, 40
+FILES, ROWS = 12, 40
 
 
 def start(folder, log, *options):
