@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import weakref
-from _thread import RLock
+from _thread import RLock, start_new_thread
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 
 from stateline.errors import ClosedError, UnavailableError
 
-__all__ = ["ThreadedExecutor", "ThreadedMonitor", "Timer", "new_lock"]
+__all__ = ["Lock", "ThreadedExecutor", "ThreadedMonitor", "Timer", "new_lock"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,18 +39,31 @@ _IDLE_SECONDS: Final = 30.0
 """How long a thread waits for more work before it ends; the next piece of work starts another one."""
 
 
-def new_lock() -> threading.Lock:
+class Lock(RLock):  # type: ignore[misc] # Final for type checkers only.
+    """A re-entrant lock that no interrupt leaves held, where ``with`` takes it.
+
+    Python runs the handlers of signals after calls, so a lock would be held for ever where one raises between the call
+    that takes it and the block: at a call in a method of Python, and on 3.14 at ``with`` on an object of C, too
+    (python/cpython#148874). It runs none after an unpacking, nor when a method of Python returns. The end of the block
+    is a method of C, which lets go before anything else happens.
+    """
+
+    def __enter__(self) -> bool:  # type: ignore[override] # A `with` gives nothing to it.
+        (taken,) = map(self.acquire, (True,))
+        return taken
+
+
+def new_lock() -> Lock:
     """A lock that is free in a forked process, whoever held it in the other."""
-    lock = threading.Lock()
+    lock = Lock()
     _LOCKS.add(lock)
     return lock
 
 
-class ThreadedMonitor(RLock):  # type: ignore[misc] # Final for type checkers only.
-    """A re-entrant lock with a condition of its own; see :class:`~stateline.environment.Monitor`.
+class ThreadedMonitor(Lock):  # type: ignore[misc]
+    """A lock with a condition of its own; see :class:`~stateline.environment.Monitor`.
 
-    It is a lock, and does not only have one, so that ``with`` takes it in one step of C. A method of Python that takes
-    a lock may be interrupted by the handler of a signal, and the lock is then held for ever.
+    It is a lock, and does not only have one: see there what an interrupt would do to a method that takes another.
     """
 
     def __init__(self) -> None:
@@ -130,7 +143,7 @@ class _Pool:
 
     def after_fork(self) -> None:
         """Begins anew, without threads: what was asked for so far is the business of the process that was forked."""
-        self._lock = threading.RLock()  # Taken itself, not through a condition: see ThreadedMonitor.
+        self._lock = Lock()  # Taken itself, not through a condition, whose method would take another.
         self._work_came = threading.Condition(self._lock)
         self._timer_came = threading.Condition(self._lock)
         self._is_quiet = threading.Condition(self._lock)
@@ -208,7 +221,7 @@ class _Pool:
     def _start_thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         thread = threading.Thread(target=target, name=name, daemon=True)
         try:
-            thread.start()
+            _start_uninterrupted(thread)
         except RuntimeError as error:
             raise _NoThreadError(
                 f"no thread can be started ({error})",
@@ -259,6 +272,29 @@ class _Pool:
             except Exception as error:  # noqa: BLE001 - the other timers must not suffer
                 _LOG.error("a timer of %s raised", self._name, exc_info=error)
             del due, function
+
+
+def _start_uninterrupted(thread: threading.Thread) -> None:
+    """Starts a thread from another one, which nothing interrupts.
+
+    No thread of the process would begin or end any more if an interrupt left a lock of the standard library held.
+    """
+    failed: list[BaseException] = []
+    is_over = threading.Lock()
+    is_over.acquire()
+
+    def start() -> None:
+        try:
+            thread.start()
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            failed.append(error)
+        finally:
+            is_over.release()
+
+    start_new_thread(start, ())
+    is_over.acquire()
+    if failed:
+        raise failed.pop()
 
 
 class ThreadedExecutor:

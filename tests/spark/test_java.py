@@ -121,6 +121,16 @@ def test_the_wrapper_is_made_once_and_mended_when_damaged(tmp_path: Path) -> Non
     assert os.listdir(wrapper.parent) == ["java"]
 
 
+def test_a_program_that_was_started_on_the_wrapper_finds_it_again(tmp_path: Path) -> None:
+    environ = {
+        "PATH": str(make_java(tmp_path / "java", behaviour=REDUCED_RUNTIME)),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    outer = find_java(environ)
+    inner = find_java({**environ, "JAVA_HOME": outer.home})
+    assert (inner.home, inner.source, inner.wrapped) == (outer.home, "JAVA_HOME", True)
+
+
 def _find_home(environ: dict[str, str]) -> str:
     return find_java(environ).home
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import signal
 import threading
 import traceback
@@ -376,6 +377,31 @@ def test_locks_that_another_thread_held_are_free_in_a_forked_process(executor):
     in_a_fork(check)
     release.set()
     holding.result(LONG)
+
+
+@pytest.mark.parametrize("make", [new_lock, SystemExecutors().monitor])
+def test_an_interrupt_leaves_no_lock_held(make):
+    class Interrupt(BaseException):
+        pass
+
+    def strike(*_):
+        raise Interrupt
+
+    def take_for_ever(lock, seconds):
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+        while True:
+            with lock:
+                pass
+
+    lock, choose = make(), random.Random(1)
+    before = signal.signal(signal.SIGVTALRM, strike)
+    try:
+        for _ in range(100):
+            with pytest.raises(Interrupt):
+                take_for_ever(lock, choose.uniform(1e-5, 1e-3))
+            assert not lock._is_owned()
+    finally:
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def test_nobody_waits_in_a_forked_process_for_a_thread_of_the_other():

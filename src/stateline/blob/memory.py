@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,7 @@ from stateline.blob.outcome import Fingerprint, already_exists, damaged_part, pa
 from stateline.environment import Environment, system_environment
 from stateline.errors import NotFoundError
 from stateline.handles import Part
-from stateline.threads import new_lock
+from stateline.threads import Lock, new_lock
 
 __all__ = ["MemoryStore"]
 
@@ -39,7 +38,7 @@ class MemoryStore(BlobStore):
         environment: Clock for ``modified_at`` and ids for staged names.
     """
 
-    _shared: dict[str, tuple[dict[str, _Object], threading.Lock]] = {}  # noqa: RUF012 - shared on purpose
+    _shared: dict[str, tuple[dict[str, _Object], Lock]] = {}  # noqa: RUF012 - shared on purpose
     _shared_lock = new_lock()
 
     def __init__(self, name: str, environment: Environment | None = None) -> None:

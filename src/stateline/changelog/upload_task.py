@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, Protocol, TypeAlias
 
@@ -12,6 +11,7 @@ from stateline.changelog.change_set import StateChangeSet
 from stateline.changelog.handle import SegmentHandle
 from stateline.errors import InternalError
 from stateline.options import check_kind
+from stateline.threads import Lock
 
 __all__ = [
     "FailureCallback",
@@ -60,7 +60,7 @@ class UploadTask:
             check_kind(callback, Callable, name)  # type: ignore[arg-type]
         self.size = sum(change_set.weight for change_set in self.change_sets)
         self._callbacks: tuple[SuccessCallback, FailureCallback] | None = (on_success, on_failure)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.taken = False
 
     def __repr__(self) -> str:

@@ -76,7 +76,7 @@ class JavaRuntime:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> JavaRuntime:
-    """The first Java of the search order that runs and is new enough. Each candidate is started once, to ask it.
+    """The first Java of the search order that runs and is new enough. Each candidate is started, to ask it.
 
     Args:
         environ: Where ``JAVA_HOME``, ``PATH``, ``XDG_CACHE_HOME`` and ``HOME`` are looked up; by default the
@@ -124,19 +124,21 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 def _inspect(source: str, java: str, environ: Mapping[str, str]) -> JavaRuntime | str:
     """The runtime behind ``java``, wrapped if it needs it, or why Spark cannot use it."""
-    properties = _properties(java, _OPTIONAL_MODULE)
-    wrapped = properties is None
-    if properties is None:
-        properties = _properties(java)
+    accepting = _properties(java, _OPTIONAL_MODULE)
+    properties = accepting or _properties(java)
     if properties is None:
         return "does not run"
     version = properties["java.version"]
     if _major_version(properties["java.specification.version"]) < MINIMUM_JAVA_VERSION:
         return f"is Java {version}"
     home = properties["java.home"]
-    if wrapped:
-        home = _wrapper_home(os.path.join(home, "bin", "java"), environ)
-    return JavaRuntime(home=home, version=version, source=source, wrapped=wrapped)
+    program = os.path.join(home, "bin", "java")
+    if accepting and os.path.realpath(java) != os.path.realpath(program):
+        # A script may drop the argument: our wrapper, if the process that started this one runs on it.
+        accepting = _properties(program, _OPTIONAL_MODULE)
+    if not accepting:
+        home = _wrapper_home(program, environ)
+    return JavaRuntime(home=home, version=version, source=source, wrapped=not accepting)
 
 
 def _properties(java: str, *flags: str) -> dict[str, str] | None:

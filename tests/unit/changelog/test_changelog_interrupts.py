@@ -106,23 +106,26 @@ class Interrupter:
 
     def _is_step(self, frame: FrameType, event: str) -> bool:
         if self.steps == "lines":  # Not the end of a `with`: no signal can come between it and the lock.
-            return event == "line" and "BEFORE_WITH" not in _opcodes_of_line(frame)
+            return event == "line" and not BEGIN_OF_WITH & _opcodes_of_line(frame)
         return event == "opcode" and frame.f_lasti in after_calls(frame.f_code)
 
 
-_with_lines: dict[tuple[CodeType, int], list[str]] = {}
+BEGIN_OF_WITH = frozenset({"BEFORE_WITH", "LOAD_SPECIAL"})
+"""How a `with` begins, until Python 3.13 and from 3.14 on."""
+
+_opcodes: dict[tuple[CodeType, int], frozenset[str]] = {}
 
 
-def _opcodes_of_line(frame: FrameType) -> list[str]:
+def _opcodes_of_line(frame: FrameType) -> frozenset[str]:
     key = (frame.f_code, frame.f_lineno)
-    if key not in _with_lines:
-        line, found = 0, []
-        for instruction in dis.get_instructions(frame.f_code):
-            line = instruction.starts_line or line
-            if line == frame.f_lineno:
-                found.append(instruction.opname)
-        _with_lines[key] = found
-    return _with_lines[key]
+    if key not in _opcodes:
+        instructions = dis.get_instructions(frame.f_code)
+        _opcodes[key] = frozenset(
+            instruction.opname
+            for instruction in instructions
+            if instruction.positions is not None and instruction.positions.lineno == frame.f_lineno
+        )
+    return _opcodes[key]
 
 
 class Life:
