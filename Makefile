@@ -9,8 +9,8 @@ EXTRAS := spark,connect,jre,s3,gcs,azure,delta,iceberg,sql,cli,ui,metrics,otel,t
 TEST_PROCESSES ?= 2
 # `python -m tests.pins` makes others, for other versions.
 CONSTRAINTS ?= constraints.txt
-# Without bytecode, which is made of what is imported, when it is: two thirds of the time.
-PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint $(CONSTRAINTS)
+# With bytecode: where nobody may write it later, each process would compile all that it imports.
+PIP := $(BIN)/python -m pip install -qq --compile --disable-pip-version-check --constraint $(CONSTRAINTS)
 
 # An environment that was built elsewhere and then moved or copied would run the code of that other place.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
