@@ -42,7 +42,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 _BYTES_IN_TIME: Final = 8 * 1024 * 1024
 _OBJECTS_IN_TIME: Final = 32
-"""How much one request may move or touch within its timeout; more has more time."""
+"""How much one request may move or touch within its timeout; more has more time, by its share."""
 
 _LARGE_BYTES: Final = 256 * 1024
 """The time of smaller requests is that of the way, of larger ones that of their bytes."""
@@ -196,7 +196,7 @@ class RacingStore(StoreDecorator):
             size: Bytes that it moves.
             objects: Objects that it touches.
         """
-        shares = 1 + max(size // _BYTES_IN_TIME, objects // _OBJECTS_IN_TIME)
+        shares = max(1.0, size / _BYTES_IN_TIME, objects / _OBJECTS_IN_TIME)
         kind, timeout, clock = (name, size >= _LARGE_BYTES), self._policy.timeout_seconds, self._track.clock
         if timeout is not None:
             timeout = shares * max(timeout, _USUAL_TIMES * self._usual.of(kind))

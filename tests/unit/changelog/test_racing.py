@@ -172,9 +172,12 @@ def test_other_kinds_of_requests_and_stalls_do_not_make_one_late_later(remote):
 def test_what_moves_more_bytes_is_late_later(remote):
     large = bytes(20 * 1024 * 1024)
     remote.beneath.put("a", large)
-    remote.script = [(2.5 * TIMEOUT, 0.0)]
+    remote.script = [(2.4 * TIMEOUT, 0.0), (HOUR, 0.0)]
     assert remote.store.get_range("a", 0, len(large)) == large
     assert remote.beneath.calls["get_range"] == 1
+    found, seconds = remote.seconds(lambda: remote.store.get_range("a", 0, len(large)))
+    assert (found, seconds) == (large, pytest.approx(2.5 * TIMEOUT))
+    remote.later()
 
 
 def test_each_of_several_ranges_races_by_itself(remote):
