@@ -79,7 +79,11 @@ class GcsStoreSettings(CloudSettings):
     credentials_file: str = setting("", lambda value, _: str(value), help="Key file of a service account")
     temporary_bucket: str = setting("", lambda value, _: str(value), help="Bucket for pieces")
     entropy: bool = setting(False, parse_bool, help="Spread the names of pieces")
-    upload_chunk_size: int = setting(0, _parse_chunk_size, help="Most bytes of one request of an upload; 0: 64MiB")
+    upload_chunk_size: int = setting(
+        0,
+        _parse_chunk_size,
+        help="Bytes per request of what is longer than this, and than 8MiB; 0: one request up to 64MiB",
+    )
     retry_deadline: float = setting("2min", parse_duration, help="No more tries after this")
 
 

@@ -17,7 +17,7 @@ _WHOLE_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class DirectClient(storage.Client):
-    """Sends an object up in one request if it has at most ``chunk_size`` of its blob, or 64 MiB."""
+    """Sends an object up in one request if it has at most ``chunk_size`` of its blob (64 MiB by default), or 8 MiB."""
 
     def bucket(self, *args: Any, **rest: Any) -> storage.Bucket:
         """As the SDK's."""
