@@ -1,6 +1,7 @@
 """What a checkpoint costs when much state does not change: 100,000 changed keys of 0.5 M and of 5 M.
 
-The real task and coordinator code on the local disk, with fsync, without Spark: two subtasks, one after the other.
+The real task and coordinator code on the local disk, with fsync, without Spark: two subtasks, one after the other; old
+checkpoints are let go beside the next batch, as a driver does.
 The checkpoint is the writing of changes and of the record; the whole batch, which also reads the state of its keys from
 ten times as many, is shown beside it. Bytes and requests are those of the store; the middle one of several batches
 counts, and what merging adds is in the means.
@@ -13,6 +14,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from stateline.pipeline.messages import Batch
 from stateline.pipeline.operators.aggregation import AggregateProgram
 from stateline.pipeline.plan import PipelinePlan
 from stateline.pipeline.subtask import TaskResources, run_subtask
+from stateline.pipeline.upkeep import Upkeep
 from stateline.state import aggregate as agg
 from stateline.state.merge import MergeSettings
 from stateline.state.open_runs import OpenRuns
@@ -55,11 +58,20 @@ class Engine:
             max_parallelism=KEY_GROUPS,
             graph=Graph.of_one_input([OperatorPlan.of("counts", self.program)]),
         )
+        self.upkeep = Upkeep(system_environment())
         self.coordinator: MicroBatchCoordinator[Any] = MicroBatchCoordinator(
-            self.plan, CheckpointStore(self.store), {}, self.run_subtasks, system_environment()
+            self.plan,
+            CheckpointStore(self.store),
+            {},
+            self.run_subtasks,
+            system_environment(),
+            upkeep=self.upkeep,
         )
         self.batch_id = 0
         self.merging = MergeSettings()
+
+    def close(self) -> None:
+        self.upkeep.close()
 
     def run_subtasks(self, batch: Batch[Any], tasks: Any) -> Any:
         context = TaskResources(
@@ -92,22 +104,23 @@ def measure(folder: Path, keys: int, changed: int, batches: int) -> dict[str, An
     """Builds the state, then measures batches that change little of it."""
     generator = np.random.default_rng(keys)
     names = np.unique(generator.integers(-(2**62), 2**62, keys))
-    engine = Engine(folder)
-    for part in np.array_split(generator.permutation(names), 10):
-        engine.run(part)
-    whole, seconds, written, calls = [], [], [], []
-    for _ in range(batches):
-        took, checkpoint, size, asked = engine.run(generator.choice(names, changed, replace=False))
-        whole.append(took)
-        seconds.append(checkpoint)
-        written.append(size)
-        calls.append(asked)
-    least = []
-    for _ in range(batches):
-        for merging in (MERGE_ALL, MERGE_NOTHING, MERGE_NOTHING):  # The one between opens what the first has merged.
-            engine.merging = merging
-            took = engine.run(generator.choice(names, changed, replace=False))[0]
-        least.append(took)
+    with closing(Engine(folder)) as engine:
+        for part in np.array_split(generator.permutation(names), 10):
+            engine.run(part)
+        whole, seconds, written, calls = [], [], [], []
+        for _ in range(batches):
+            took, checkpoint, size, asked = engine.run(generator.choice(names, changed, replace=False))
+            whole.append(took)
+            seconds.append(checkpoint)
+            written.append(size)
+            calls.append(asked)
+        least = []
+        for _ in range(batches):
+            # The one between opens what the first has merged.
+            for merging in (MERGE_ALL, MERGE_NOTHING, MERGE_NOTHING):
+                engine.merging = merging
+                took = engine.run(generator.choice(names, changed, replace=False))[0]
+            least.append(took)
     return {
         "keys": keys,
         "batch_seconds": whole,

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from stateline.errors import CorruptDataError
 
-__all__ = ["MAX_INFLATED_BYTES", "check_file", "check_nested_values", "check_stream", "check_table", "check_values"]
+__all__ = ["MAX_INFLATED_BYTES", "ValueCheck", "check_file", "check_nested_values", "check_stream", "check_table"]
 
 MAX_INFLATED_BYTES: Final = 256 * 1024 * 1024
 """Bytes of the buffers of one record batch of a file, or of all of a stream, after decompression. A writer does not
@@ -151,25 +151,45 @@ def _corrupt(message: str, subject: str) -> CorruptDataError:
     )
 
 
-def check_values(batch: pa.RecordBatch) -> None:
-    """Checks that no value reaches outside its buffer. The full check of strings also reads every character of them.
+class ValueCheck:
+    """Checks that no value of record batches reaches outside its buffer.
 
-    Raises:
-        pa.ArrowInvalid: One does, or text inside of a nested column is not UTF-8.
+    What each column needs is found out once for all of them. The full check of strings also reads every character.
+
+    Args:
+        schema: Of the batches.
     """
-    batch.validate()
-    check_nested_values(batch)
-    for column in batch.columns:
-        kind = column.type
-        if pa.types.is_dictionary(kind) or pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-            column.validate(full=True)
-        width = _offset_type(kind)
-        if width is not None:
+
+    def __init__(self, schema: pa.Schema) -> None:
+        kinds = schema.types
+        self._offset_types = [(number, width) for number, kind in enumerate(kinds) if (width := _offset_type(kind))]
+        self._only_fully = [number for number, kind in enumerate(kinds) if _is_checked_only_fully(kind)]
+
+    def __call__(self, batch: pa.RecordBatch) -> None:
+        """Checks one batch.
+
+        Raises:
+            pa.ArrowInvalid: A value reaches outside, or text inside of a nested column is not UTF-8.
+        """
+        batch.validate()
+        for number in self._only_fully:
+            batch.column(number).validate(full=True)
+        for number, width in self._offset_types:
+            column = batch.column(number)
             offsets: npt.NDArray[Any] = np.frombuffer(column.buffers()[1], dtype=width)[column.offset :][
                 : len(column) + 1
             ]
             if (offsets[1:] < offsets[:-1]).any():
                 raise pa.ArrowInvalid("offsets of a string column do not ascend")
+
+
+def _is_checked_only_fully(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_nested(kind)
+        or pa.types.is_dictionary(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary_view(kind)
+    )
 
 
 def _offset_type(kind: pa.DataType) -> type[np.int32] | type[np.int64] | None:
@@ -179,7 +199,7 @@ def _offset_type(kind: pa.DataType) -> type[np.int32] | type[np.int64] | None:
 
 
 def check_nested_values(batch: pa.RecordBatch) -> None:
-    """The part of :func:`check_values` for lists, structures and maps, which have no cheaper check than the full one.
+    """The part of :class:`ValueCheck` for lists, structures and maps, which have no cheaper check than the full one.
 
     Raises:
         pa.ArrowInvalid: A value reaches outside its buffer, or text is not UTF-8.

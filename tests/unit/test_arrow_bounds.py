@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stateline.arrow_bounds import MAX_INFLATED_BYTES, check_file, check_stream, check_values
+from stateline.arrow_bounds import MAX_INFLATED_BYTES, ValueCheck, check_file, check_stream
 from stateline.errors import CorruptDataError
 
 TEXT = "same " * 2000
@@ -71,6 +71,10 @@ def test_other_bytes_are_refused():
         check_file(memoryview(encoded(pa.ipc.new_file, None)), [2], "object")
     with pytest.raises(CorruptDataError):
         check_stream(memoryview(b"\xff\xff\xff\xff\x10\0\0\0\xff\xff\xff\x7f"), "object")
+
+
+def check_values(batch):
+    ValueCheck(batch.schema)(batch)
 
 
 def text_of(kind, offsets):

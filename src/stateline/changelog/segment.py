@@ -50,7 +50,7 @@ from typing import Final, NoReturn
 
 import pyarrow as pa
 
-from stateline.arrow_bounds import check_stream, check_values
+from stateline.arrow_bounds import ValueCheck, check_stream
 from stateline.blob.api import BlobStore, Buffer
 from stateline.blob.checksum import crc32c
 from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVersionError
@@ -302,7 +302,7 @@ def _decode_directory(directory: memoryview, subject: str) -> tuple[DirectoryEnt
             if not reader.schema.equals(_SCHEMA, check_metadata=True):
                 raise pa.ArrowInvalid("expected other columns")
             batch = reader.read_next_batch()
-        check_values(batch)
+        ValueCheck(_SCHEMA)(batch)
         if batch.num_rows > MAX_SECTIONS or any(column.null_count for column in batch.columns):
             raise pa.ArrowInvalid(f"{batch.num_rows} rows are too many, or a value is null")
         rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)

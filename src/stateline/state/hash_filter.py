@@ -49,4 +49,5 @@ class HashFilter:
         """Those of ascending hashes, by number, that may be there; ``counts`` of them belong to each part."""
         bits = (hashes >> np.repeat(self._shifts, counts)) + np.repeat(self._zeros, counts)
         marks = self._marks.take((bits >> np.uint64(3)).view(np.int64), mode="clip")
-        return np.flatnonzero((marks >> (bits.astype(np.uint8) & np.uint8(7))) & np.uint8(1))
+        passed = (marks >> (bits.astype(np.uint8) & np.uint8(7))) & np.uint8(1)
+        return np.flatnonzero(passed.view(np.bool_))  # Numpy looks for those of bools four times as fast.

@@ -35,6 +35,7 @@ __all__ = [
     "equal_keys",
     "group_rows",
     "group_sorted",
+    "group_starts",
     "key_rows",
     "sorted_by_hash",
 ]
@@ -156,17 +157,22 @@ def group_sorted(rows: KeyRows, order: Rows, hashes: Hashes) -> Groups:
         order: All row numbers, ascending by hash, input order within one hash.
         hashes: ``rows.hashes`` in that order.
     """
+    order, starts = group_starts(rows, order, hashes)
+    return Groups(rows.take(order.take(starts)), order, starts)
+
+
+def group_starts(rows: KeyRows, order: Rows, hashes: Hashes) -> tuple[Rows, Rows]:
+    """As :func:`group_sorted`, without the keys: an order that keeps keys of one hash apart, and where each starts."""
     joined = hashes[1:] == hashes[:-1]
     pairs = np.flatnonzero(joined)
-    equal = equal_at(rows, order[pairs], rows, order[pairs + 1])
+    equal = equal_at(rows, order.take(pairs), rows, order.take(pairs + 1))
     if not equal.all():
-        spans = np.isin(hashes, np.unique(hashes[pairs[~equal]]))
+        spans = np.isin(hashes, np.unique(hashes.take(pairs[~equal])))
         order, joined = _separate(rows, order, joined, spans)
     first = np.empty(len(order), dtype=np.bool_)
     first[0] = True
     np.logical_not(joined, out=first[1:])
-    starts = np.flatnonzero(first)
-    return Groups(rows.take(order.take(starts)), order, starts)
+    return order, np.flatnonzero(first)
 
 
 def equal_at(left: KeyRows, left_rows: Rows, right: KeyRows, right_rows: Rows) -> Mask:

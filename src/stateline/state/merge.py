@@ -37,8 +37,8 @@ import numpy as np
 from stateline.errors import InvalidInputError
 from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.options import normalise_settings, parse_int, parse_size, setting
-from stateline.state.columns import Mask, take
-from stateline.state.keys import group_sorted
+from stateline.state.columns import Mask
+from stateline.state.keys import group_starts
 from stateline.state.rows import StateRows
 from stateline.state.runs import Run
 
@@ -280,11 +280,11 @@ def _newest(parts: Sequence[StateRows]) -> StateRows:
     rows = StateRows.concat(parts)
     # The parts ascend each by itself: a stable sort merges them, and leaves the newest row of a key in front.
     order = np.argsort(rows.keys.hashes, kind="stable")
-    groups = group_sorted(rows.keys, order, rows.keys.hashes.take(order))
-    newest = groups.order.take(groups.starts)  # Not of ``order``: colliding hashes may have changed it.
-    values = tuple(take(column, newest) for column in rows.values)
-    deleted = None if rows.deleted is None else rows.deleted.take(newest)
-    return StateRows(groups.keys, values, deleted if deleted is not None and deleted.any() else None)
+    order, starts = group_starts(rows.keys, order, rows.keys.hashes.take(order))
+    newest = rows.take(order.take(starts))
+    if newest.deleted is not None and not newest.deleted.any():
+        newest = dataclasses.replace(newest, deleted=None)
+    return newest
 
 
 def _with_expired(rows: StateRows, gone: Mask) -> StateRows:

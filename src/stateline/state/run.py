@@ -45,7 +45,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from stateline.arrow_bounds import MAX_INFLATED_BYTES, check_file, check_nested_values, check_values
+from stateline.arrow_bounds import MAX_INFLATED_BYTES, ValueCheck, check_file, check_nested_values
 from stateline.blob.checksum import combine_crc32c, crc32c
 from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVersionError
 from stateline.handles import RunHandle, SectionHandle
@@ -399,6 +399,7 @@ def decode_batches(
     stored = StateSchema.of_run(reader.schema)
     steps = None if stored == schema else plan_evolution(stored, schema, handle.place)
     check_file(memoryview(buffer), batches, handle.place)
+    check_values = ValueCheck(reader.schema)
     decoded = []
     for number in batches:
         try:

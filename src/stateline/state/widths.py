@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateline.state.columns import fixed_words, from_words
+from stateline.state.columns import fixed_words, from_words, words_of
 
 __all__ = ["concat", "declared_field", "is_narrowed", "narrowed", "narrowed_schema", "retyped"]
 
@@ -96,7 +96,17 @@ def _narrowed(field: pa.Field, columns: Sequence[pa.Array]) -> pa.Field:
 
 def _narrowest(columns: Sequence[pa.Array]) -> pa.DataType:
     """The narrowest type that holds all values of some columns of signed whole numbers."""
-    bounds = [pc.min_max(column) for column in columns]
-    values = [bound[side].as_py() for bound in bounds for side in ("min", "max") if bound[side].is_valid]
-    low, high = min(values, default=0), max(values, default=0)
+    if all(column.type == _SIGNED[0] for column in columns):
+        return _SIGNED[0]
+    bounds = [bound for column in columns for bound in _bounds(column)]
+    low, high = min(bounds, default=0), max(bounds, default=0)
     return next(kind for kind in _SIGNED if -(1 << kind.bit_width - 1) <= low and high < 1 << kind.bit_width - 1)
+
+
+def _bounds(column: pa.Array) -> Sequence[int]:
+    """The least and the greatest of the values, or none where there is no value."""
+    if column.null_count:
+        found = pc.min_max(column)
+        return [found[side].as_py() for side in ("min", "max") if found[side].is_valid]
+    words = words_of(column)
+    return (int(words.min()), int(words.max())) if len(words) else ()

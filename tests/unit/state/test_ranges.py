@@ -106,7 +106,7 @@ def test_what_is_only_appended_is_merged_without_a_look_at_its_keys(monkeypatch)
     generator = np.random.default_rng(5)
     table = StateTable(SCHEMA, ALL, MAX_PARALLELISM)
     kept = {}
-    monkeypatch.setattr("stateline.state.merge.group_sorted", None)
+    monkeypatch.setattr("stateline.state.merge.group_starts", None)
     for number in range(20):
         rows = rows_of(generator, 50, first=100 * number)
         kept |= dict.fromkeys(rows.keys.columns[1].to_pylist(), number)
