@@ -1,7 +1,8 @@
 """Property tests judge results, never how long a busy machine takes to draw examples.
 
 Programs that tests start can be interrupted, also where a shell lets its background jobs, and so theirs, ignore that.
-JVMs live for seconds, and compile with the first of their two compilers: the second one takes two fifths of their time.
+JVMs live for seconds, compile with the first of their two compilers, and map an archive of the classes of Spark. Where
+many tests of Spark run and there is none, the first process makes it beside them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.spark.class_archive import SHORT_LIVED, Maker
+
 settings.register_profile("stateline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("stateline")
 signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED)
 
 SPARK = Path(__file__).parent / "spark"
+MANY = 30
+MAKER = Maker()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,3 +37,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sharing = {item.path for item in ours if "spark" in getattr(item, "fixturenames", ())}
     for item in ours:
         item.add_marker(pytest.mark.xdist_group("spark" if item.path in sharing else item.path.stem))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    of_spark = sum(item.path.is_relative_to(SPARK) for item in session.items)
+    if of_spark >= MANY and os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+        MAKER.begin()
+
+
+def pytest_sessionfinish() -> None:
+    MAKER.end()

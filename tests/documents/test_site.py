@@ -18,7 +18,7 @@ FETCHED = re.compile(
     r"""<(?:script|img|iframe)[^>]*\ssrc="(?:https?:)?//|<link[^>]*rel="(?:stylesheet|preload)"[^>]*"(?:https?:)?//"""
 )
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("site")]  # Else each process builds it.
 
 
 @pytest.fixture(scope="module")

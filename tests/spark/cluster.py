@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyspark
 
+from tests.spark.class_archive import SHORT_LIVED
 from tests.spark.marked_processes import START_SECONDS_MAX, MarkedProcesses, kill_with_descendants, wait_until
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -61,8 +62,13 @@ class StandaloneCluster(MarkedProcesses):
             self._wait_for_line(worker, r"Successfully registered with master (\S+)")
 
     def environment(self, host: str = "127.0.0.1") -> dict[str, str]:
-        logs = {"SPARK_LOG_DIR": str(self.folder / "logs"), "SPARK_DAEMON_MEMORY": "256m"}
-        return {**super().environment(host), **logs}
+        daemons = {
+            "SPARK_LOG_DIR": str(self.folder / "logs"),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
+            "SPARK_SUBMIT_OPTS": SHORT_LIVED,
+        }
+        return {**super().environment(host), **daemons}
 
     def start_driver(self, program: str, *arguments: str, name: str = "driver") -> Daemon:
         """Runs Python code as a driver, in a process group of its own. ``sys.argv[1]`` is the URL of the master."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.spark.class_archive import SHORT_LIVED
 from tests.spark.cluster import SPARK_HOME
-from tests.spark.keyed_driver import SHORT_LIVED
 from tests.spark.marked_processes import (
     START_SECONDS_MAX,
     MarkedProcesses,

@@ -11,7 +11,8 @@ import argparse
 from pyspark.sql import functions as F
 
 from stateline.spark import finish_files, get_or_create_session
-from tests.spark.keyed_driver import SCHEMA, SHORT_LIVED
+from tests.spark.class_archive import SHORT_LIVED
+from tests.spark.keyed_driver import SCHEMA
 
 FORMATS = {"parquet": "1500B", "jsonl": "2500B"}
 """Each format with its ``roll_bytes``: two or three micro-batches make a file, at other times in each stream."""

@@ -20,11 +20,9 @@ from stateline.pipeline import coordinator as coordinator_module
 from stateline.pipeline import driver_stores as driver_stores_module
 from stateline.spark import KeyedStream, count, get_or_create_session, max, sum
 from tests.spark import operator_pipelines
+from tests.spark.class_archive import SHORT_LIVED
 
 SCHEMA = "id long, key long, value long"
-
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""A JVM that dies soon does not live to see what its second compiler makes."""
 
 POINTS = {
     "record": ("put_if_absent", "/_metadata"),

@@ -84,7 +84,7 @@ class MarkedProcesses(ABC):
     ) -> subprocess.Popen[bytes]:
         """Starts a process as the leader of a group of its own; what it prints comes to the end of its log."""
         if self._reaper is None:
-            (self.folder / "conf").mkdir(parents=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._reaper = subprocess.Popen(
                 [sys.executable, __file__, self.marker], stdin=subprocess.PIPE, start_new_session=True
             )

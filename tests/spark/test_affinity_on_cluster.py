@@ -20,7 +20,7 @@ DRIVER = f"""
 import os, pathlib, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from stateline.spark import KeyedStream, get_or_create_session
-from tests.spark.keyed_driver import SHORT_LIVED
+from tests.spark.class_archive import SHORT_LIVED
 
 master, folder = sys.argv[1:]
 
