@@ -9,8 +9,7 @@ EXTRAS := spark,connect,jre,s3,gcs,azure,delta,iceberg,sql,cli,ui,metrics,otel,t
 TEST_PROCESSES ?= 2
 # `python -m tests.pins` makes others, for other versions.
 CONSTRAINTS ?= constraints.txt
-# With bytecode: where nobody may write it later, each process would compile all that it imports.
-PIP := $(BIN)/python -m pip install -qq --compile --disable-pip-version-check --constraint $(CONSTRAINTS)
+PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint $(CONSTRAINTS)
 
 # An environment that was built elsewhere and then moved or copied would run the code of that other place.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
@@ -32,6 +31,9 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@echo "Installing into $(VENV); this takes a minute or two."
 	@$(PIP) hatchling editables setuptools
 	@$(PIP) --no-build-isolation --editable ".[$(EXTRAS)]"
+	@# Where nobody may write bytecode later, each process would compile all that it imports. Some packages bring files
+	@# that are no Python of this version.
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true
 	@echo $(CURDIR) > $(STAMP)
 
 test: $(STAMP) ## Run every test, in TEST_PROCESSES (2); ARGS="-k name" picks some
