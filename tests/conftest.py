@@ -22,7 +22,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED)
 
 SPARK = Path(__file__).parent / "spark"
-MANY = 30
+MANY_TESTS = 30
 MAKER = Maker()
 
 
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     of_spark = sum(item.path.is_relative_to(SPARK) for item in session.items)
-    if of_spark >= MANY and os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+    if of_spark >= MANY_TESTS and os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
         MAKER.begin()
 
 
