@@ -31,9 +31,8 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@echo "Installing into $(VENV); this takes a minute or two."
 	@$(PIP) hatchling editables setuptools
 	@$(PIP) --no-build-isolation --editable ".[$(EXTRAS)]"
-	@# Where nobody may write bytecode later, each process would compile all that it imports. Some packages bring files
-	@# that are no Python of this version.
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true
+	@# Where nobody may write bytecode later, each process would compile all that it imports.
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib src || echo "These files run without bytecode, if at all." >&2
 	@echo $(CURDIR) > $(STAMP)
 
 test: $(STAMP) ## Run every test, in TEST_PROCESSES (2); ARGS="-k name" picks some
@@ -73,4 +72,4 @@ soak: $(STAMP) ## Look for trouble for SOAK_MINUTES (60), appending to soak-repo
 	@$(BIN)/python -m tests.soak
 
 clean: ## Remove .venv and caches, never data
-	rm -rf $(VENV) .venv-flink .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .fuzz
+	rm -rf $(VENV) .venv-flink .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .fuzz build

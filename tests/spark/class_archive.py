@@ -73,6 +73,8 @@ def main() -> None:
         sys.argv[1:] = ["local[2]", folder, "--conf", f"spark.driver.extraJavaOptions={making}"]
         keyed_driver.main()
         _wait_for_java()
+        with made.open("rb") as whole:
+            os.fsync(whole.fileno())  # A JVM would map what a loss of power has left of it.
         made.replace(ARCHIVE)
 
 

@@ -62,13 +62,13 @@ class StandaloneCluster(MarkedProcesses):
             self._wait_for_line(worker, r"Successfully registered with master (\S+)")
 
     def environment(self, host: str = "127.0.0.1") -> dict[str, str]:
-        daemons = {
+        more = {
             "SPARK_LOG_DIR": str(self.folder / "logs"),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
             "SPARK_SUBMIT_OPTS": SHORT_LIVED,
         }
-        return {**super().environment(host), **daemons}
+        return {**super().environment(host), **more}
 
     def start_driver(self, program: str, *arguments: str, name: str = "driver") -> Daemon:
         """Runs Python code as a driver, in a process group of its own. ``sys.argv[1]`` is the URL of the master."""

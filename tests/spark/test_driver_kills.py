@@ -22,7 +22,7 @@ def test_a_driver_that_is_killed_again_and_again_loses_nothing_and_repeats_nothi
     """Each start dies at another step or time, goes on from where the one before died, with another parallelism."""
     seed = random.SystemRandom().randrange(2**32)
     dice = random.Random(seed)
-    steps = [*dice.sample(STEPS, 2), "", ""]
+    steps = [*dice.sample(STEPS, 3), "", ""]
     dice.shuffle(steps)
     survive(tmp_path, steps, dice)
     assert newest_id(tmp_path) >= len(steps), "every start decided something"
