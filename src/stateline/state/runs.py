@@ -21,7 +21,7 @@ from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.state.columns import Mask, Rows, take, words_of
 from stateline.state.gather import Places, Scattered, one_stretch
-from stateline.state.hash_filter import HashFilter
+from stateline.state.hash_index import HashIndex
 from stateline.state.keys import Hashes, KeyRows, equal_keys
 from stateline.state.rows import HASH_SPACE, StateRows, place_of
 
@@ -103,8 +103,14 @@ class Run:
         return self.searched.between(low, high) if low < high else []
 
 
-_ROWS_FILTERED_PER_MISS: Final = 16
-"""For so many rows a filter is made in the time in which one hash is looked for."""
+_ROWS_INDEXED_PER_MISS: Final = 16
+"""For so many rows an index is made in the time that it saves where one hash is not there."""
+
+_SAMPLE: Final = 256
+"""So many hashes tell how many of all are not there."""
+
+_STEPS_MAX: Final = 3
+"""By then all but one in fifty hashes have met their row, or a higher one."""
 
 _UPPER_HALF: Final = np.uint64(0xFFFF_FFFF_0000_0000)
 
@@ -155,9 +161,10 @@ class SearchedBatches:
     def __init__(self, batches: Sequence[StateRows]) -> None:
         self._batches = batches
         self._misses = 0
-        self._filter: HashFilter | None = None
-        self._filter_of_upper_halves: HashFilter | None = None
+        self._index: HashIndex | None = None
+        self._index_of_upper_halves: HashIndex | None = None
         self._bounds: dict[int, tuple[int, int]] = {}
+        self._rows_below: dict[int, int] = {}
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -190,13 +197,13 @@ class SearchedBatches:
         return [batch for batch in inside if len(batch)]
 
     def places(self, bounds: Sequence[int]) -> list[int]:
-        """How many rows lie below each of some hashes."""
-        hashes: Hashes = np.array(bounds, dtype=np.uint64)
-        numbers = (self._firsts.searchsorted(hashes) - 1).tolist()
-        return [
-            0 if number < 0 else self._ends[number] + int(self._batches[number].keys.hashes.searchsorted(bound))
-            for number, bound in zip(numbers, hashes, strict=True)
-        ]
+        """How many rows lie below each of some hashes, borders of key groups: so few that answers are kept."""
+        for bound in bounds:
+            if bound not in self._rows_below:
+                number = place_of(self._firsts, bound) - 1
+                inside = place_of(self._batches[number].keys.hashes, bound) if number >= 0 else 0
+                self._rows_below[bound] = self._ends[max(number, 0)] + inside
+        return [self._rows_below[bound] for bound in bounds]
 
     def live(self, places: Places) -> Mask | None:
         """Which rows do not delete their key; ``None`` where none does."""
@@ -222,14 +229,9 @@ class SearchedBatches:
         if not self._batches:
             return
         hashes = keys.hashes if len(wanted) == len(keys) else keys.hashes.take(wanted)
-        edges = self._edges(hashes)
-        if self._filter is not None:
-            possible = self._filter.passed(hashes[edges[0] :], np.diff(edges)) + edges[0]
-            hashes, wanted = hashes.take(possible), wanted.take(possible)
-            edges = self._edges(hashes)
-        needles, places = self._hits(hashes, edges)
-        if self._filter is None and self._is_filter_due(len(hashes) - len(needles)):
-            self._filter = HashFilter([batch.keys.hashes for batch in self._batches])
+        below = self._edges(hashes)[0]
+        hashes, wanted = hashes[below:], wanted[below:]
+        needles, places = self._hits(hashes)
         while len(needles):
             found = wanted.take(needles)
             asked = [take(column, found) for column in keys.columns]
@@ -259,8 +261,9 @@ class SearchedBatches:
             same = (self._hashes_at(self._places(np.maximum(before, 0))) ^ lows) <= ~_UPPER_HALF
             starts = np.where(same & (before >= 0), before, starts)
         hits = np.flatnonzero(ends > starts)
-        if self._filter_of_upper_halves is None and self._is_filter_due(len(numbers) - len(hits)):
-            self._filter_of_upper_halves = HashFilter(self._upper_halves())
+        self._misses += len(numbers) - len(hits)
+        if self._index_of_upper_halves is None and self._misses * _ROWS_INDEXED_PER_MISS >= len(self):
+            self._index_of_upper_halves = HashIndex(self._upper_halves())
         return self._cut_at_batches(numbers.take(hits), starts.take(hits), ends.take(hits))
 
     def places_in(self, ranges: RowRanges, rows_max: int) -> Iterator[tuple[Rows, Places]]:
@@ -290,11 +293,11 @@ class SearchedBatches:
 
     def _possible_ranges(self, lows: Hashes) -> Rows:
         """Those ranges, by number, that may have rows here."""
-        if self._filter_of_upper_halves is None:
+        if self._index_of_upper_halves is None:
             return np.arange(len(lows))
         edges = self._edges(lows)
         edges[0] = 0  # A range may begin before the first row and reach it.
-        return self._filter_of_upper_halves.passed(lows & _UPPER_HALF, np.diff(edges))
+        return self._index_of_upper_halves.possible(lows & _UPPER_HALF, np.diff(edges))[0]
 
     def _upper_halves(self) -> list[Hashes]:
         """Those of each batch and of the row after it, which a range that begins in the batch may reach."""
@@ -359,21 +362,61 @@ class SearchedBatches:
         """Where those of ascending hashes begin that belong to each batch, and where the last ones end."""
         return [*hashes.searchsorted(self._firsts).tolist(), len(hashes)]
 
-    def _hits(self, hashes: Hashes, edges: list[int]) -> tuple[Rows, Places]:
-        """Those of ascending hashes that are there, by number, and the first row of each."""
+    def _hits(self, hashes: Hashes) -> tuple[Rows, Places]:
+        """Those of ascending hashes that are there, by number, and the first row of each; none is below all rows."""
+        if self._index is None and self._is_index_due(hashes):
+            self._index = HashIndex([batch.keys.hashes for batch in self._batches])
+        if self._index is None:
+            hits, places = self._searched(hashes)
+            self._misses += len(hashes) - len(hits)
+            return hits, places
+        possible, rows = self._index.possible(hashes, np.diff(self._edges(hashes)))
+        hits, places = self._walked(hashes.take(possible), rows)
+        return possible.take(hits), places
+
+    def _is_index_due(self, hashes: Hashes) -> bool:
+        """Whether an index saves what making it costs, by the misses so far and those that a sample foretells."""
+        misses = self._misses + len(hashes)
+        if misses * _ROWS_INDEXED_PER_MISS < len(self):
+            return False
+        sample = hashes[:: max(len(hashes) // _SAMPLE, 1)]
+        misses -= len(hashes) * len(self._searched(sample)[0]) // max(len(sample), 1)
+        return misses * _ROWS_INDEXED_PER_MISS >= len(self)
+
+    def _searched(self, hashes: Hashes) -> tuple[Rows, Places]:
+        """As :meth:`_hits`, by a search in each batch."""
+        edges = self._edges(hashes)
+        places = Places(self._not_below(hashes, edges), np.array(edges[1:]))
+        hits = np.flatnonzero(self._hashes_at(places) == hashes)
+        return hits, places.take(hits)
+
+    def _walked(self, hashes: Hashes, rows: Rows) -> tuple[Rows, Places]:
+        """As :meth:`_hits`, row by row from where the index says that they begin."""
+        places = Places(rows, np.array(self._edges(hashes)[1:]))
+        lasts = places.each(self._lengths) - 1
+        np.minimum(rows, lasts, out=rows)
+        found = self._hashes_at(places)
+        lower = np.flatnonzero(found < hashes)
+        # Rows of one group lie so close together that steps lead nowhere.
+        for _ in range(_STEPS_MAX if 2 * len(lower) < len(hashes) else 0):
+            lower = lower[rows.take(lower) < lasts.take(lower)]
+            rows[lower] += 1
+            found[lower] = self._hashes_at(places.take(lower))
+            lower = lower[found.take(lower) < hashes.take(lower)]
+        if len(lower):
+            far = hashes.take(lower)
+            rows[lower] = self._not_below(far, self._edges(far))
+            found[lower] = self._hashes_at(places.take(lower))
+        hits = np.flatnonzero(found == hashes)
+        return hits, places.take(hits)
+
+    def _not_below(self, hashes: Hashes, edges: list[int]) -> Rows:
+        """For each of ascending hashes the first row of its batch that is not below it, or the last one."""
         rows = np.empty(len(hashes), dtype=np.int64)
         for stored, first, end in zip(self._all_but_last, edges, edges[1:], strict=False):
             if first < end:
                 rows[first:end] = stored.searchsorted(hashes[first:end])
-        start = edges[0]
-        places = Places(rows[start:], np.array(edges[1:]) - start)
-        hits = np.flatnonzero(self._hashes_at(places) == hashes[start:])
-        return hits + start, places.take(hits)
-
-    def _is_filter_due(self, misses: int) -> bool:
-        """Whether a filter would have saved by now what making it costs."""
-        self._misses += misses
-        return self._misses * _ROWS_FILTERED_PER_MISS >= len(self)
+        return rows
 
     def _next(self, hashes: Hashes, needles: Rows, places: Places) -> tuple[Rows, Places]:
         """The rows behind these, where they have the hash that is looked for too."""

@@ -34,8 +34,8 @@ from stateline.state.table import StateTable
 __all__ = ["Layers", "Snapshot", "snapshot"]
 
 _SLICES_MAX: Final = 32
-_SLICE_ROWS_MIN: Final = 65_536
-"""A slice of so few rows is merged in a few milliseconds: smaller ones would cost more than they could even out."""
+_SLICE_ROWS: Final = 32_768
+"""So many rows are one slice, and four times as many two: more make merges even, but each costs every checkpoint."""
 
 _BATCH_ROWS_MIN: Final = 8192
 
@@ -164,18 +164,15 @@ class Layers:
     def kept(self) -> list[Run]:
         """What is left of the runs that were there, oldest first: where they are not merged, and have rows at all."""
         left = []
+        firsts, borders = self._firsts.tolist(), self._borders
         for number, run in enumerate(self._table.runs):
             first, last = run.key_groups.start, run.key_groups.end
-            slices = slice(bisect.bisect_right(self._borders, first) - 1, bisect.bisect_left(self._borders, last + 1))
-            needed = self._firsts[slices] > number
-            if needed.all():
-                left.append(run)
-                continue
-            edges = np.flatnonzero(np.diff(needed, prepend=False, append=False)) + slices.start
-            for start, end in edges.reshape(-1, 2).tolist():
-                part = KeyGroupRange(max(self._borders[start], first), min(self._borders[end] - 1, last))
-                piece = _within(run, part, self._table.max_parallelism)
-                if len(piece):
+            slices = range(bisect.bisect_right(borders, first) - 1, bisect.bisect_left(borders, last + 1))
+            merged = [oldest <= number for oldest in firsts]
+            for is_merged, some in itertools.groupby(slices, merged.__getitem__):
+                near = list(some)
+                part = KeyGroupRange(max(borders[near[0]], first), min(borders[near[-1] + 1] - 1, last))
+                if not is_merged and len(piece := _within(run, part, self._table.max_parallelism)):
                     left.append(piece)
         return left
 
@@ -242,7 +239,7 @@ def _borders(key_groups: KeyGroupRange, rows: int, pieces: float) -> list[int]:
 
     Their number is a power of two wherever there are enough key groups, so that a border stays one while state grows.
     """
-    wanted = max(min(rows // _SLICE_ROWS_MIN, _SLICES_MAX), math.ceil(pieces), 1)
+    wanted = max(min(math.isqrt(rows // _SLICE_ROWS), _SLICES_MAX), math.ceil(pieces), 1)
     count = min(1 << (wanted - 1).bit_length(), len(key_groups))
     return [key_groups.start + number * len(key_groups) // count for number in range(count + 1)]
 
@@ -286,6 +283,8 @@ def _levels(runs: Sequence[Run]) -> list[int]:
 
 def _within(run: Run, part: KeyGroupRange, max_parallelism: int) -> Run:
     """The part of a run that lies in some of its key groups."""
+    if part == run.key_groups:
+        return run
     handle = run.handle
     if handle is not None:
         handle = msgspec.structs.replace(handle, first_key_group=part.start, last_key_group=part.end)

@@ -68,7 +68,7 @@ def test_ranges_find_what_a_look_at_every_row_finds(seed, rows_max):
         for batch in run.batches
         for hash_, row in zip(batch.keys.hashes.tolist(), batch.keys.columns[1].to_pylist(), strict=True)
     ]
-    for _ in range(12):  # From some miss on, a filter says which ranges have no row.
+    for _ in range(12):  # From some miss on, an index says which ranges have no row.
         lows, highs = ranges_of(generator, 25)
         expected = sorted(
             (number, row)
@@ -79,7 +79,7 @@ def test_ranges_find_what_a_look_at_every_row_finds(seed, rows_max):
         assert found_in(table, lows, highs, rows_max=rows_max) == expected
         looking = generator.random(25) < 0.5
         assert found_in(table, lows, highs, looking=looking) == [pair for pair in expected if looking[pair[0]]]
-    assert any(run.searched._filter_of_upper_halves is not None for run in table.runs)
+    assert any(run.searched._index_of_upper_halves is not None for run in table.runs)
 
 
 def test_who_looks_for_any_row_is_shown_one_of_each_range_first():
