@@ -14,7 +14,8 @@ import argparse
 import statistics
 import tempfile
 import time
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -100,35 +101,56 @@ class Engine:
         return took, checkpoint, self.store.bytes_written, dict(self.store.calls)
 
 
-def measure(folder: Path, keys: int, changed: int, batches: int) -> dict[str, Any]:
-    """Builds the state, then measures batches that change little of it."""
-    generator = np.random.default_rng(keys)
-    names = np.unique(generator.integers(-(2**62), 2**62, keys))
-    with closing(Engine(folder)) as engine:
-        for part in np.array_split(generator.permutation(names), 10):
-            engine.run(part)
-        whole, seconds, written, calls = [], [], [], []
-        for _ in range(batches):
-            took, checkpoint, size, asked = engine.run(generator.choice(names, changed, replace=False))
-            whole.append(took)
-            seconds.append(checkpoint)
-            written.append(size)
-            calls.append(asked)
-        least = []
-        for _ in range(batches):
-            # The one between opens what the first has merged.
-            for merging in (MERGE_ALL, MERGE_NOTHING, MERGE_NOTHING):
-                engine.merging = merging
-                took = engine.run(generator.choice(names, changed, replace=False))[0]
-            least.append(took)
-    return {
-        "keys": keys,
-        "batch_seconds": whole,
-        "floor_seconds": least,
-        "checkpoint_seconds": seconds,
-        "bytes": written,
-        "calls": calls,
-    }
+class State:
+    """An engine with the state of many keys, and what its batches take.
+
+    Args:
+        folder: Its root.
+        keys: How many keys there are.
+        changed: How many of them a batch changes.
+    """
+
+    def __init__(self, folder: Path, keys: int, changed: int) -> None:
+        self.engine = Engine(folder)
+        self._changed = changed
+        self._generator = np.random.default_rng(keys)
+        self._names = np.unique(self._generator.integers(-(2**62), 2**62, keys))
+        for part in np.array_split(self._generator.permutation(self._names), 10):
+            self.engine.run(part)
+        self.figures: dict[str, list[Any]] = {"keys": [keys]}
+
+    def batch(self) -> None:
+        """A usual batch."""
+        took, checkpoint, size, calls = self._run(MergeSettings())
+        self._add(batch_seconds=took, checkpoint_seconds=checkpoint, bytes=size, calls=calls)
+
+    def floor(self) -> None:
+        """A batch over the least stack; the one between opens what the first has merged."""
+        for merging in (MERGE_ALL, MERGE_NOTHING):
+            self._run(merging)
+        self._add(floor_seconds=self._run(MERGE_NOTHING)[0])
+
+    def _run(self, merging: MergeSettings) -> tuple[float, float, int, dict[str, int]]:
+        self.engine.merging = merging
+        return self.engine.run(self._generator.choice(self._names, self._changed, replace=False))
+
+    def _add(self, **measured: Any) -> None:
+        for name, value in measured.items():
+            self.figures.setdefault(name, []).append(value)
+
+
+def measure(folder: Path, sizes: Sequence[int], changed: int, batches: int) -> list[dict[str, list[Any]]]:
+    """Builds the states, then measures batches that change little of them, one of each state in turn."""
+    with ExitStack() as stack:
+        states = []
+        for keys in sizes:
+            states.append(State(folder / str(keys), keys, changed))
+            stack.callback(states[-1].engine.close)
+        for step in (State.batch, State.floor):
+            for _ in range(batches):
+                for state in states:
+                    step(state)
+    return [state.figures for state in states]
 
 
 def main(argv: list[str]) -> int:
@@ -138,15 +160,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--keys", type=int, nargs=2, default=(500_000, 5_000_000), help="keys of the two states")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="stateline-bench-") as folder:
-        found = [
-            measure(Path(folder, str(keys)), keys, arguments.changed, arguments.batches) for keys in arguments.keys
-        ]
+        found = measure(Path(folder), arguments.keys, arguments.changed, arguments.batches)
     rows = []
     for one in found:
         asked = one["calls"][len(one["calls"]) // 2]
         rows.append(
             (
-                f"{one['keys']:,}",
+                f"{one['keys'][0]:,}",
                 f"{median(one['batch_seconds']) * 1e3:,.0f}",
                 f"{median(one['floor_seconds']) * 1e3:,.0f}",
                 f"{median(one['checkpoint_seconds']) * 1e3:,.1f}",
