@@ -7,7 +7,10 @@ ten times as many, is shown beside it. Bytes and requests are those of the store
 counts, and what merging adds is in the means.
 
 The floor is a batch that merges nothing and finds the least that there can be: one run with all keys, and one of the
-batch before. No order of merges makes a batch shorter.
+batch before. But state that takes at most twice its room needs merges: two rows for each that changes, as half of what
+is merged may be stale by then. Until then the changes of one batch after another lie over a key, unless they are merged
+among themselves. What a merged row, and each run more above a key, add to the floor is measured here, too; *least* is
+the shortest batch that can be made of them (:func:`least`).
 """
 
 import argparse
@@ -42,6 +45,8 @@ KEY_GROUPS = 128
 SUBTASKS = 2
 MERGE_ALL = MergeSettings(runs_max=1, rows_per_change=100)
 MERGE_NOTHING = MergeSettings(runs_max=1000, tier_runs=1000, space_factor=100)
+DEPTH = 6
+"""Runs above each key, at most, in which what each of them adds is measured."""
 
 
 class Engine:
@@ -125,10 +130,11 @@ class State:
         self._add(batch_seconds=took, checkpoint_seconds=checkpoint, bytes=size, calls=calls)
 
     def floor(self) -> None:
-        """A batch over the least stack; the one between opens what the first has merged."""
-        for merging in (MERGE_ALL, MERGE_NOTHING):
-            self._run(merging)
-        self._add(floor_seconds=self._run(MERGE_NOTHING)[0])
+        """A batch that merges all, and batches over what it leaves: with one run more above each key each time."""
+        merged = self._run(MERGE_ALL)[0]
+        self._run(MERGE_NOTHING)  # Opens what was merged.
+        took = [self._run(MERGE_NOTHING)[0] for _ in range(DEPTH)]
+        self._add(merge_all_seconds=merged, floor_seconds=took[0], deep_seconds=took[-1])
 
     def _run(self, merging: MergeSettings) -> tuple[float, float, int, dict[str, int]]:
         self.engine.merging = merging
@@ -137,6 +143,26 @@ class State:
     def _add(self, **measured: Any) -> None:
         for name, value in measured.items():
             self.figures.setdefault(name, []).append(value)
+
+
+def least(figures: dict[str, list[Any]], changed: int) -> float:
+    """Seconds of the shortest batch on average, by what merges and searches take, where space is twice the live rows.
+
+    Changes are merged into the run of all keys when there are as many rows of them: after ``keys / changed`` batches.
+    Until then they are merged among themselves never, once, twice, ..., each time with as many others, so that
+    ``fan_out`` runs of each size gather, and half of these lie above a key on average; one is part of the floor.
+    """
+    keys, floor = figures["keys"][0], median(figures["floor_seconds"])
+    row = (median(figures["merge_all_seconds"]) - floor) / (keys + DEPTH * changed)
+    run = (median(figures["deep_seconds"]) - floor) / (DEPTH - 1)
+    gathering = []
+    for times in range(4):
+        fan_out = max((keys / changed) ** (1 / (times + 1)), 1)
+        runs = (times + 1) * (fan_out - 1) / 2
+        gathering.append(times * changed * row + max(runs - 1, 0) * run)
+    figures["least_seconds"] = [floor + 2 * changed * row + min(gathering)]
+    figures["merged_row_nanoseconds"], figures["run_seconds"] = [row * 1e9], [run]
+    return figures["least_seconds"][0]
 
 
 def measure(folder: Path, sizes: Sequence[int], changed: int, batches: int) -> list[dict[str, list[Any]]]:
@@ -169,6 +195,7 @@ def main(argv: list[str]) -> int:
                 f"{one['keys'][0]:,}",
                 f"{median(one['batch_seconds']) * 1e3:,.0f}",
                 f"{median(one['floor_seconds']) * 1e3:,.0f}",
+                f"{least(one, arguments.changed) * 1e3:,.0f}",
                 f"{median(one['checkpoint_seconds']) * 1e3:,.1f}",
                 f"{statistics.mean(one['checkpoint_seconds']) * 1e3:,.1f}",
                 f"{median(one['bytes']) / 1e6:,.1f}",
@@ -181,6 +208,7 @@ def main(argv: list[str]) -> int:
         "keys",
         "batch ms",
         "floor ms",
+        "least ms",
         "ms (median)",
         "ms (mean)",
         "MB (median)",
@@ -189,8 +217,17 @@ def main(argv: list[str]) -> int:
         "LIST and HEAD",
     )
     print(table(heads, rows))
-    for name, wanted in (("checkpoint_seconds", 1.3), ("bytes", 1.3), ("batch_seconds", 1.35), ("floor_seconds", 1.35)):
+    for name, wanted in (
+        ("checkpoint_seconds", 1.3),
+        ("bytes", 1.3),
+        ("batch_seconds", 1.35),
+        ("floor_seconds", 1.35),
+        ("least_seconds", 1.35),
+    ):
         middle = [median(one[name]) for one in found]
         print(f"{name}: {max(middle) / min(middle):.2f}x apart (wanted <= {wanted})")
+    for one in found:
+        row, run = one["merged_row_nanoseconds"][0], one["run_seconds"][0] * 1e3
+        print(f"{one['keys'][0]:,} keys: {row:.0f} ns for each row merged, {run:.1f} ms for each run more above a key")
     print(f"\nEvery figure: {write_results('checkpoint', {'settings': vars(arguments), 'measured': found})}")
     return 0
