@@ -35,9 +35,9 @@ SEGMENT_BYTES: Final = 64 * 1024 * 1024
 """A subtask that writes more makes several segments (docs/decisions/0040-inline-and-packed-sections.md)."""
 PIECE_BYTES: Final = 8 * 1024 * 1024
 """Pieces of an output file, each a request to stage and one to publish on S3; option ``chunk_size`` of the writer."""
-MERGED: Final = ((1.0, 1.5), (2.0, 2.2), (5.0, 2.7), (10.0, 3.0), (50.0, 3.4), (100.0, 3.3))
+MERGED: Final = ((1.0, 1.5), (2.0, 2.5), (5.0, 2.5), (10.0, 3.3), (50.0, 3.8), (100.0, 3.2))
 """Live keys for each changed key, and rows merged for each changed row (docs/decisions/0032-merges-in-slices.md)."""
-STORED_ROWS: Final = 2.1
+STORED_ROWS: Final = 1.9
 """Rows stored for each live row, the highest of the same table."""
 CORE_ROWS_PER_SECOND: Final = 530_000
 """``stateful``, 1 M longs: 1.06 to 1.07 M rows/s on two cores, Spark included (docs/evidence/performance.md)."""
@@ -47,6 +47,8 @@ BATCH_SECONDS: Final = 0.56
 """``remote``, 500,000 rows over a store of 30 ms (docs/evidence/performance.md): a trigger has to be longer."""
 WORKER_BYTES: Final = 280 * 1024 * 1024
 """A Python worker without its mapped files: half of 560 MiB (docs/decisions/0045-measurements.md)."""
+INDEX_ROW_BYTES: Final = 3
+"""Memory of a worker for each stored row of its subtask, at most (docs/decisions/0039-search-of-runs.md)."""
 BATCH_ROW_BYTES: Final = 200
 """Memory of a worker for each row of a batch: an assumption, twice what rows of ten columns take in Arrow."""
 
@@ -173,6 +175,7 @@ def estimate(stream: Stream, prices: Prices | None = None) -> Estimate:
     checkpoints = MONTH_SECONDS / stream.trigger
     a_month = (checkpoints * puts + MONTH_SECONDS * file_puts) * prices.put + checkpoints * gets * prices.get
     batch_rows = stream.rows_per_second * stream.trigger / stream.subtasks
+    state_rows = stream.keys * STORED_ROWS / stream.subtasks
     return Estimate(
         puts_per_checkpoint=puts,
         gets_per_checkpoint=gets,
@@ -181,7 +184,7 @@ def estimate(stream: Stream, prices: Prices | None = None) -> Estimate:
         file_bytes_per_second=file_bytes,
         state_bytes=state,
         host_disk_bytes=state / stream.hosts,
-        worker_bytes=WORKER_BYTES + batch_rows * BATCH_ROW_BYTES,
+        worker_bytes=WORKER_BYTES + batch_rows * BATCH_ROW_BYTES + state_rows * INDEX_ROW_BYTES,
         driver_bytes=written if written / stream.subtasks <= inline_bytes(stream.subtasks) else 0.0,
         cores=max(1, math.ceil(stream.rows_per_second / CORE_ROWS_PER_SECOND / BUSY)),
         requests_usd=a_month / 1000,

@@ -34,8 +34,8 @@ from stateline.state.table import StateTable
 __all__ = ["Layers", "Snapshot", "snapshot"]
 
 _SLICES_MAX: Final = 32
-_SLICE_ROWS: Final = 32_768
-"""So many rows are one slice, and four times as many two: more make merges even, but each costs every checkpoint."""
+_SLICE_ROWS_MIN: Final = 65_536
+"""A slice of so few rows is merged in a few milliseconds: smaller ones would cost more than they could even out."""
 
 _BATCH_ROWS_MIN: Final = 8192
 
@@ -239,7 +239,9 @@ def _borders(key_groups: KeyGroupRange, rows: int, pieces: float) -> list[int]:
 
     Their number is a power of two wherever there are enough key groups, so that a border stays one while state grows.
     """
-    wanted = max(min(math.isqrt(rows // _SLICE_ROWS), _SLICES_MAX), math.ceil(pieces), 1)
+    most = rows // _SLICE_ROWS_MIN
+    # Each slice costs every checkpoint the same, so of many rows they are larger: four of 65,536, 16 of 262,144.
+    wanted = max(min(most, math.isqrt(4 * most), _SLICES_MAX), math.ceil(pieces), 1)
     count = min(1 << (wanted - 1).bit_length(), len(key_groups))
     return [key_groups.start + number * len(key_groups) // count for number in range(count + 1)]
 
