@@ -229,7 +229,7 @@ class SearchedBatches:
         if not self._batches:
             return
         hashes = keys.hashes if len(wanted) == len(keys) else keys.hashes.take(wanted)
-        below = self._edges(hashes)[0]
+        below = int(hashes.searchsorted(self._firsts[0]))
         hashes, wanted = hashes[below:], wanted[below:]
         needles, places = self._hits(hashes)
         while len(needles):
