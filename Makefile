@@ -22,7 +22,8 @@ endif
 help: ## Explain every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Build .venv with everything that the other targets need
+setup: $(STAMP) ## Build .venv with everything that the other targets need, and .venv-readers with another Spark
+	@$(BIN)/python -m tests.readers.spark_environment || true
 
 # The stamp is written last and removed first: a build that was interrupted starts again from nothing.
 $(STAMP): pyproject.toml $(CONSTRAINTS)
@@ -72,4 +73,4 @@ soak: $(STAMP) ## Look for trouble for SOAK_MINUTES (60), appending to soak-repo
 	@$(BIN)/python -m tests.soak
 
 clean: ## Remove .venv and caches, never data
-	rm -rf $(VENV) .venv-flink .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .fuzz build
+	rm -rf $(VENV) .venv-flink .venv-readers .venv-readers.lock .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .fuzz build
