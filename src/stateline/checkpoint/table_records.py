@@ -37,6 +37,8 @@ class TableRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         committed: The newest checkpoint before this record that has a commit; ``None`` for none.
         identity: The table's own identity, as far as it is known.
         version: Its version after that commit, where it is known: for people.
+        checked: The version at which all rows up to an earlier commit were last seen to be there, where it is known:
+            what other writers did since is read from the table's history.
     """
 
     format: str
@@ -51,6 +53,7 @@ class TableRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     committed: int | None = None
     identity: str = ""
     version: str = ""
+    checked: str = ""
 
 
 def table_records(record: Checkpoint) -> dict[str, TableRecord]:

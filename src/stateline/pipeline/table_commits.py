@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ from stateline.tables import (
     TableTarget,
     TableToken,
     are_distinct,
+    check_kept,
     check_keys,
     check_token,
     commit_once,
@@ -42,7 +43,7 @@ from stateline.tables import (
 )
 from stateline.tables import open_table as _open_table
 
-__all__ = ["TableCommits", "check_tables", "target_of"]
+__all__ = ["TableCommits", "change_of", "check_tables", "new_file", "target_of"]
 
 _SEVERAL: Final = 2
 _OTHER: Final = "Start the program that made the checkpoint, or start a new query with a new root and a new table"
@@ -99,7 +100,7 @@ class TableCommits:
                 table.check(state)
                 if known is not None and not _is_ahead(state, known):
                     check_token(state, known.committed, known.identity, table.name)
-                    self._seen[name] = state
+                    self._seen[name] = check_kept(table, state, known.app, known.checked)
 
     def checked(self, record: Checkpoint, newest: Checkpoint | None, results: Sequence[SubtaskResult]) -> Checkpoint:
         """A record with what it remembers of its tables, before it decides that they get its rows.
@@ -164,7 +165,7 @@ class TableCommits:
             for output in record.outputs:
                 known = remembered.get(output.operator)
                 if output.finished and known is not None and known.takes_files:
-                    self._commit(record, output.operator, known, tuple(map(_new_file, output.finished)), ())
+                    self._commit(record, output.operator, known, tuple(map(new_file, output.finished)), ())
             for delivery in record.deliveries:
                 known = remembered.get(delivery.operator)
                 if known is not None and not known.takes_files:
@@ -201,20 +202,7 @@ class TableCommits:
         files: tuple[NewFile, ...],
         rows: tuple[RowsHandle, ...],
     ) -> None:
-        token = TableToken(
-            app=known.app, checkpoint_id=record.checkpoint_id, previous=known.committed, identity=known.identity
-        )
-
-        def loaded() -> Iterator[pa.Table]:
-            return load_rows(self._root, rows, self._copies)
-
-        change = TableChange(token=token, created_at=record.created_at, files=files, rows=loaded)
-        if known.deletes:
-            change = dataclasses.replace(
-                change,
-                rows=lambda: map(rows_that_come, loaded()),
-                gone=lambda: (rows_that_go(each, known.key) for each in loaded()),
-            )
+        change = change_of(record, known, files, lambda: load_rows(self._root, rows, self._copies))
         self._seen[operator] = commit_once(self._table(operator), change, self._environment)
 
     def _table(self, operator: str) -> Table:
@@ -248,7 +236,7 @@ class TableCommits:
         state = self._seen.get(operator)
         if state is None or state.committed != known.committed:
             return known
-        return replace(known, identity=state.identity or "", version=state.version)
+        return replace(known, identity=state.identity or "", version=state.version, checked=state.checked)
 
 
 def check_tables(graph: Graph, newest: Checkpoint) -> None:
@@ -284,6 +272,37 @@ def check_tables(graph: Graph, newest: Checkpoint) -> None:
         raise _refused(
             name, f"expected the {remembered[name].format} table of the checkpoint, got no such operator", _OTHER
         )
+
+
+def change_of(
+    record: Checkpoint,
+    known: TableRecord,
+    files: tuple[NewFile, ...],
+    loaded: Callable[[], Iterator[pa.Table]],
+) -> TableChange:
+    """The commit of a record into one table: a pure function of the record.
+
+    Args:
+        record: The record.
+        known: What it remembers of the table.
+        files: Its files, for a table that takes files.
+        loaded: Reads its rows, for a table that takes rows.
+    """
+    token = TableToken(
+        app=known.app,
+        checkpoint_id=record.checkpoint_id,
+        previous=known.committed,
+        identity=known.identity,
+        checked=known.checked,
+    )
+    change = TableChange(token=token, created_at=record.created_at, files=files, rows=loaded)
+    if not known.deletes:
+        return change
+    return dataclasses.replace(
+        change,
+        rows=lambda: map(rows_that_come, loaded()),
+        gone=lambda: (rows_that_go(each, known.key) for each in loaded()),
+    )
 
 
 def target_of(known: TableRecord, url: str = "", options: Mapping[str, str] | None = None) -> TableTarget:
@@ -339,7 +358,8 @@ def _rows_of(operator: OperatorPlan) -> pa.Schema | None:
     return schema if schema is None or operator.output is None else operator.output.named(schema)
 
 
-def _new_file(file: FinishedFile) -> NewFile:
+def new_file(file: FinishedFile) -> NewFile:
+    """A file of a record, as a table takes it."""
     return NewFile(name=file.commit.target, length=file.commit.length, rows=file.rows)
 
 

@@ -22,6 +22,7 @@ class Verdict(enum.StrEnum):
     PENDING = "pending"
     AHEAD = "ahead"
     BEHIND = "BEHIND"
+    ROLLED_BACK = "ROLLED BACK"
     GONE = "GONE"
     ANOTHER = "ANOTHER TABLE"
     UNREACHED = "not reached"
@@ -113,6 +114,8 @@ def _status(
         table = open_table(target_of(known, url, options), schema=None)
         try:
             state = table.look(known.app)
+            is_there = state.identity is not None and state.committed is not None
+            loss = table.loss(state, known.app, known.checked) if is_there else None
         finally:
             table.close()
     except (InvalidInputError, NotInstalledError):
@@ -128,6 +131,7 @@ def _status(
             verdict=Verdict.UNREACHED,
             detail=error.message,
         )
+    verdict = verdict_of(state, known, due, is_published=is_published)
     return TableStatus(
         operator=operator,
         target=name,
@@ -135,5 +139,6 @@ def _status(
         due=due,
         committed=state.committed,
         version=state.version,
-        verdict=verdict_of(state, known, due, is_published=is_published),
+        verdict=Verdict.ROLLED_BACK if verdict.is_sound and loss is not None else verdict,
+        detail="" if loss is None else loss.reason,
     )

@@ -4,8 +4,8 @@
 of it is opened.
 """
 
-from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableState, TableToken
-from stateline.tables.commit import check_token, commit_once
+from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableLoss, TableState, TableToken
+from stateline.tables.commit import check_kept, check_token, commit_once, move_token
 from stateline.tables.rows import are_distinct, check_keys, check_rows, joined_rows, key_hashes
 from stateline.tables.targets import FILE_TABLES, TABLE_FORMATS, TableTarget, open_table
 
@@ -17,15 +17,18 @@ __all__ = [
     "Outcome",
     "Table",
     "TableChange",
+    "TableLoss",
     "TableState",
     "TableTarget",
     "TableToken",
     "are_distinct",
+    "check_kept",
     "check_keys",
     "check_rows",
     "check_token",
     "commit_once",
     "joined_rows",
     "key_hashes",
+    "move_token",
     "open_table",
 ]

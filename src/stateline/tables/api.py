@@ -9,6 +9,8 @@ operator, for the life of both) and the checkpoint id, which rises. A table stor
       this one, or newer     it is done: ours, or of a driver that came before
       older, or gone         the table was rolled back or made anew: refused, never filled again in silence
 
+A table format with versions can be rolled back while the token stays. So each look is followed by :meth:`Table.loss`.
+
 Guarantees asked of each table:
 
 - **Look and commit are tied.** What :meth:`Table.look` returned goes into :meth:`Table.attempt`, and an attempt from a
@@ -30,8 +32,9 @@ from typing import Any
 import pyarrow as pa
 
 from stateline.environment import Closable
+from stateline.errors import InvalidInputError
 
-__all__ = ["Attempt", "NewFile", "Outcome", "Table", "TableChange", "TableState", "TableToken"]
+__all__ = ["Attempt", "NewFile", "Outcome", "Table", "TableChange", "TableLoss", "TableState", "TableToken"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +46,14 @@ class TableToken:
         checkpoint_id: The checkpoint whose rows these are.
         previous: The newest checkpoint of the application that was committed before; ``None`` for the first commit.
         identity: The table's own identity when that was; empty if unknown.
+        checked: The table's version at which all rows before this commit were last seen to be there; empty if unknown.
     """
 
     app: str
     checkpoint_id: int
     previous: int | None = None
     identity: str = ""
+    checked: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +64,32 @@ class TableState:
         identity: The table's own identity, which another table of the same name has not; ``None`` where there is no
             table. A database knows none: empty.
         committed: The newest checkpoint of the application in the table; ``None`` for none.
-        version: The table's version, as its format counts: for people.
+        version: The table's version, as its format counts.
+        checked: The version up to which :meth:`Table.loss` found no loss; empty before it was called.
         snapshot: What the attempt is tied to. Nobody but the table itself looks at it.
     """
 
     identity: str | None
     committed: int | None
     version: str = ""
+    checked: str = field(default="", compare=False)
     snapshot: Any = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLoss:
+    """Rows of an application that a rollback by another writer removed, while its token stayed.
+
+    Attributes:
+        reason: The rollback, for people, such as ``version 9 restored version 4``.
+        kept: The newest checkpoint whose rows, and those of all earlier ones, are still in the table; ``None`` for
+            none.
+        is_certain: Whether ``kept`` is known.
+    """
+
+    reason: str
+    kept: int | None = None
+    is_certain: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +171,32 @@ class Table(Closable):
     @abstractmethod
     def look(self, app: str) -> TableState:
         """What is there now, of an application; nothing is changed."""
+
+    def loss(self, state: TableState, app: str, checked: str) -> TableLoss | None:  # noqa: ARG002 - for subclasses
+        """Find out whether a rollback removed rows of committed checkpoints while the token stayed; read-only.
+
+        Deletes, overwrites, compactions and clean-ups by other writers are no loss, and neither are entries of the
+        table's history that expired. The default is for tables whose rows and token are only rolled back together.
+
+        Args:
+            state: What a look saw; the table exists.
+            app: The application.
+            checked: The version at which an earlier call found no loss; empty if unknown.
+        """
+        return None
+
+    def set_token(self, app: str, checkpoint_id: int | None, state: TableState) -> Attempt:  # noqa: ARG002
+        """Move the token of an application to a checkpoint, without rows, if the look still holds.
+
+        The table then counts as one that has the rows of this checkpoint and of all earlier ones, so :meth:`loss`
+        forgets what happened before. ``None`` takes the token away.
+        """
+        raise InvalidInputError(
+            f"cannot set the token of a table of {self.name.partition(' ')[0]}",
+            operation="table",
+            subject=self.name,
+            hint="Start a new query with a new root and a new table",
+        )
 
     @abstractmethod
     def create(self) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from stateline.environment import Environment
-from stateline.errors import ErrorKind, InvalidInputError, UnavailableError
-from stateline.tables.api import Outcome, Table, TableChange, TableState, TableToken
+from stateline.errors import ErrorKind, InternalError, InvalidInputError, UnavailableError
+from stateline.tables.api import Attempt, Outcome, Table, TableChange, TableState, TableToken
 
-__all__ = ["CommitStep", "check_token", "commit_once", "next_commit_step"]
+__all__ = ["CommitStep", "check_kept", "check_token", "commit_once", "move_token", "next_commit_step"]
 
 _PAUSES_SECONDS: Final = (0.0, 0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0)
 """Between attempts: other writers may be faster several times, and lost answers come in rows."""
+
+_TWO_WAYS: Final = (
+    "Rows are never appended on top. `stateline table rewrite ROOT` writes the missing checkpoints again, as far as "
+    "records hold them. `stateline table accept ROOT` accepts the table without these rows. Or restore the table"
+)
 
 
 class CommitStep(enum.Enum):
@@ -51,12 +58,35 @@ def check_token(state: TableState, expected: int | None, identity: str, name: st
         InvalidInputError: It is gone, was made anew, or was rolled back.
     """
     if state.identity is None and (expected is not None or identity):
-        raise _refused("is gone", f"rows up to checkpoint {expected} were in it", name)
+        raise _refused("is missing", f"rows up to checkpoint {expected} were in it", name)
     _check_identity(state, identity, name)
     if state.committed != expected:
         found = "no rows of this query" if state.committed is None else f"rows up to checkpoint {state.committed}"
         known = "no rows" if expected is None else f"rows up to checkpoint {expected}"
         raise _refused("was rolled back or made anew", f"expected {known}, got {found}", name)
+
+
+def check_kept(table: Table, state: TableState, app: str, checked: str) -> TableState:
+    """Check that no rollback removed rows of an application while its token stayed.
+
+    Args:
+        table: The table.
+        state: What a look saw.
+        app: The application.
+        checked: The version at which an earlier call found no loss; empty if unknown.
+
+    Returns:
+        The state, marked as checked.
+
+    Raises:
+        InvalidInputError: Rows are missing; names the rollback.
+    """
+    loss = None if state.identity is None or state.committed is None else table.loss(state, app, checked)
+    if loss is None:
+        return dataclasses.replace(state, checked=state.version)
+    kept = "no checkpoint" if loss.kept is None else f"checkpoint {loss.kept}"
+    left = f"up to {kept} of {state.committed}" if loss.is_certain else f"of some checkpoints up to {state.committed}"
+    raise _refused("was rolled back", f"{loss.reason}, and only rows {left} are left", table.name)
 
 
 def commit_once(table: Table, change: TableChange, environment: Environment) -> TableState:
@@ -69,15 +99,10 @@ def commit_once(table: Table, change: TableChange, environment: Environment) -> 
         InvalidInputError: The table is another one, was rolled back, or cannot take the rows. Nothing was committed.
         UnavailableError: Other writers were faster, or the place did not answer, each time. The next call goes on.
     """
-    cause: Exception | None = None
-    for pause in _PAUSES_SECONDS:
-        environment.clock.sleep(pause)
-        try:
-            state = table.look(change.token.app)
-        except UnavailableError as error:
-            cause = error
-            continue
-        step = next_commit_step(state, change.token, table.name)
+    token = change.token
+    for state, failed in _looks(table, token.app, environment, "commit"):
+        step = next_commit_step(state, token, table.name)
+        state = check_kept(table, state, token.app, token.checked)  # noqa: PLW2901 - the same look, checked
         if step is CommitStep.NOTHING:
             return state
         if step is CommitStep.CREATE:
@@ -85,16 +110,60 @@ def commit_once(table: Table, change: TableChange, environment: Environment) -> 
             continue
         attempt = table.attempt(change, state)
         if attempt.outcome is Outcome.DONE:
-            return TableState(
-                identity=state.identity, committed=change.token.checkpoint_id, version=attempt.version or state.version
+            return dataclasses.replace(
+                state, committed=token.checkpoint_id, version=attempt.version or state.version, snapshot=None
             )
-        cause = attempt.cause
+        failed(attempt)
+    raise InternalError("the last look did not end the commit", subject=table.name)
+
+
+def move_token(table: Table, app: str, checkpoint_id: int | None, environment: Environment) -> TableState:
+    """Set the token of an application, without rows, after a user has decided that it is right.
+
+    Returns:
+        What the look before it saw.
+
+    Raises:
+        InvalidInputError: The table does not exist.
+        UnavailableError: Other writers were faster, or the place did not answer, each time.
+    """
+    for state, failed in _looks(table, app, environment, "table"):
+        if state.identity is None:
+            raise _refused("is missing", f"a token for checkpoint {checkpoint_id} needs a table", table.name)
+        attempt = table.set_token(app, checkpoint_id, state)
+        if attempt.outcome is Outcome.DONE:
+            return state
+        failed(attempt)
+    raise InternalError("the last look did not end the commit", subject=table.name)
+
+
+def _looks(
+    table: Table, app: str, environment: Environment, operation: str
+) -> Iterator[tuple[TableState, Callable[[Attempt], None]]]:
+    """Looks, with pauses, each with a function that takes an attempt that failed.
+
+    Raises:
+        UnavailableError: After the last one.
+    """
+    causes: list[Exception | None] = [None]
+
+    def failed(attempt: Attempt) -> None:
+        causes.append(attempt.cause)
+
+    for pause in _PAUSES_SECONDS:
+        environment.clock.sleep(pause)
+        try:
+            state = table.look(app)
+        except UnavailableError as error:
+            causes.append(error)
+            continue
+        yield state, failed
     raise UnavailableError(
-        f"{len(_PAUSES_SECONDS)} attempts to commit have failed; the last one: {cause or 'no table came of it'}",
-        operation="commit",
+        f"{len(_PAUSES_SECONDS)} attempts to commit have failed; the last one: {causes[-1] or 'no table came of it'}",
+        operation=operation,
         subject=table.name,
         hint="The checkpoint stands and no row is lost: the next start goes on with this commit",
-    ) from cause
+    ) from causes[-1]
 
 
 def _check_identity(state: TableState, identity: str, name: str) -> None:
@@ -104,10 +173,5 @@ def _check_identity(state: TableState, identity: str, name: str) -> None:
 
 def _refused(what: str, reason: str, name: str) -> InvalidInputError:
     return InvalidInputError(
-        f"the table {what}: {reason}",
-        operation="commit",
-        subject=name,
-        hint="Rows that it had cannot be committed again by this root. Restore the table, or start a new query with a "
-        "new root and a new table",
-        kind=ErrorKind.CONFLICT,
+        f"the table {what}: {reason}", operation="commit", subject=name, hint=_TWO_WAYS, kind=ErrorKind.CONFLICT
     )

@@ -306,7 +306,7 @@ def test_a_table_that_was_made_anew_is_refused_and_nothing_is_lost(kind, tmp_pat
         with query.place.open() as table:
             table.create()
     for _ in range(2):
-        with pytest.raises(InvalidInputError, match=r"made anew|is gone"):
+        with pytest.raises(InvalidInputError, match=r"made anew|is missing"):
             query.run(3, 7)
 
 

@@ -100,7 +100,7 @@ def test_a_table_that_lost_commits_is_not_filled_anew(place):
     identity = commit(place.open(), place.change(0, None, [1])).identity or ""
     commit(place.open(), place.change(1, 0, [2], identity))
     place.drop()
-    with pytest.raises(InvalidInputError, match=r"is gone|rolled back"):
+    with pytest.raises(InvalidInputError, match=r"is missing|rolled back"):
         commit(place.open(), place.change(2, 1, [3], identity))
     place.open().create()
     place.append_foreign(9)
@@ -189,7 +189,7 @@ def test_the_rule_of_a_commit():
     for committed in (4, 5, 9):
         with pytest.raises(InvalidInputError, match="made anew"):
             step(committed, 5, 4, identity="other")
-    with pytest.raises(InvalidInputError, match="is gone"):
+    with pytest.raises(InvalidInputError, match="is missing"):
         step(None, 5, None, None)
 
 
