@@ -5,21 +5,46 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["FINITE_COLUMNS", "canonical_float", "canonical_floats", "canonical_words"]
+__all__ = ["FLOAT_BOUNDS", "FloatLeaf", "canonical_float", "canonical_floats", "canonical_words", "float_leaves"]
 
 
-FINITE_COLUMNS: Final = b"stateline.finite"
-"""Key of the metadata in the footers of our Parquet files: the columns of floats without NaN and infinity, as JSON.
+FLOAT_BOUNDS: Final = b"stateline.float-bounds"
+"""Key of the metadata in the footers of our Parquet files: what :func:`float_leaves` returns, as JSON."""
 
-The statistics of a footer leave NaN out, so without this nobody knows whether they are bounds of all rows.
-"""
+
+@dataclass(frozen=True, slots=True)
+class FloatLeaf:
+    """What is known of one floating-point leaf column of a Parquet file.
+
+    Attributes:
+        nulls: Rows without a value, also where a structure around it is null.
+        least: A lower bound of all values; ``None`` where all are null, or one is NaN or infinite.
+        greatest: An upper bound, under the same condition. Zeros count as -0.0 below, and as 0.0 above.
+    """
+
+    nulls: int
+    least: float | None = None
+    greatest: float | None = None
+
+
+def float_leaves(metadata: Mapping[bytes, bytes] | None) -> dict[int, FloatLeaf]:
+    """Read the bounds of floating-point leaves from the metadata of a footer.
+
+    Returns:
+        By the position of the leaf in the file. Leaves inside lists and maps are left out.
+    """
+    found = json.loads((metadata or {}).get(FLOAT_BOUNDS, b"{}"))
+    return {int(index): FloatLeaf(*facts) for index, facts in found.items()}
 
 
 def canonical_float(value: float) -> float:

@@ -5,10 +5,10 @@ Wrong statistics give wrong answers: readers skip files by them. So a file has b
 Facts:
 - deltalake's own reader takes a bound that is left out, while other columns have theirs, for one that no value meets,
   and skips the file. Binary, lists and maps have no bounds, and it expects none.
-- Bounds of texts have 32 characters at most; a maximum that is cut must still be one, so the last code point follows.
+- Bounds of texts have 32 characters at most. A maximum that is cut must still be one, so its last character is raised
+  to the next code point. There is none after U+10FFFF: the character before it is raised then.
 - Bounds of timestamps have milliseconds, cut by readers and writers of the format: a maximum is raised to the next one.
-- Footers know nothing of NaN, and readers that are told a bound of a float take it for one of all rows. Which columns
-  have only finite numbers is written in our footers (:data:`FINITE_COLUMNS`).
+- Readers take a bound of a float for one of all rows, NaN included. So there is one only where every value is finite.
 - Numbers of JSON with many digits are read exactly where they are written in full, without an exponent.
 - Partition values are text. Null and the empty text cannot be told apart.
 """
@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stateline.errors import CorruptDataError, InvalidInputError
-from stateline.floats import FINITE_COLUMNS
 from stateline.tables.columns import leaves_of, refused_columns
+from stateline.tables.footers import leaf_bounds
 
 __all__ = ["check_partition_kind", "file_statistics", "partition_values"]
 
@@ -36,7 +36,8 @@ _COLUMNS_MAX: Final = 200
 """A file of more leaf columns has no bounds: the log would be longer than what they save."""
 
 _TEXT_MAX: Final = 32
-_LAST_CHARACTER: Final = "\U0010ffff"
+_LAST_CODE_POINT: Final = 0x10FFFF
+_SURROGATES: Final = range(0xD800, 0xE000)
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _CUT: Final = re.compile("~[0-9a-f]{32}\\Z")
 """Ends the name of a folder whose value is too long for it; the file has the column itself then."""
@@ -52,16 +53,15 @@ def file_statistics(footer: pq.FileMetaData) -> str:
         )
         if path is not None and not pa.types.is_binary(kind) and not pa.types.is_large_binary(kind)
     ]
-    finite = set(json.loads((footer.metadata or {}).get(FINITE_COLUMNS, b"[]")))
+    known = leaf_bounds(footer)
     nulls: dict[str, Any] = {}
     bounds: tuple[dict[str, Any], dict[str, Any]] | None = ({}, {}) if len(leaves) <= _COLUMNS_MAX else None
     for index, path, kind in leaves:
-        least, greatest, missing = _bounds(footer, index)
-        _put(nulls, path, None if missing is None else str(missing))
-        if bounds is None or missing == footer.num_rows:
+        found = known[index]
+        _put(nulls, path, None if found.nulls is None else str(found.nulls))
+        if bounds is None or found.nulls == footer.num_rows:
             continue
-        is_known = not pa.types.is_floating(kind) or (len(path) == 1 and path[0] in finite)
-        lower, upper = (_least(least, kind), _greatest(greatest, kind)) if is_known else (None, None)
+        lower, upper = _least(found.least, kind), _greatest(found.greatest, kind)
         if lower is not None and upper is not None:
             _put(bounds[0], path, lower)
             _put(bounds[1], path, upper)
@@ -117,37 +117,6 @@ def check_partition_kind(column: pa.Field, name: str) -> None:
         raise refused_columns(reason, name, "Partition by another column")
 
 
-def _bounds(footer: pq.FileMetaData, index: int) -> tuple[Any, Any, int | None]:
-    """The least and the greatest value of a leaf column, and its nulls; ``None`` for what is not certain."""
-    least = greatest = None
-    nulls: int | None = 0
-    is_certain = True
-    for group in range(footer.num_row_groups):
-        chunk = footer.row_group(group).column(index)
-        found = chunk.statistics
-        if found is None or not found.has_null_count:
-            return None, None, None
-        nulls = None if nulls is None else nulls + found.null_count
-        if found.null_count == chunk.num_values:
-            continue
-        values = _values(found)
-        if values is None:
-            is_certain = False
-        elif is_certain:
-            least = values[0] if least is None else min(least, values[0])
-            greatest = values[1] if greatest is None else max(greatest, values[1])
-    return (least, greatest, nulls) if is_certain else (None, None, nulls)
-
-
-def _values(found: pq.Statistics) -> tuple[Any, Any] | None:
-    if not found.has_min_max:
-        return None
-    try:
-        return found.min, found.max
-    except (ValueError, OverflowError, UnicodeDecodeError):
-        return None  # A time that Python has not, or a text that is none.
-
-
 def _json(value: str | dict[str, Any]) -> str:
     """An object of JSON whose values are texts of JSON already."""
     if isinstance(value, str):
@@ -175,8 +144,8 @@ def _least(value: Any, kind: pa.DataType) -> str | None:
 def _greatest(value: Any, kind: pa.DataType) -> str | None:
     """The JSON of an upper bound; ``None`` for none."""
     if isinstance(value, str):
-        cut = value if len(value) <= _TEXT_MAX else value[:_TEXT_MAX] + _LAST_CHARACTER
-        return json.dumps(cut, ensure_ascii=False)
+        cut = value if len(value) <= _TEXT_MAX else _raised(value[:_TEXT_MAX])
+        return None if cut is None else json.dumps(cut, ensure_ascii=False)
     if isinstance(value, dt.datetime):
         over = value.microsecond % 1000
         try:
@@ -184,6 +153,15 @@ def _greatest(value: Any, kind: pa.DataType) -> str | None:
         except OverflowError:
             return None
     return _number(value)
+
+
+def _raised(text: str) -> str | None:
+    """A short text above every text that begins with this one; ``None`` if there is none."""
+    for end in range(len(text), 0, -1):
+        code = ord(text[end - 1]) + 1
+        if code <= _LAST_CODE_POINT:
+            return text[: end - 1] + chr(_SURROGATES.stop if code in _SURROGATES else code)
+    return None
 
 
 def _number(value: Any) -> str | None:
@@ -215,15 +193,15 @@ def _value_in_file(footer: pq.FileMetaData, index: int) -> str | None:
         if at == index:
             break
         leaf += sum(1 for _ in leaves_of(column.type))
-    least, greatest, _ = _bounds(footer, leaf)
-    if not isinstance(least, str) or least != greatest:
+    found = leaf_bounds(footer)[leaf]
+    if not isinstance(found.least, str) or found.least != found.greatest:
         raise InvalidInputError(
             "cannot tell the value of a partition column: it is too long for the name of a folder, and for a footer",
             operation="commit",
             subject=f"column {footer.schema.to_arrow_schema().field(index).name!r}",
             hint="Partition by a shorter value, such as a hash",
         )
-    return least
+    return found.least
 
 
 def _check_value(text: str | None, kind: pa.DataType, name: str) -> None:

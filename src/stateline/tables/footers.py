@@ -2,20 +2,89 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stateline.blob import BlobStore
 from stateline.errors import CorruptDataError, DataLossError, NotFoundError
+from stateline.floats import float_leaves
 from stateline.tables.api import NewFile
 
-__all__ = ["read_footer"]
+__all__ = ["LeafBounds", "leaf_bounds", "read_footer"]
 
 _TAIL_BYTES: Final = 64 * 1024
 _END_BYTES: Final = 8
 """Four bytes of length and the magic."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeafBounds:
+    """What a footer says for certain of all values of one leaf column.
+
+    Attributes:
+        nulls: Its nulls; ``None`` if unknown.
+        least: Its least value, as pyarrow returns it; ``None`` if unknown, or where all values are null.
+        greatest: Its greatest value, likewise. Texts and bytes are never cut.
+    """
+
+    nulls: int | None = None
+    least: Any = None
+    greatest: Any = None
+
+
+def leaf_bounds(footer: pq.FileMetaData) -> list[LeafBounds]:
+    """The bounds of all leaf columns of a file, in its order.
+
+    Those of floating-point columns were computed while the file was written, and are known only where every value is
+    finite: statistics leave NaN out, and readers differ in its order.
+    """
+    floats = float_leaves(footer.metadata)
+    found = []
+    for index in range(len(footer.schema)):
+        if index in floats:
+            found.append(LeafBounds(floats[index].nulls, floats[index].least, floats[index].greatest))
+        elif _is_floating(footer.schema.column(index)):
+            found.append(LeafBounds())
+        else:
+            found.append(_from_statistics(footer, index))
+    return found
+
+
+def _is_floating(leaf: pq.ColumnSchema) -> bool:
+    return leaf.physical_type in ("FLOAT", "DOUBLE") or str(leaf.logical_type) == "Float16"
+
+
+def _from_statistics(footer: pq.FileMetaData, index: int) -> LeafBounds:
+    least = greatest = None
+    nulls = 0
+    is_certain = True
+    for group in range(footer.num_row_groups):
+        chunk = footer.row_group(group).column(index)
+        found = chunk.statistics
+        if found is None or not found.has_null_count:
+            return LeafBounds()
+        nulls += found.null_count
+        if found.null_count == chunk.num_values:
+            continue
+        values = _values(found)
+        if values is None:
+            is_certain = False
+        elif is_certain:
+            least = values[0] if least is None else min(least, values[0])
+            greatest = values[1] if greatest is None else max(greatest, values[1])
+    return LeafBounds(nulls, least, greatest) if is_certain else LeafBounds(nulls)
+
+
+def _values(found: pq.Statistics) -> tuple[Any, Any] | None:
+    if not found.has_min_max:
+        return None
+    try:
+        return found.min, found.max
+    except (ValueError, OverflowError, UnicodeDecodeError):
+        return None  # A time that Python has not, or a text that is none.
 
 
 def read_footer(store: BlobStore, file: NewFile) -> pq.FileMetaData:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import io
 import json
 import math
 import random
@@ -19,7 +20,7 @@ from stateline.blob import open_store
 from stateline.environment import Environment
 from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
-from stateline.floats import FINITE_COLUMNS
+from stateline.files.formats import FORMATS
 from stateline.pipeline.files_decision import FilesDecision, files_plan
 from stateline.pipeline.plan import PLAIN
 from stateline.tables import NewFile, TableChange, TableTarget, TableToken, commit_once, open_table
@@ -154,13 +155,12 @@ def test_no_filter_loses_rows_by_statistics(tmp_path, seed):
                 assert dataset.to_table(filter=compare(pc.field(name), scalar)).num_rows == wanted, (name, value)
 
 
-def footer_of(rows, metadata=None):
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, rows.schema) as writer:
-        writer.write_table(rows, row_group_size=2)
-        if metadata:
-            writer.add_key_value_metadata(metadata)
-    return pq.read_metadata(pa.BufferReader(sink.getvalue()))
+def footer_of(rows, rows_of_group=2):
+    sink = io.BytesIO()
+    encoder = FORMATS["parquet"].encoder(sink, rows.schema, None, rows_of_group)
+    encoder.write(rows)
+    encoder.finish()
+    return pq.read_metadata(io.BytesIO(sink.getvalue()))
 
 
 def stats_of(rows):
@@ -176,14 +176,14 @@ def test_a_file_has_bounds_of_all_columns_or_of_none():
             "long": ["a" * 33, "b" * 32, "c"],
             "t": pa.array([1, 1_999, 5_001], pa.timestamp("us", "UTC")),
             "wide": pa.array([decimal.Decimal("-863233125685948.28")] * 3, pa.decimal128(20, 2)),
-            "last": ["\U0010ffff" * 40] * 3,
+            "last": ["a\U0010ffff" + "\U0010ffff" * 40] * 3,
             "bin": [b"x"] * 3,
             "list": [[1.0]] * 3,
             "st": [{"x": 1, "f": 1.0}] * 3,
         }
     )
     rows = rows.replace_schema_metadata()
-    footer = footer_of(rows, {FINITE_COLUMNS: b'["f"]'})
+    footer = footer_of(rows)
     assert '"wide":-863233125685948.28' in file_statistics(footer)
     stats = json.loads(file_statistics(footer))
     assert stats["numRecords"] == 3
@@ -203,27 +203,74 @@ def test_a_file_has_bounds_of_all_columns_or_of_none():
         "b": False,
         "long": "a" * 32,
         "t": "1970-01-01T00:00:00.000Z",
-        "last": "\U0010ffff" * 32,
-        "st": {"x": 1},
+        "last": "a" + "\U0010ffff" * 31,
+        "st": {"x": 1, "f": 1.0},
     }
     assert stats["maxValues"] == {
         "f": 2.5,
         "b": True,
         "long": "c",
         "t": "1970-01-01T00:00:00.006Z",
-        "last": "\U0010ffff" * 33,
-        "st": {"x": 1},
+        "last": "b",
+        "st": {"x": 1, "f": 1.0},
     }
-    assert "minValues" not in stats_of(rows), "nobody says that f is finite"
+    for odd in (math.nan, math.inf, -math.inf):
+        assert "minValues" not in stats_of(pa.table({"f": [1.0, odd], "i": [1, 2]})), "an order that readers differ in"
+    assert "minValues" not in stats_of(pa.table({"s": ["\U0010ffff" * 33], "i": [1]})), "no text is above"
     assert "minValues" not in stats_of(pa.table({"s": ["a" * 5000], "i": [1]})), "a footer has no bounds of long texts"
     assert "minValues" not in stats_of(pa.table({f"c{index}": [index] for index in range(201)}))
 
 
-def test_our_files_say_which_columns_are_finite(tmp_path):
-    rows = pa.table({"good": [1.0, None], "nan": [math.nan, 1.0], "inf": [math.inf, 1.0], "i": [1, 2]})
-    table = written(tmp_path, rows)
-    footer = pq.read_metadata(table.file_uris()[0].replace("%20", " "))
-    assert json.loads(footer.metadata[FINITE_COLUMNS]) == ["good"]
+def test_a_cut_text_bound_is_below_and_above_its_text():
+    chance = random.Random(1)
+    characters = ["a", "\x7f", "\0", "é", "e\u0301", "\ud7ff", "\ue000", "\uffff", "\U00010000", "\U0010ffff"]
+    for _ in range(500):
+        head = chance.choice(characters) * 31 + chance.choice(characters)
+        texts = [(head + "".join(chance.choices(characters, k=chance.randrange(5)))) for _ in range(2)]
+        stats = stats_of(pa.table({"s": texts}))
+        if "minValues" in stats:
+            assert stats["minValues"]["s"].encode() <= min(texts).encode(), texts
+            assert stats["maxValues"]["s"].encode() >= max(texts).encode(), texts
+        else:
+            assert max(texts)[:32] == "\U0010ffff" * 32, texts
+
+
+def test_a_cut_text_is_found_by_equality(tmp_path):
+    texts = ["a" * 32 + "\U0010ffffb", "\U0010ffff" * 40]
+    for at, text in enumerate(texts):
+        table = written(tmp_path / str(at), pa.table({"s": [text], "i": [1]}))
+        asked = QueryBuilder().register("t", table).execute(f"select * from t where s = '{text}'")
+        assert pa.table(asked.read_all()).num_rows == 1, text
+        assert table.to_pyarrow_dataset().to_table(filter=pc.field("s") == text).num_rows == 1, text
+
+
+def test_floats_have_bounds_in_the_log_and_none_in_the_file(tmp_path):
+    inner = pa.struct([("x", pa.float32()), ("deep", pa.struct([("y", pa.float64())]))])
+    rows = pa.table(
+        {
+            "good": [1.5, None, -2.0],
+            "zero": [0.0, -0.0, 0.0],
+            "codes": pa.array([1.5, 2.5, None]).dictionary_encode().cast(pa.dictionary(pa.int32(), pa.float64())),
+            "st": pa.array([{"x": 1.0, "deep": {"y": 2.0}}, None, {"x": None, "deep": None}], inner),
+            "list": pa.array([[1.0], None, []], pa.list_(pa.float64())),
+            "i": [1, 2, 3],
+        }
+    )
+    footer = footer_of(rows)
+    for group in range(footer.num_row_groups):
+        for leaf in map(footer.row_group(group).column, range(footer.num_columns)):
+            assert leaf.is_stats_set == (leaf.physical_type == "INT64"), leaf.path_in_schema
+    stats = json.loads(file_statistics(footer))
+    assert stats["minValues"] == {
+        "good": -2.0,
+        "zero": 0.0,
+        "codes": 1.5,
+        "st": {"x": 1.0, "deep": {"y": 2.0}},
+        "i": 1,
+    }
+    assert math.copysign(1, stats["minValues"]["zero"]) == -1
+    assert math.copysign(1, stats["maxValues"]["zero"]) == 1
+    assert stats["nullCount"] == {"good": 1, "zero": 0, "codes": 1, "st": {"x": 2, "deep": {"y": 2}}, "i": 0}
     twice = pa.table({"a": [1.0, math.nan], "b": [math.nan, 1.0]})
     assert values(written(tmp_path / "twice", twice, batches=2).to_pyarrow_table()) == values(twice)
 

@@ -1,4 +1,4 @@
-"""Parquet: row groups as ``row_groups`` says.
+"""Parquet: row groups as ``row_groups`` says, and no statistics of floats: see :mod:`.float_bounds`.
 
 What Spark cannot read is refused where the output is declared; later the error would come to whoever reads the folder,
 about all of its files. Each type of Arrow was written by pyarrow 26 and read by Spark 4.3:
@@ -25,20 +25,19 @@ what they are stored as.
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from stateline.files.formats.float_bounds import FloatBounds
 from stateline.files.formats.format import Encoder, Format, Sink, SinkFile
 from stateline.files.formats.limits import is_extension, is_view
-from stateline.floats import FINITE_COLUMNS
 
 __all__ = ["ParquetFormat"]
 
-_FLOATS: Final = (pa.float32(), pa.float64())
+_FLOATS: Final = ("FLOAT", "DOUBLE")
 _SAMPLE_ROWS: Final = 16_384
 _UNIQUE_SHARE: Final = 0.5
 """How many of the first rows may have values of their own before a dictionary is not worth its time."""
@@ -81,26 +80,46 @@ class _ParquetEncoder(Encoder):
         self._schema = schema
         self._codec = codec or "none"
         self._opened: pq.ParquetWriter | None = None
-        self._finite = [field.name for field in schema if field.type in _FLOATS]
+        self._bounds = FloatBounds(schema)
 
     def write(self, rows: pa.Table) -> None:
-        self._finite = [name for name in self._finite if pc.all(pc.is_finite(rows[name])).as_py() is not False]
+        self._bounds.add(rows)
         self._writer(rows).write_table(rows, row_group_size=self._rows)
 
     def finish(self) -> None:
         writer = self._writer(self._schema.empty_table())
-        if self._finite:
-            writer.add_key_value_metadata({FINITE_COLUMNS: json.dumps(self._finite)})
+        if metadata := self._bounds.metadata():
+            writer.add_key_value_metadata(metadata)
         writer.close()
 
     def _writer(self, rows: pa.Table) -> pq.ParquetWriter:
         if self._opened is None:
-            repeating: list[str] | bool = _repeating_leaves(rows) or False
-            self._opened = pq.ParquetWriter(self._file, self._schema, compression=self._codec, use_dictionary=repeating)
+            leaves = _leaves_of(rows.schema)
+            self._opened = pq.ParquetWriter(
+                self._file,
+                self._schema,
+                compression=self._codec,
+                use_dictionary=_repeating_leaves(rows, leaves) or False,
+                write_statistics=_ordered_leaves(leaves),
+            )
         return self._opened
 
 
-def _repeating_leaves(rows: pa.Table) -> list[str]:
+def _leaves_of(schema: pa.Schema) -> list[pq.ColumnSchema]:
+    """The leaf columns of a Parquet file of these columns."""
+    empty = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), empty)
+    leaves = pq.read_metadata(pa.BufferReader(empty.getvalue())).schema
+    return [leaves.column(index) for index in range(len(leaves))]
+
+
+def _ordered_leaves(leaves: list[pq.ColumnSchema]) -> list[str]:
+    """The leaf columns, by path, that get statistics: all but floats, whose NaN readers order differently."""
+    floats = {leaf.path for leaf in leaves if leaf.physical_type in _FLOATS or str(leaf.logical_type) == "Float16"}
+    return [leaf.path for leaf in leaves if leaf.path not in floats]
+
+
+def _repeating_leaves(rows: pa.Table, leaves: list[pq.ColumnSchema]) -> list[str]:
     """The leaf columns, by path, that a dictionary makes smaller.
 
     A dictionary that finds almost every value new is given up by the encoder, but only after it has cost more than all
@@ -116,8 +135,4 @@ def _repeating_leaves(rows: pa.Table) -> list[str]:
         and not pa.types.is_null(column.type)
         and pc.count_distinct(column).as_py() > _UNIQUE_SHARE * sample.num_rows
     }
-    empty = pa.BufferOutputStream()
-    pq.write_table(rows.schema.empty_table(), empty)
-    leaves = pq.read_metadata(pa.BufferReader(empty.getvalue())).schema
-    paths = [leaves.column(index).path for index in range(len(leaves))]
-    return [path for path in paths if path not in unique]
+    return [leaf.path for leaf in leaves if leaf.path not in unique]
