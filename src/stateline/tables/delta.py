@@ -7,6 +7,8 @@ Facts (delta-rs 1.6):
 - Nothing of an ``add`` action is checked, and a partition value that cannot be parsed destroys the table. So all is
   checked here first: size, columns, types, partition values.
 - A creator that comes second in mode ``ignore`` loses its files without a word. So a table is created empty.
+- Tokens without the time of their commit go with Spark's next checkpoint of the log, where the table's properties say
+  that tokens expire (``delta.setTransactionRetentionDuration``). A negative token stands for none.
 - Names of files are given as they are on disk: the library escapes them for the log.
 """
 
@@ -20,14 +22,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, CommitProperties, Transaction
 
 from stateline.blob import BlobStore
 from stateline.blob.urls import is_local, split_local_url
 from stateline.environment import Environment, side_by_side, system_environment
 from stateline.errors import ErrorKind, InternalError, InvalidInputError, StatelineError, UnavailableError
-from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableState
+from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableLoss, TableState
 from stateline.tables.columns import check_fit, check_kinds, plain_schema, refused_columns, with_promises
+from stateline.tables.delta_history import MARK, LogEntry, find_loss, parse_entry
 from stateline.tables.delta_statistics import check_partition_kind, file_statistics, partition_values
 from stateline.tables.footers import read_footer
 from stateline.tables.rows import check_keys, joined_rows
@@ -112,8 +116,55 @@ class DeltaLog(Table):
         except (DeltaError, OSError, ValueError) as error:
             raise self._unavailable(error) from error
         return TableState(
-            identity=str(table.metadata().id), committed=committed, version=str(table.version()), snapshot=table
+            identity=str(table.metadata().id),
+            committed=None if committed is None or committed < 0 else committed,
+            version=str(table.version()),
+            snapshot=table,
         )
+
+    def loss(self, state: TableState, app: str, checked: str) -> TableLoss | None:
+        if state.committed is None:
+            return None
+        files = DeltaStorageHandler(self._place, self._storage)
+
+        def read(version: int) -> LogEntry | None:
+            try:
+                with files.open_input_file(f"_delta_log/{version:020}.json") as entry:
+                    return parse_entry(version, bytes(entry.read()))
+            except FileNotFoundError:
+                return None
+            except (DeltaError, OSError, ValueError) as error:
+                raise self._unavailable(error) from error
+
+        def read_all(versions: Sequence[int]) -> Sequence[LogEntry | None]:
+            return side_by_side(self._environment, "stateline-log", read, versions, _FOOTERS_AT_ONCE)
+
+        since = int(checked) if checked else None
+        return find_loss(read_all, app, state.committed, since, state.snapshot.version())
+
+    def set_token(self, app: str, checkpoint_id: int | None, state: TableState) -> Attempt:
+        table = state.snapshot
+        properties = CommitProperties(
+            app_transactions=[self._token(app, -1 if checkpoint_id is None else checkpoint_id)],
+            custom_metadata={MARK: "set"},
+        )
+        try:
+            table.create_write_transaction(
+                [],
+                mode="append",
+                schema=table.schema(),
+                partition_by=table.metadata().partition_columns,
+                commit_properties=properties,
+            )
+        except CommitFailedError as error:
+            return Attempt(outcome=Outcome.NOT_DONE, cause=error)
+        except (DeltaError, OSError) as error:
+            return Attempt(outcome=Outcome.UNKNOWN, cause=error)
+        return Attempt(outcome=Outcome.DONE)
+
+    def _token(self, app: str, checkpoint_id: int) -> Transaction:
+        """A token with the time of its commit: without one, Spark drops it where tokens expire."""
+        return Transaction(app, checkpoint_id, int(self._environment.clock.now() * 1000))
 
     def create(self) -> None:
         if self._schema is None:
@@ -141,7 +192,7 @@ class DeltaLog(Table):
         table, token = state.snapshot, change.token
         there = self._columns(table)
         properties = CommitProperties(
-            app_transactions=[Transaction(token.app, token.checkpoint_id)],
+            app_transactions=[self._token(token.app, token.checkpoint_id)],
             custom_metadata={"stateline.checkpoint": str(token.checkpoint_id)},
         )
         if self._target.takes_files:

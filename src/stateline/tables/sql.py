@@ -184,6 +184,29 @@ class SqlTable(Table):
             return Attempt(outcome=Outcome.UNKNOWN if is_committing else error.outcome, cause=error)
         return Attempt(outcome=Outcome.DONE)
 
+    def set_token(self, app: str, checkpoint_id: int | None, state: TableState) -> Attempt:
+        is_committing = False
+        try:
+            with self._session(may_create=False) as session:
+                if session is None:
+                    return Attempt(outcome=Outcome.NOT_DONE)
+                if not self._has_tokens(session):
+                    session.run(f"CREATE TABLE IF NOT EXISTS {self._tokens} ({_COLUMNS_OF_TOKENS})")
+                if checkpoint_id is None:
+                    is_moved = state.committed is None or self._remove_token(session, app, state.committed)
+                else:
+                    token = TableToken(app=app, checkpoint_id=checkpoint_id, previous=state.committed)
+                    is_moved = self._move(session, token)
+                if not is_moved:
+                    return Attempt(outcome=Outcome.NOT_DONE)
+                is_committing = True
+                session.commit()
+        except DatabaseError as error:
+            if error.outcome is None:
+                raise self._refused(error) from error
+            return Attempt(outcome=Outcome.UNKNOWN if is_committing else error.outcome, cause=error)
+        return Attempt(outcome=Outcome.DONE)
+
     def close(self) -> None:
         """Nothing is held open."""
 
@@ -244,6 +267,10 @@ class SqlTable(Table):
             "WHERE app = ? AND checkpoint_id = ? RETURNING checkpoint_id"
         )
         return bool(session.run(statement, token.checkpoint_id, token.app, token.previous))
+
+    def _remove_token(self, session: Session, app: str, previous: int) -> bool:
+        statement = f"DELETE FROM {self._tokens} WHERE app = ? AND checkpoint_id = ? RETURNING checkpoint_id"  # noqa: S608  # nosec B608
+        return bool(session.run(statement, app, previous))
 
     def _ask(self, question: Callable[[Session | None], T]) -> T:
         """An answer that nothing is committed for; on a second connection where the first one was lost.
