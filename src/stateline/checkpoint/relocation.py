@@ -30,7 +30,7 @@ from stateline.environment import Environment, system_environment
 from stateline.errors import ConflictError, CorruptDataError, InvalidInputError, NotFoundError
 from stateline.options import check_kind
 
-__all__ = ["Relocation", "relocate_outputs"]
+__all__ = ["Relocation", "kept_states", "relocate_outputs"]
 
 _SHOWN: Final = 10
 _ERRORS: Final = {
@@ -114,7 +114,7 @@ def relocate_outputs(
         outputs=tuple(map(new_output, newest.outputs)),
         properties=_moved_properties(newest, moved, outputs) | table_properties(following_tables(newest)),
     )
-    record = replace(record, states={name: _kept(newest, state) for name, state in record.states.items()})
+    record = replace(record, states=kept_states(newest))
     report = verify_outputs(record, {store.url: store for store in outputs.values()})
     if report.findings:
         raise _not_there(report.findings, newest)
@@ -134,11 +134,14 @@ def _check_operators(newest: Checkpoint, outputs: Mapping[str, BlobStore]) -> No
         )
 
 
-def _kept(newest: Checkpoint, state: InlineState | FileState) -> InlineState | FileState:
-    """State of the newest checkpoint, as the next one names it, whose folder is another."""
-    if isinstance(state, FileState):
-        return replace(state, name=state.object_name(newest.folder), relative=False)
-    return state
+def kept_states(newest: Checkpoint) -> dict[str, InlineState | FileState]:
+    """The states of the newest checkpoint, as the next one names them, whose folder is another."""
+    return {
+        name: replace(state, name=state.object_name(newest.folder), relative=False)
+        if isinstance(state, FileState)
+        else state
+        for name, state in newest.states.items()
+    }
 
 
 def _moved_properties(

@@ -140,7 +140,7 @@ class DeltaLog(Table):
             return side_by_side(self._environment, "stateline-log", read, versions, _FOOTERS_AT_ONCE)
 
         since = int(checked) if checked else None
-        return find_loss(read_all, app, state.committed, since, state.snapshot.version())
+        return find_loss(read_all, app, since, state.snapshot.version())
 
     def set_token(self, app: str, checkpoint_id: int | None, state: TableState) -> Attempt:
         table = state.snapshot

@@ -26,6 +26,7 @@ MARK: Final = "stateline.token"
 """In the ``commitInfo`` of an entry that only sets a token, after a user has looked at the table."""
 
 _AT_ONCE: Final = 64
+_COMMITS: Final = 2
 _RESTORE: Final = "RESTORE"
 _REPLACING: Final = frozenset(
     {
@@ -64,9 +65,14 @@ class LogEntry:
     removed: frozenset[str] = frozenset()
 
     @property
-    def rolls_back(self) -> bool:
-        """Whether it may take rows away that nobody deleted."""
-        return self.operation == _RESTORE or self.operation in _REPLACING
+    def restores(self) -> bool:
+        """Whether it brings back an older version that had other files."""
+        return self.operation == _RESTORE and self.added != self.removed
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it replaces the table."""
+        return self.operation in _REPLACING
 
 
 def parse_entry(version: int, data: bytes) -> LogEntry:
@@ -89,21 +95,20 @@ def parse_entry(version: int, data: bytes) -> LogEntry:
     )
 
 
-def find_loss(read: Read, app: str, committed: int, checked: int | None, newest: int) -> TableLoss | None:
+def find_loss(read: Read, app: str, checked: int | None, newest: int) -> TableLoss | None:
     """Replay the log of a table.
 
     Args:
         read: Reads entries.
         app: The application.
-        committed: Its token.
-        checked: The version at which all its rows were there; ``None`` if unknown: then its newest commit counts.
+        checked: The version at which all its rows were there; ``None`` if unknown.
         newest: The version of the table.
     """
     log = _Log(read, app)
     if checked is None or checked > newest:
-        checked = log.newest_commit(newest, committed)
+        checked = log.start(newest)
     log.load(range(checked + 1, newest + 1))
-    if not any(entry.rolls_back for entry in log.present(checked, newest)):
+    if not any(entry.restores or entry.replaces for entry in log.present(checked, newest)):
         return None
     return _Replay(log, checked).loss(newest)
 
@@ -129,23 +134,36 @@ class _Log:
     def present(self, after: int, last: int) -> list[LogEntry]:
         return [found for version in range(after + 1, last + 1) if (found := self.entry(version)) is not None]
 
-    def newest_commit(self, newest: int, committed: int) -> int:
-        """The version that set a token; where it expired, the one before the oldest entry that exists."""
+    def start(self, newest: int) -> int:
+        """A version at which all rows were there: the newest commit but one, for the newest one had looked after it.
+
+        A first commit had no rows before it. Where entries expired, it is the version before the oldest one.
+        """
+        commits, oldest = 0, 0
         for version in range(newest, -1, -1):
             entry = self.entry(version)
-            if entry is None or entry.tokens.get(self.app) == committed:
+            if entry is None:
                 return version
-        return -1
+            if self.app in entry.tokens:
+                commits += 1
+                oldest = version
+                if entry.is_mark or commits == _COMMITS:
+                    return version
+        return oldest - 1
 
     def rows_at(self, version: int) -> tuple[int | None, bool]:
         """The newest checkpoint whose rows were there at a version, and whether that is certain."""
-        for at in range(version, -1, -1):
+        at: int | None = version
+        while at is not None and at >= 0:
             entry = self.entry(at)
-            if entry is None or entry.rolls_back:
+            if entry is None:
                 return None, False
             if self.app in entry.tokens:
                 return _checkpoint(entry.tokens[self.app]), True
-        return None, True
+            if entry.replaces:
+                return None, True
+            at = self.restored_version(entry) if entry.restores else at - 1
+        return None, at is not None
 
     def restored_version(self, restore: LogEntry) -> int | None:
         """The version that a restore brought back; ``None`` if it cannot be found."""
@@ -167,23 +185,16 @@ class _Log:
 
 
 class _Replay:
-    """Whose rows are in the table, version after version.
-
-    Rows are those of an entry of the application, by its version; ``_BEFORE`` stands for all of them at the start.
-    """
-
-    _BEFORE: Final = -1
-    _UNKNOWN: Final = -2
+    """Whose rows are in the table, version after version."""
 
     def __init__(self, log: _Log, checked: int) -> None:
         self._log = log
         self._checked = checked
-        self._rows = self._token = self._BEFORE
-        self._rows_at = {checked: self._BEFORE}
-        self._older = 0
-        """The version before the start that was restored, if one was."""
+        self._rows = self._token = _Rows(checked)
+        self._rows_at = {checked: self._rows}
         self._reason = ""
         self._is_later = False
+        """Whether rows were committed on top of a loss."""
 
     def loss(self, newest: int) -> TableLoss | None:
         for version in range(self._checked + 1, newest + 1):
@@ -191,44 +202,51 @@ class _Replay:
             if entry is not None:
                 self._take(entry)
             self._rows_at[version] = self._rows
-        if self._rows == self._token:
+        if self._is_whole():
             return None
-        kept, is_certain = self._kept()
+        kept, is_certain = self._checkpoint_of(self._rows)
         return TableLoss(reason=self._reason, kept=kept, is_certain=is_certain and not self._is_later)
 
     def _take(self, entry: LogEntry) -> None:
         if self._log.app in entry.tokens:
-            if entry.is_mark or self._rows == self._token:
-                self._rows = entry.version
-                self._is_later = False
-            else:
-                self._is_later = True
-            self._token = entry.version
-        if entry.operation in _REPLACING:
-            self._rows = self._UNKNOWN
-            self._older = -1
+            self._is_later = not entry.is_mark and not self._is_whole()
+            self._token = _Rows(entry.version)
+            if not self._is_later:
+                self._rows = self._token
+        if entry.replaces:
+            self._rows = _NO_ROWS
             self._reason = f"version {entry.version} of the table replaced it ({entry.operation})"
-        elif entry.operation == _RESTORE:
-            self._restore(entry)
+        elif entry.restores:
+            version = self._log.restored_version(entry)
+            name = "an older version" if version is None else f"version {version}"
+            self._reason = f"version {entry.version} of the table restored {name}"
+            if version is None:
+                self._rows = _UNKNOWN_ROWS
+            else:
+                self._rows = self._rows_at.get(version) or _Rows(version)
 
-    def _restore(self, entry: LogEntry) -> None:
-        version = self._log.restored_version(entry)
-        name = "an older version" if version is None else f"version {version}"
-        self._reason = f"version {entry.version} of the table restored {name}"
-        if version is None:
-            self._rows, self._older = self._UNKNOWN, entry.version
-        elif version >= self._checked:
-            self._rows = self._rows_at[version]
-        elif any(self._log.app in each.tokens for each in self._log.present(version, self._checked)):
-            self._rows, self._older = self._UNKNOWN, version
-        else:
-            self._rows = self._BEFORE
+    def _is_whole(self) -> bool:
+        if self._rows == self._token:
+            return True
+        kept, is_certain = self._checkpoint_of(self._rows)
+        return is_certain and (kept, True) == self._checkpoint_of(self._token)
 
-    def _kept(self) -> tuple[int | None, bool]:
-        if self._rows >= 0:
-            entry = self._log.entry(self._rows)
-            return None if entry is None else _checkpoint(entry.tokens[self._log.app]), entry is not None
-        return self._log.rows_at(self._checked if self._rows == self._BEFORE else self._older)
+    def _checkpoint_of(self, rows: _Rows) -> tuple[int | None, bool]:
+        """The newest checkpoint whose rows these are, and whether that is certain."""
+        if rows is _UNKNOWN_ROWS:
+            return None, False
+        return self._log.rows_at(rows.version)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows that were in the table at a version; at -1 there were none."""
+
+    version: int
+
+
+_NO_ROWS: Final = _Rows(-1)
+_UNKNOWN_ROWS: Final = _Rows(-2)
 
 
 def _checkpoint(token: int) -> int | None:

@@ -118,3 +118,26 @@ def test_the_rule_of_a_verdict(found, identity, known, due, published, verdict):
     record = TableRecord(format="delta", target="", app="a", committed=known, identity="t")
     state = TableState(identity=identity, committed=found)
     assert verdict_of(state, record, due, is_published=published) is verdict
+
+
+def test_a_table_that_lost_rows_is_repaired_by_one_of_two_commands(tmp_path):
+    query = FilesQuery(places(tmp_path)["delta"])
+    query.root = open_store((tmp_path / "root").as_uri())
+    for number in range(3):
+        query.run(number, number)
+    table = query.place.table()
+    for way, said, count in (("rewrite", "committed again: 1, 2", 3), ("accept", "up to checkpoint 2", 1)):
+        table.update_incremental()
+        table.restore(1)
+        assert "ROLLED BACK: version" in ask("table", "status", query.root.url).output
+        dry = ask("table", way, query.root.url)
+        assert (dry.exit_code, len(query.place.rows())) == (0, 1)
+        assert "Nothing was changed: add --apply" in dry.output
+        (facts,) = map(json.loads, ask("table", way, query.root.url, "--json").output.splitlines())
+        assert (facts["due"], facts["kept"], facts["applied"]) == (2, 0, False)
+        assert said in ask("table", way, query.root.url, "--apply", "--operator", "files").output
+        assert len(query.place.rows()) == count
+        assert "in step" in ask("table", "status", query.root.url).output
+        assert "no rows are missing" in ask("table", way, query.root.url, "--apply").output
+    wrong = ask("table", "accept", query.root.url, "--operator", "others")
+    assert (wrong.exit_code, "expected an operator with a table" in wrong.output) == (1, True)

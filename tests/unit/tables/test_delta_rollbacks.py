@@ -153,6 +153,8 @@ class ModelLog:
     def add(self, operation, rows, files, **more):
         version = len(self.entries)
         added, removed = files - self.files[-1], self.files[-1] - files
+        if operation == "RESTORE" and not added | removed:
+            rows = self.rows[-1]  # Nothing happened, even if a user has accepted these files meanwhile.
         self.entries.append(LogEntry(version=version, operation=operation, added=added, removed=removed, **more))
         self.rows.append(rows)
         self.files.append(files)
@@ -208,12 +210,12 @@ def replayed(seed):
     if log.token < 0:
         return
     newest = len(log.entries) - 1
-    found = find_loss(lambda versions: [log.entries[each] for each in versions], "a", log.token, checked, newest)
+    found = find_loss(lambda versions: [log.entries[each] for each in versions], "a", checked, newest)
     if checked is None:
-        # The newest commit counts as one that found all rows before it.
-        start = max(each.version for each in log.entries if each.tokens.get("a") == log.token)
-        if log.rows[start] != frozenset(range(log.token + 1)):
-            return
+        commits = [each for each in log.entries if "a" in each.tokens]
+        start = next(each for each in reversed(commits) if each.is_mark or each is (commits[-2:][0]))
+        if log.rows[start.version] != frozenset(range(start.tokens["a"] + 1)):
+            return  # Its driver had looked, and could not have committed.
     assert (found is None) == log.whole, seed
     if found is not None and found.is_certain:
         assert log.rows[-1] == frozenset(range(0 if found.kept is None else found.kept + 1)), seed
