@@ -18,13 +18,17 @@ Invariants:
 - Each step may be repeated, by any driver, at any time, also by one that has long been succeeded: it retires only ids
   that its successor retires too, and deletes only names that are never used again.
 
+- The live checkpoints are always the newest ones, without gaps: a rule chooses how many. Clocks have no part in that
+  beyond the times in the records, and a wrong time only keeps more or fewer of them.
+
 Cost in the steady state, per checkpoint: one PUT, one DELETE; no LIST, no GET.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -42,18 +46,64 @@ from stateline.checkpoint.metadata import Retired, encode_floor, encode_retired
 from stateline.checkpoint.slots import Empty, Slots
 from stateline.errors import CorruptDataError, UnsupportedVersionError
 
-__all__ = ["Reach", "Retention", "reach_of", "retire"]
+__all__ = ["Reach", "Retention", "RetentionRule", "reach_of", "retire"]
+
+_RECORDS_PER_STATE: Final = 10
+"""A rule keeps at most this many records for each state that it must keep: some records change no state."""
+_MOST_PER_CALL: Final = 8
+"""A batch waits for the retention of the batch before, so one call under a rule retires few checkpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionRule:
+    """How many of the newest checkpoints are kept.
+
+    A state is what one or more checkpoints in a row hold: a record that only finishes files, or closes no window,
+    repeats the state of the record before.
+
+    Attributes:
+        states: States that are kept at least, the newest included.
+        seconds: States that are at most this much older than the newest one are kept, too.
+        most: Records that are kept at most, whatever they hold.
+    """
+
+    states: int
+    seconds: float
+    most: int
+
+    @classmethod
+    def of_states(cls, states: int, *, seconds: float = 0.0) -> RetentionRule:
+        """The newest states, in at most ten times as many records."""
+        return cls(states=states, seconds=seconds, most=_RECORDS_PER_STATE * states)
+
+    def kept(self, newest_first: Sequence[Reach]) -> int:
+        """How many of the live checkpoints are kept; at least one."""
+        states = 0
+        previous: Reach | None = None
+        for number, reach in enumerate(newest_first):
+            if previous is None or reach.state != previous.state:
+                states += 1
+            is_young = reach.created_at >= newest_first[0].created_at - self.seconds
+            repeats = previous is not None and reach.state == previous.state
+            if number and (number >= self.most or (states > self.states - repeats and not (self.seconds and is_young))):
+                return number
+            previous = reach
+        return len(newest_first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What retention remembers of a live checkpoint: its identity, and the objects in the root that it reaches."""
+    """What retention remembers of a live checkpoint: its identity, and the objects in the root that it reaches.
+
+    ``state`` is equal for checkpoints with the same runs, within one process.
+    """
 
     checkpoint_id: int
     query_id: str = ""
     nonce: str = ""
     created_at: float = 0.0
     objects: frozenset[str] = frozenset()
+    state: int = 0
 
 
 def reach_of(checkpoint: Checkpoint) -> Reach:
@@ -64,12 +114,15 @@ def reach_of(checkpoint: Checkpoint) -> Reach:
         nonce=checkpoint.nonce,
         created_at=checkpoint.created_at,
         objects=frozenset(checkpoint.object_names()),
+        state=hash(checkpoint.operators),
     )
 
 
 def retire(retired: Reach, younger: Sequence[Reach]) -> Retired:
     """The tombstone of a checkpoint, given all younger live ones, in any order."""
-    objects = retired.objects.difference(*(reach.objects for reach in younger))
+    # Nearly every object that stays is reached by the next checkpoint: looking there first finds it at once.
+    nearest_first = [reach.objects for reach in sorted(younger, key=lambda reach: reach.checkpoint_id)]
+    objects = [name for name in retired.objects if not any(name in kept for kept in nearest_first)]
     return Retired(
         checkpoint_id=retired.checkpoint_id,
         query_id=retired.query_id,
@@ -113,12 +166,12 @@ class Retention:
         self._live[checkpoint.checkpoint_id] = reach_of(checkpoint)
         self._open_blocks.add(block_of(checkpoint.checkpoint_id))
 
-    def retain(self, num_retained: int) -> None:
+    def retain(self, retained: int | RetentionRule) -> None:
         """As :meth:`stateline.checkpoint.store.CheckpointStore.retain`."""
         live = self._recover() if self._live is None else self._live
         self._finish()
-        while len(live) > num_retained:
-            oldest = min(live)
+        retirable = _retirable(live, retained)
+        for oldest in retirable if isinstance(retained, int) else retirable[:_MOST_PER_CALL]:
             younger = [reach for checkpoint_id, reach in live.items() if checkpoint_id != oldest]
             tombstone = retire(live[oldest], younger)
             self._store.put(record_name(oldest), encode_retired(tombstone))
@@ -128,10 +181,9 @@ class Retention:
         if live:
             self._free_slots_below(min(live))
 
-    def retirable(self, num_retained: int) -> list[int]:
+    def retirable(self, retained: int | RetentionRule) -> list[int]:
         """The ids that :meth:`retain` would retire, ascending."""
-        live = self._recover() if self._live is None else self._live
-        return sorted(live)[:-num_retained]
+        return _retirable(self._recover() if self._live is None else self._live, retained)
 
     def _finish(self) -> None:
         """Deletes what the newest tombstone lists."""
@@ -192,3 +244,10 @@ class Retention:
         if slot is Empty.ABSENT and self._retire_unreadable:
             return Reach(checkpoint_id=checkpoint_id)
         return reach_of(slot) if isinstance(slot, Checkpoint) else slot
+
+
+def _retirable(live: Mapping[int, Reach], retained: int | RetentionRule) -> list[int]:
+    """The ids of the live checkpoints that are not kept, ascending."""
+    ids = sorted(live)
+    kept = retained if isinstance(retained, int) else retained.kept([live[each] for each in reversed(ids)])
+    return ids[:-kept]

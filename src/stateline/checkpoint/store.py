@@ -19,7 +19,7 @@ from stateline.blob.urls import store_of
 from stateline.checkpoint.api import Checkpoint
 from stateline.checkpoint.layout import published_name, record_name
 from stateline.checkpoint.metadata import Retired, encode_checkpoint, encode_published
-from stateline.checkpoint.retention import Retention
+from stateline.checkpoint.retention import Retention, RetentionRule
 from stateline.checkpoint.slots import Empty, Slots
 from stateline.environment import Environment
 from stateline.errors import (
@@ -234,14 +234,14 @@ class CheckpointStore:
             return False
         return True
 
-    def retain(self, n: int) -> None:
+    def retain(self, n: int | RetentionRule) -> None:
         """Retires all but the newest ``n`` checkpoints, and deletes what only they reach.
 
         Call it after each ``publish``. A failure leaves every retained checkpoint whole, and the next call goes on
         where this one stopped, in this process or in another.
 
         Args:
-            n: At least 1.
+            n: At least 1; or a rule, under which one call retires at most eight checkpoints.
 
         Raises:
             InvalidInputError: ``n`` is below 1, or no number.
@@ -249,11 +249,11 @@ class CheckpointStore:
             OSError: What the stores raise; nothing is lost, repeat the call later.
         """
         # At least 1, because the newest checkpoint is what a restart needs.
-        self._retention.retain(parse_int(n, "num_retained", minimum=1))
+        self._retention.retain(_retained(n))
 
-    def retirable(self, n: int) -> Sequence[int]:
-        """The ids that ``retain(n)`` would retire, ascending; errors as there."""
-        return self._retention.retirable(parse_int(n, "num_retained", minimum=1))
+    def retirable(self, n: int | RetentionRule) -> Sequence[int]:
+        """The ids that ``retain(n)`` would retire, sooner or later, ascending; errors as there."""
+        return self._retention.retirable(_retained(n))
 
     def close(self) -> None:
         """Closes the store, if this opened it from a URL. Idempotent."""
@@ -328,3 +328,7 @@ class CheckpointStore:
 
 def _described(checkpoint: Checkpoint) -> str:
     return f"this one is query {checkpoint.query_id} (nonce {checkpoint.nonce})"
+
+
+def _retained(n: int | RetentionRule) -> int | RetentionRule:
+    return n if isinstance(n, RetentionRule) else parse_int(n, "num_retained", minimum=1)

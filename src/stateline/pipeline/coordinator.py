@@ -379,7 +379,7 @@ class MicroBatchCoordinator(Generic[D]):
     def _retain(self, write_history: Callable[[], None]) -> None:
         """Lets old checkpoints go; before that, writes what is due of the history."""
         write_history()
-        self._checkpoints.retain(self._plan.settings.retained_checkpoints)
+        self._checkpoints.retain(self._plan.settings.retention)
 
     # -- step 2: subtasks -----------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from stateline.changelog.upload_table import RetryPolicy
 from stateline.checkpoint import MAX_FILE_STATE_THRESHOLD
+from stateline.checkpoint.retention import RetentionRule
 from stateline.errors import InvalidInputError
 from stateline.options import normalise_settings, parse_choice, parse_duration, parse_int, parse_size, setting
 from stateline.pipeline.graph import Graph
@@ -66,6 +67,14 @@ def _combine(value: str, name: str) -> str:
     return parse_choice(value, ("auto", "always", "never"), name)
 
 
+_AUTO: Final = 0
+_AUTO_RULE: Final = RetentionRule.of_states(10, seconds=3600.0)
+
+
+def _retained(value: int | str, name: str) -> int:
+    return _AUTO if value in ("auto", _AUTO) else _at_least_two(value, name)
+
+
 def _start_mode(value: str, name: str) -> str:
     return parse_choice(value, ("copy", "claim"), name)
 
@@ -76,6 +85,7 @@ class StorageSettings:
 
     Attributes:
         retained_checkpoints: How many of the newest checkpoints are kept, with all they reach; at least 2.
+            :class:`PipelineSettings` counts those that changed state.
         inline_bytes: What a subtask writes comes to the driver with its result, up to so many bytes, in place of an
             object of its own. With many subtasks it is less: the driver takes 256 MiB at most.
         record_bytes: What came so goes into the checkpoint's record, up to so many bytes in all; else into one object.
@@ -105,6 +115,11 @@ class StorageSettings:
         normalise_settings(self)
 
     @property
+    def retention(self) -> int | RetentionRule:
+        """Which checkpoints :meth:`CheckpointStore.retain` keeps."""
+        return self.retained_checkpoints
+
+    @property
     def retry_policy(self) -> RetryPolicy:
         """When a request to a store is late, and how often it is sent."""
         return RetryPolicy.fixed(self.max_attempts, self.upload_timeout, 0)
@@ -115,6 +130,9 @@ class PipelineSettings(StorageSettings):
     """Options of a keyed stream.
 
     Attributes:
+        retained_checkpoints: How many checkpoints that changed state are kept, with all they reach; at least 2. Records
+            in between that changed no state stay with them, up to ten records for each. ``auto`` keeps 10, and those of
+            the last hour, up to 100 records.
         combine: Whether rows of one key become one row before they are sent to Python: ``auto`` where the batch before
             had many rows for each key, ``always`` or ``never``. It concerns aggregations that Spark can compute, too.
         metrics_log: A file on the driver's host to which each batch appends a line of JSON; empty for none.
@@ -124,12 +142,20 @@ class PipelineSettings(StorageSettings):
             and makes them the query's own.
     """
 
+    retained_checkpoints: int = setting(
+        "auto", _retained, help="checkpoints that changed state and are kept; auto: 10, and those of the last hour"
+    )
     combine: Literal["auto", "always", "never"] = setting(
         "auto", _combine, help="rows of one key before they go to Python: auto, always, never"
     )
     metrics_log: str = setting("", _text, help="file for one line of JSON per batch")
     start_from: str = setting("", _text, help="savepoint from which a new root starts")
     start_mode: Literal["copy", "claim"] = setting("copy", _start_mode, help="copy or claim")
+
+    @property
+    def retention(self) -> int | RetentionRule:
+        """Which checkpoints :meth:`CheckpointStore.retain` keeps."""
+        return _AUTO_RULE if self.retained_checkpoints == _AUTO else RetentionRule.of_states(self.retained_checkpoints)
 
 
 PLAIN: Final = StorageSettings(
