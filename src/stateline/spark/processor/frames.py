@@ -4,6 +4,7 @@ Facts:
 - A data frame of its own for each key costs more than most processors do. So the whole batch is one frame in the order
   of its keys, and a key gets a slice of it, with an index of its own (``frame_blocks``).
 - Frames hold what Spark's conversion gives, in the session's time zone: ``int64``, ``float64``, ``datetime64[ns]``.
+- A null never changes the values or types of another key (:mod:`stateline.spark.processor.frame_inputs`).
 - What processors yield is taken apart at once, joined per column, over all keys, and converted once.
 """
 
@@ -18,13 +19,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import types as spark_types
-from pyspark.sql.pandas.types import _create_converter_to_pandas
 from pyspark.sql.types import DataType, StructType
 
 from stateline.errors import ErrorKind, InvalidInputError
-from stateline.spark.processor.frame_blocks import FrameColumns, blocks_are_known, frame_parts
+from stateline.spark.processor.frame_blocks import FrameColumns, blocks_are_known
+from stateline.spark.processor.frame_inputs import key_frames
 from stateline.spark.processor.rows import Slices, wrong_output
 from stateline.spark.processor.values import StructCodec, is_whole
+from stateline.state.columns import Rows
 
 __all__ = ["FrameForm"]
 
@@ -47,12 +49,11 @@ class FrameForm:
     def keys(self, columns: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
         return list(zip(*(_key_items(column, self._time_zone) for column in columns), strict=True))
 
-    def inputs(self, rows: pa.Table, schema: StructType) -> Slices:
-        part = frame_parts(_frame(rows, schema, self._time_zone))
+    def inputs(self, rows: pa.Table, schema: StructType, ends: Rows) -> Slices:
+        part = key_frames(rows, schema, self._time_zone, ends)
         return lambda start, end: iter((part(start, end),))
 
-    def initial(self, rows: pa.Table, schema: StructType) -> Slices:
-        return self.inputs(rows, schema)
+    initial = inputs
 
     def take(self, yielded: Iterable[Any]) -> None:
         """See :class:`ProcessorForm`. Columns go by name, or by place where no name is a string."""
@@ -82,7 +83,7 @@ class FrameForm:
 
     def _column(self, number: int, parts: Sequence[Any]) -> pa.Array:
         kind = self._struct[number].dataType
-        values = _joined(parts)
+        values = _joined(parts, is_integral=isinstance(kind, spark_types.IntegralType))
         if isinstance(kind, spark_types.TimestampType):
             values = _in_utc(values, self._time_zone)
         field = self._codec.schema.field(number)
@@ -125,53 +126,44 @@ def _is_by_place(names: Sequence[Any]) -> bool:
     return not any(isinstance(name, str) for name in names)
 
 
-_WIDE: Final[dict[str, str]] = {"i": "int64", "f": "float64"}
+def _joined(parts: Sequence[Any], *, is_integral: bool) -> pd.Series:
+    """The parts of one column as one. Where their kinds differ each value stays as it is: a double cuts longs off.
 
-
-def _frame(rows: pa.Table, schema: StructType, time_zone: str) -> pd.DataFrame:
-    """The frame that Spark makes of these rows.
-
-    Raises:
-        InvalidInputError: A time that pandas cannot show in nanoseconds; Spark fails there, too.
+    Args:
+        parts: Arrays, in their order.
+        is_integral: Whether the column is one of integers.
     """
-    columns: dict[str, Any] = {}
-    for column, field in zip(rows.columns, schema, strict=True):
-        try:
-            columns[field.name] = _series(column, field.dataType, time_zone)
-        except pd.errors.OutOfBoundsDatetime as error:
-            raise InvalidInputError(
-                f"cannot show a time before 1677 or after 2262 in a data frame ({error})",
-                operation="process",
-                subject=f"column {field.name!r} of the input",
-                hint="Use the row form, or replace such times before",
-            ) from error
-    return pd.DataFrame(columns)
-
-
-def _series(column: pa.ChunkedArray, kind: DataType, time_zone: str) -> pd.Series:
-    nested = isinstance(kind, spark_types.ArrayType | spark_types.MapType | StructType)
-    # A missing integer inside a value would make floats of those of all other rows, and cut long ones off.
-    series = column.to_pandas(date_as_object=True, timestamp_as_object=nested, integer_object_nulls=nested)
-    if nested or pa.types.is_temporal(column.type):
-        convert = _create_converter_to_pandas(
-            kind, timezone=time_zone, struct_in_pandas="dict", error_on_duplicated_field_names=False
-        )
-        series = convert(series)
-    if series.dtype.kind == "M":
-        return series.astype("datetime64[ns]", copy=False)
-    wide = _WIDE.get(series.dtype.kind)
-    return series if wide is None else series.astype(wide, copy=False)
-
-
-def _joined(parts: Sequence[Any]) -> pd.Series:
-    """The parts of one column as one. Where their kinds differ each value stays as it is: a double cuts longs off."""
-    series = [
-        pd.Series(part.to_numpy() if isinstance(part, pd.arrays.NumpyExtensionArray) else part, copy=False)
-        for part in parts
-    ]
-    if len({part.dtype.kind for part in series}) > 1:
+    arrays = [part.to_numpy() if isinstance(part, pd.arrays.NumpyExtensionArray) else part for part in parts]
+    kinds = {part.dtype.kind for part in arrays}
+    if is_integral and kinds == {"i", "f"}:  # Keys with a null have doubles, the others integers.
+        integers = _integers(arrays)
+        if integers is not None:
+            return integers
+    series = [pd.Series(part, copy=False) for part in arrays]
+    if len(kinds) > 1 or (kinds <= {"M", "m"} and len({part.dtype for part in arrays}) > 1):
         series = [part.astype(object) for part in series]
     return series[0] if len(series) == 1 else pd.concat(series, ignore_index=True)
+
+
+def _integers(arrays: Sequence[Any]) -> pd.Series | None:
+    """Integers and doubles as integers with nulls; ``None`` if a double has a fraction, or no integer of 64 bits."""
+    values, missing = [], []
+    for array in arrays:
+        if array.dtype.kind == "i":
+            nulls = np.asarray(pd.isna(array))
+            values.append(pd.Series(array, copy=False).fillna(0).to_numpy(np.int64))
+        else:
+            doubles = np.asarray(array, np.float64)
+            nulls = np.isnan(doubles)
+            doubles = np.where(nulls, 0, doubles)
+            if not (np.abs(doubles) < _LONG_END).all() or (doubles != np.trunc(doubles)).any():
+                return None
+            values.append(doubles.astype(np.int64))
+        missing.append(nulls)
+    return pd.Series(pd.arrays.IntegerArray(np.concatenate(values), np.concatenate(missing)))
+
+
+_LONG_END: Final = 2.0**63
 
 
 _TIMES: Final = (dt.date, np.datetime64, str)

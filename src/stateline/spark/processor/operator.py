@@ -263,10 +263,12 @@ class ProcessorProgram(OperatorProgram):
         until_ms: int,
     ) -> pa.Table | None:
         run.init()
-        inputs = form.inputs(_taken(rows, keyed.input_order), self.input) if rows.num_rows else None
+        inputs = None
+        if rows.num_rows:
+            inputs = form.inputs(_taken(rows, keyed.input_order), self.input, keyed.input_ends)
         firsts = None
         if initial.num_rows and self.initial is not None:
-            firsts = form.initial(_taken(initial, keyed.initial_order), self.initial)
+            firsts = form.initial(_taken(initial, keyed.initial_order), self.initial, keyed.initial_ends)
         run.handle_rows(keyed, inputs, firsts)
         if timers is not None:
             run.fire_timers(timers, until_ms, self._timer_rows(keyed.keys))

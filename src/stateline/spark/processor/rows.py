@@ -21,6 +21,7 @@ from pyspark.sql.types import Row, StructType
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.spark.arrow_types import in_zone, known_zone
 from stateline.spark.processor.values import StructCodec, row_class
+from stateline.state.columns import Rows
 from stateline.state.variables import first_refused
 
 __all__ = ["ProcessorForm", "RowForm", "Slices", "wrong_output"]
@@ -35,11 +36,17 @@ class ProcessorForm(Protocol):
         """Grouping keys as ``handleInputRows`` gets them."""
         ...
 
-    def inputs(self, rows: pa.Table, schema: StructType) -> Slices:
-        """The rows of a batch as a function of a half-open range of them: an iterator for ``handleInputRows``."""
+    def inputs(self, rows: pa.Table, schema: StructType, ends: Rows) -> Slices:
+        """The rows of a batch as a function of the half-open range of a key: an iterator for ``handleInputRows``.
+
+        Args:
+            rows: Key after key.
+            schema: Spark's schema of them.
+            ends: For each key the end of its rows.
+        """
         ...
 
-    def initial(self, rows: pa.Table, schema: StructType) -> Slices:
+    def initial(self, rows: pa.Table, schema: StructType, ends: Rows) -> Slices:
         """The same for initial state: what ``handleInitialState`` is called with, one by one."""
         ...
 
@@ -80,7 +87,7 @@ class RowForm:
         table = in_zone(pa.table(list(columns), names=list(map(str, range(len(columns))))), self._zone)
         return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
-    def inputs(self, rows: pa.Table, schema: StructType) -> Slices:
+    def inputs(self, rows: pa.Table, schema: StructType, ends: Rows) -> Slices:  # noqa: ARG002 - each row is its own
         make = partial(tuple.__new__, row_class(schema.names))
         columns = in_zone(rows, self._zone).columns
         made = list(map(make, zip(*(column.to_pylist() for column in columns), strict=True)))
