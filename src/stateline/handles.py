@@ -12,11 +12,26 @@ Rules:
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 
 from stateline.key_groups import KeyGroupRange
 
-__all__ = ["CommitPoint", "FinishedFile", "OpenFile", "Part", "ResumePoint", "RowsHandle", "RunHandle", "SectionHandle"]
+__all__ = [
+    "CommitPoint",
+    "FinishedFile",
+    "OpenFile",
+    "Part",
+    "ResumePoint",
+    "RowsHandle",
+    "RunHandle",
+    "SectionHandle",
+    "SectionIdentity",
+]
+
+SectionIdentity: TypeAlias = tuple[str, int, bytes, int]
+"""A name, an offset, bytes without a name, a checkpoint: see :attr:`SectionHandle.identity`."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -81,8 +96,9 @@ class SectionHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         length: Bytes of the section.
         crc32c: CRC32C of them.
         data: The bytes, where no object holds them: they travel with the handle.
-        made_as: The place, ``<name>@<offset>``, that it was made for before it travelled inline: under it the host that
-            made it may have a copy.
+        made_as: The place, ``<name>@<offset>``, that an inline section was made for. The name is fresh, so the section
+            has an identity of its own, also after it is packed into a segment. The host that made it may have a copy
+            under this name. Empty for sections made in an object, and for inline ones of early versions.
     """
 
     name: str
@@ -103,9 +119,12 @@ class SectionHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return self.offset + self.length
 
     @property
-    def identity(self) -> tuple[str, int, bytes]:
-        """What tells a section from all others of its root: handles of parts of one section have it in common."""
-        return self.name, self.offset, self.data
+    def identity(self) -> SectionIdentity:
+        """What tells a section from all others of its root: handles of parts of one section have it in common.
+
+        Bytes identify an inline section only where an early version made it: such a section has no name.
+        """
+        return (self.made_as, 0, b"", 0) if self.made_as else (self.name, self.offset, self.data, 0)
 
     @property
     def place(self) -> str:
@@ -129,6 +148,16 @@ class RunHandle(SectionHandle, frozen=True, kw_only=True, omit_defaults=True, fo
     last_key_group: int
     checkpoint_id: int
     tombstones: int = 0
+
+    @property
+    def identity(self) -> SectionIdentity:
+        """See :attr:`SectionHandle.identity`.
+
+        Early versions gave one place to runs with equal bytes. Such runs differ in their checkpoint.
+        """
+        if self.made_as:
+            return self.made_as, 0, b"", 0
+        return self.name, self.offset, self.data, self.checkpoint_id
 
     @property
     def key_groups(self) -> KeyGroupRange:

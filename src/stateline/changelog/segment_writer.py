@@ -12,7 +12,8 @@ Rules:
   bounded, and uploads overlap with the work that makes the next sections.
 - Where the store races, an attempt that is late is raced by another one, under a fresh name: the first answer wins, and
   a loser is deleted, or is garbage that the sweep finds. A name is never used for two attempts.
-- Sections that take no more than ``inline_bytes`` together become no object: their handles carry them.
+- Sections that take no more than ``inline_bytes`` together become no object: their handles carry them, and say by
+  which fresh name each of them is known. Equal bytes are not the same section.
 - A copy for this host is kept at the moment of the upload, which never fails it.
 """
 
@@ -61,20 +62,17 @@ class Placement:
         names: The name of each segment, by the name under which its sections were added.
         inline: The bytes of sections that are in no segment, by name and offset of their handles.
         bytes_written: Bytes of all segments.
-        has_copies: Whether this host may have copies of the inline sections, under those names.
     """
 
     names: dict[str, str]
     inline: dict[tuple[str, int], bytes]
     bytes_written: int
-    has_copies: bool = False
 
     def of(self, handle: H) -> H:
         """The handle as it is now; one that the writer did not make stays as it is."""
         data = self.inline.get((handle.name, handle.offset))
         if data is not None:
-            made_as = f"{handle.name}@{handle.offset}" if self.has_copies else ""
-            return replace(handle, name="", offset=0, data=data, made_as=made_as)
+            return replace(handle, name="", offset=0, data=data, made_as=f"{handle.name}@{handle.offset}")
         name = self.names.get(handle.name, handle.name)
         return handle if name == handle.name else replace(handle, name=name)
 
@@ -156,7 +154,7 @@ class SegmentWriter:
             self._flush()
         names = {upload.name: upload.result() for upload in self._ended_uploads()}
         size = sum(upload.size for upload in self._uploads)
-        return Placement(names, inline, size, has_copies=self._copies is not None)
+        return Placement(names, inline, size)
 
     def _ended_uploads(self) -> list[_Upload]:
         """The uploads, once each has ended; raises what the first one that failed raised."""

@@ -18,7 +18,7 @@ from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint.api import Checkpoint
 from stateline.checkpoint.objects import with_sections
 from stateline.errors import CorruptDataError
-from stateline.handles import RunHandle, SectionHandle
+from stateline.handles import RunHandle, SectionHandle, SectionIdentity
 
 __all__ = ["packed"]
 
@@ -34,23 +34,24 @@ def packed(checkpoint: Checkpoint, segments: Segments, max_bytes: int) -> Checkp
         CorruptDataError: A section is not what its handle says: it was damaged on its way.
         StatelineError: What the store raises. At most garbage is left.
     """
-    inline = {section.data: (owner, section) for owner, section in checkpoint.owned_sections() if section.is_inline}
-    if sum(map(len, inline)) <= max_bytes:
+    inline = {section.identity: (owner, section) for owner, section in checkpoint.owned_sections() if section.is_inline}
+    if sum(section.length for _, section in inline.values()) <= max_bytes:
         return checkpoint
     segment = segments.writer()
-    added: dict[bytes, SectionHandle] = {}
-    for data, (owner, section) in inline.items():
+    added: dict[SectionIdentity, SectionHandle] = {}
+    for identity, (owner, section) in inline.items():
+        data = section.data
         if crc32c(data) != section.crc32c:
             raise CorruptDataError("its checksum does not match", operation="pack", subject=f"a section of {owner}")
         kind = SectionKind.RUN if isinstance(section, RunHandle) else SectionKind.ROWS
         made = Section(kind, owner, checkpoint.checkpoint_id, (data,), len(data), section.crc32c)
-        added[data] = segment.add(made, SectionHandle)
+        added[identity] = segment.add(made, SectionHandle)
     placement = segment.finish()
 
     def place(section: H) -> H:
         if not section.is_inline:
             return section
-        now = placement.of(added[section.data])
+        now = placement.of(added[section.identity])
         return replace(section, name=now.name, offset=now.offset, data=b"")
 
     return with_sections(checkpoint, place)

@@ -9,8 +9,8 @@ from typing import Any, Final
 import jinja2
 
 from stateline.dashboard.roots import RootView
-from stateline.dashboard.run_indexes import Identity
 from stateline.dashboard.views import checkpoints_view, figure_differences, outputs_view, state_view, time_view
+from stateline.handles import SectionIdentity
 from stateline.state.plain_values import time_text
 from stateline.state.run_index import RunIndex
 
@@ -42,7 +42,9 @@ def asset(name: str) -> tuple[str, str] | None:
     return text, _ASSETS[name]
 
 
-def report_page(view: RootView, last: int | None = None, indexes: Mapping[Identity, RunIndex] | None = None) -> str:
+def report_page(
+    view: RootView, last: int | None = None, indexes: Mapping[SectionIdentity, RunIndex] | None = None
+) -> str:
     """All views of a root as one file, which needs no server and no network.
 
     Args:

@@ -9,15 +9,12 @@ from stateline.blob import BlobStore
 from stateline.checkpoint import Checkpoint
 from stateline.environment import Environment, side_by_side, system_environment
 from stateline.errors import StatelineError
-from stateline.handles import RunHandle
+from stateline.handles import RunHandle, SectionIdentity
 from stateline.state.run_index import RunIndex
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
 
-__all__ = ["Identity", "RunIndexes"]
-
-Identity = tuple[str, int, bytes]
-"""What tells a run from all others of its root."""
+__all__ = ["RunIndexes"]
 
 _READS_MAX: Final = 256
 """Runs whose index is read for one look; further ones are read by later looks."""
@@ -36,14 +33,14 @@ class RunIndexes:
     def __init__(self, store: BlobStore, environment: Environment | None = None) -> None:
         self._store = store
         self._environment = environment or system_environment()
-        self._indexes: dict[Identity, RunIndex | None] = {}
+        self._indexes: dict[SectionIdentity, RunIndex | None] = {}
 
-    def of(self, record: Checkpoint) -> Mapping[Identity, RunIndex]:
+    def of(self, record: Checkpoint) -> Mapping[SectionIdentity, RunIndex]:
         """The indexes of the runs of a record, as far as they are known: one request for each run that is new.
 
         A run whose index cannot be read has none; whatever else reads it will say why.
         """
-        there: dict[Identity, tuple[RunHandle, str]] = {}
+        there: dict[SectionIdentity, tuple[RunHandle, str]] = {}
         for operator in record.operators:
             for subtask in operator.subtasks:
                 there |= {run.identity: (run, operator.schema) for run in subtask.runs}

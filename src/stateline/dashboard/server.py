@@ -24,7 +24,7 @@ import waitress
 from stateline.dashboard.pages import asset, render
 from stateline.dashboard.roots import RootFollower, RootView
 from stateline.dashboard.rows import key_fields, key_history, row_changes
-from stateline.dashboard.run_indexes import Identity, RunIndexes
+from stateline.dashboard.run_indexes import RunIndexes
 from stateline.dashboard.views import (
     checkpoints_view,
     figure_differences,
@@ -35,6 +35,7 @@ from stateline.dashboard.views import (
 )
 from stateline.environment import Environment, system_environment
 from stateline.errors import StatelineError
+from stateline.handles import SectionIdentity
 from stateline.state.run_index import RunIndex
 from stateline.threads import new_lock
 
@@ -124,7 +125,7 @@ class _Root:
                 self._looked_at = self._clock.monotonic()
             return self._view
 
-    def indexes(self, view: RootView) -> Mapping[Identity, RunIndex]:
+    def indexes(self, view: RootView) -> Mapping[SectionIdentity, RunIndex]:
         """The indexes of the runs of the newest checkpoint."""
         with self._lock:
             return {} if view.newest is None else self._indexes.of(view.newest)

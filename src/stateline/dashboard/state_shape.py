@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stateline.checkpoint import Checkpoint, OperatorState, SubtaskState
-from stateline.dashboard.run_indexes import Identity
 from stateline.errors import CorruptDataError
-from stateline.handles import RunHandle
+from stateline.handles import RunHandle, SectionIdentity
 from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.state.run_index import RunIndex
 from stateline.state.schema import StateSchema
@@ -97,7 +96,7 @@ class StateShape:
         return max(sizes) * len(sizes) / total if total else None
 
 
-def state_shapes(record: Checkpoint, indexes: Mapping[Identity, RunIndex] | None = None) -> list[StateShape]:
+def state_shapes(record: Checkpoint, indexes: Mapping[SectionIdentity, RunIndex] | None = None) -> list[StateShape]:
     """The state of each operator of a record.
 
     Args:
@@ -116,7 +115,7 @@ def folded(values: Sequence[float] | Values, most: int) -> list[float]:
     return [float(value) for value in np.add.reduceat(given, np.arange(0, len(given), step))]
 
 
-def _shape(operator: OperatorState, max_parallelism: int, indexes: Mapping[Identity, RunIndex]) -> StateShape:
+def _shape(operator: OperatorState, max_parallelism: int, indexes: Mapping[SectionIdentity, RunIndex]) -> StateShape:
     rows, sizes = np.zeros(max_parallelism), np.zeros(max_parallelism)
     for subtask in operator.subtasks:
         for run in subtask.runs:

@@ -17,7 +17,6 @@ from stateline.checkpoint.history import CheckpointSummary
 from stateline.checkpoint.table_records import table_records
 from stateline.dashboard.plots import Mark, Plot, heat_strip, line_plot, sparkline, stacked_plot
 from stateline.dashboard.roots import RootView
-from stateline.dashboard.run_indexes import Identity
 from stateline.dashboard.state_shape import StateShape, folded, state_shapes
 from stateline.dashboard.timeline import PARTS, Bin, Event, Timeline, Values, binned
 from stateline.dashboard.view_models import (
@@ -36,6 +35,7 @@ from stateline.dashboard.view_models import (
     TimeView,
 )
 from stateline.errors import StatelineError
+from stateline.handles import SectionIdentity
 from stateline.quantities import UNKNOWN, bytes_text, count_text, duration_text, share_text
 from stateline.state.plain_values import time_text
 from stateline.state.run_index import RunIndex
@@ -124,7 +124,9 @@ def checkpoints_view(view: RootView, last: int | None) -> CheckpointsView:
     )
 
 
-def state_view(view: RootView, last: int | None, indexes: Mapping[Identity, RunIndex] | None = None) -> StateView:
+def state_view(
+    view: RootView, last: int | None, indexes: Mapping[SectionIdentity, RunIndex] | None = None
+) -> StateView:
     """The page of state: the newest checkpoint in detail, and its growth.
 
     Args:

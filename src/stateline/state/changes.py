@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateline.checkpoint.api import SubtaskState
-from stateline.handles import RunHandle
+from stateline.handles import RunHandle, SectionIdentity
 from stateline.key_groups import KeyGroupRange
 from stateline.state.columns import Mask, Rows, fixed_words, valid_mask
 from stateline.state.keys import Hashes, KeyRows
@@ -107,7 +107,7 @@ def changes_between(reader: SliceReader, before: SubtaskState | None, after: Sub
 
 def _without(handles: Sequence[RunHandle], others: Sequence[RunHandle]) -> list[RunHandle]:
     """The parts of runs, by key groups, that another stack does not have."""
-    taken: dict[tuple[str, int, bytes], list[KeyGroupRange]] = {}
+    taken: dict[SectionIdentity, list[KeyGroupRange]] = {}
     for other in others:
         taken.setdefault(other.identity, []).append(other.key_groups)
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from stateline.state.columns import Mask, Rows, fixed_words, from_words, take, v
 from stateline.state.widths import concat
 
 __all__ = ["Piece", "Places", "Scattered", "gather", "one_stretch"]
+
+_ROWS_BITS: Final = 40
+"""No array has so many rows that their numbers take more bits."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,6 +44,13 @@ class Places:
         counts = self.ends.copy()
         counts[1:] -= self.ends[:-1]
         return numbers.repeat(counts)
+
+    def distinct(self) -> tuple[Places, Rows]:
+        """Each place once, ascending; and for each of these places its number among the distinct ones."""
+        numbers = self.each(np.arange(len(self.ends)) << _ROWS_BITS) + self.rows
+        once, which = np.unique(numbers, return_inverse=True)
+        ends = once.searchsorted(np.arange(1, len(self.ends) + 1) << _ROWS_BITS)
+        return Places(once & ((1 << _ROWS_BITS) - 1), ends), which
 
     def by_array(self) -> Iterator[tuple[int, slice]]:
         """The numbers of the arrays that have rows here, and where these are."""

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
+from stateline.handles import SectionIdentity
 from stateline.key_groups import KeyGroupRange
 from stateline.state.runs import Run
 from stateline.state.schema import StateSchema
@@ -33,8 +34,8 @@ class OpenRun:
     run: Run
 
 
-OpenKey = tuple[str, str, int, int, int, bytes, StateSchema]
-"""Store URL, name, offset, length, CRC32C, inline bytes, schema."""
+OpenKey = tuple[str, SectionIdentity, int, int, StateSchema]
+"""Store URL, identity of the section, length, CRC32C, schema."""
 
 StackKey = tuple[str, str, int, int]
 """Whose runs a stack has: operator, table, first and last key group."""

@@ -18,6 +18,7 @@ A run is a section of a segment (``stateline.changelog.segment``), and by itself
     stateline.rows              rows, tombstones included
     stateline.tombstones        rows that delete their key
     stateline.max_parallelism   key groups of the state
+    stateline.exact             "1"; only in runs of append-only tables, and not in those of early versions
     stateline.index             base64 of: CRC32C of the head (uint32), then per record batch
                                 first hash (uint64), offset (uint64), length (uint64), rows (uint32),
                                 CRC32C of the encapsulated message (uint32); all little-endian
@@ -29,6 +30,8 @@ Rules:
   that of the handle, which proves the index; the index proves each batch. So a slice is as safe as the whole.
 - Buffers are not compressed unless asked: a run is memory-mapped and searched in place. Arrow pads the body of a
   message to 8 bytes, which numpy needs; readers must not count on 64.
+- Merges of early versions could store rows of an append-only table twice. So a run of such a table that is not
+  marked as exact may repeat its own rows or those of older runs: readers compare whole keys until it is merged.
 - A reader refuses a higher version than its own. Version 1 has no narrowed columns. A run names no other object.
 
 Not defended: somebody who can write the run **and** the record that names its CRC32C.
@@ -52,7 +55,7 @@ from stateline.handles import RunHandle, SectionHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds, key_group_of
 from stateline.options import normalise_settings, parse_choice, parse_int, parse_size, setting
 from stateline.state.evolution import apply_evolution, plan_evolution
-from stateline.state.keys import Hashes, KeyRows
+from stateline.state.keys import Hashes, KeyRows, group_sorted
 from stateline.state.rows import StateRows
 from stateline.state.run_index import BatchEntry, RunIndex, corrupt_run, decode_entries, encode_index, inconsistency
 from stateline.state.runs import Run
@@ -83,6 +86,7 @@ _MAGIC: Final = b"ARROW1"
 _PREFIX: Final = b"stateline."
 _FORMAT: Final = _PREFIX + b"format"
 _INDEX: Final = _PREFIX + b"index"
+_EXACT: Final = _PREFIX + b"exact"
 _FOOTER_LENGTH: Final = struct.Struct("<i")
 _END_OF_STREAM_BYTES: Final = 64
 """More than the end-of-stream marker and its padding take."""
@@ -154,6 +158,8 @@ def encode_run(run: Run, schema: StateSchema, max_parallelism: int, settings: Ru
     numbers = {b"version": RUN_VERSION, b"rows": len(run), b"tombstones": tombstones}
     numbers[b"max_parallelism"] = max_parallelism
     metadata = {_FORMAT: b"run", **{_PREFIX + key: b"%d" % number for key, number in numbers.items()}}
+    if schema.append_only:
+        metadata[_EXACT] = b"1"
     fits = max(batch.nbytes for batch in batches) <= MAX_INFLATED_BYTES
     data, checksum = _write(batches, firsts, arrow_schema, metadata, settings.compression if fits else "none")
     return EncodedRun(data, checksum, len(run), tombstones)
@@ -349,7 +355,8 @@ def read_index(buffer: pa.Buffer, handle: RunHandle) -> RunIndex:
             subject=handle.place,
             hint="Upgrade Stateline",
         )
-    index = RunIndex(max_parallelism, *decode_entries(metadata.get(_INDEX, b""), handle.place))
+    entries = decode_entries(metadata.get(_INDEX, b""), handle.place)
+    index = RunIndex(max_parallelism, *entries, is_exact=_EXACT in metadata)
     wrong = inconsistency(index, handle, reader.num_record_batches, rows, tombstones)
     if wrong is not None:
         raise corrupt_run(handle.place, wrong)
@@ -411,6 +418,8 @@ def decode_batches(
         _check_batch(rows, index, number, handle.place)
         if steps is not None:
             rows = StateRows(rows.keys, apply_evolution(steps, rows.values, len(rows)), rows.deleted)
+        if schema.append_only and not index.is_exact:
+            rows = _without_repeats(rows)
         decoded.append(rows)
     return decoded
 
@@ -435,6 +444,16 @@ def _state_rows(batch: pa.RecordBatch, schema: StateSchema, name: str) -> StateR
     return StateRows(
         KeyRows(hashes, tuple(columns[1 : 1 + keys])), tuple(columns[1 + keys : 1 + keys + values]), deleted
     )
+
+
+def _without_repeats(rows: StateRows) -> StateRows:
+    """The rows without those whose key occurs before: rows of one hash are in one batch."""
+    hashes = rows.keys.hashes
+    if not (hashes[1:] == hashes[:-1]).any():
+        return rows
+    groups = group_sorted(rows.keys, np.arange(len(rows)), hashes)
+    firsts = groups.order.take(groups.starts)
+    return rows if len(firsts) == len(rows) else rows.take(firsts)
 
 
 def _check_batch(rows: StateRows, index: RunIndex, number: int, name: str) -> None:

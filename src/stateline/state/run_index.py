@@ -53,11 +53,19 @@ class HashRanges:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunIndex:
-    """What the tail of a run says about the rest."""
+    """What the tail of a run says about the rest.
+
+    Attributes:
+        max_parallelism: Number of key groups.
+        head_crc32c: CRC32C of the bytes before the record batches.
+        batches: The record batches, ascending.
+        is_exact: Whether the version that wrote the run merged rows of append-only tables without copying any.
+    """
 
     max_parallelism: int
     head_crc32c: int
     batches: tuple[BatchEntry, ...]
+    is_exact: bool = False
 
     @property
     def tail_start(self) -> int:

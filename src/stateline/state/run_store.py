@@ -214,7 +214,7 @@ class RunReader:
             raise _gone(handle) from error
         check_slice(buffer, handle, index, batches)
         rows = decode_batches(buffer, handle, self._schema, index, batches)
-        return Run(rows, handle.key_groups, index.max_parallelism, handle)
+        return Run(rows, handle.key_groups, index.max_parallelism, handle, is_exact=index.is_exact)
 
     def open_stack(self, stack: StackKey, handles: Sequence[RunHandle]) -> list[Run]:
         """Opens all runs that a stack has now, as :meth:`open_all`, and lets go of those that it had before."""
@@ -254,7 +254,7 @@ class RunReader:
         return opened
 
     def _key(self, handle: RunHandle) -> OpenKey:
-        return (self._url, handle.name, handle.offset, handle.length, handle.crc32c, handle.data, self._schema)
+        return (self._url, handle.identity, handle.length, handle.crc32c, self._schema)
 
     def _load(self, handle: RunHandle) -> OpenRun:
         """Finds and proves a run, or as much of it as the handle needs."""
@@ -331,7 +331,8 @@ class RunReader:
     ) -> OpenRun:
         rows: list[StateRows] = decode_batches(buffer, handle, self._schema, index, batches)
         start, end = _bytes_of(index, batches)
-        return OpenRun(end - start, index.max_parallelism, Run(rows, key_groups, index.max_parallelism))
+        run = Run(rows, key_groups, index.max_parallelism, is_exact=index.is_exact)
+        return OpenRun(end - start, index.max_parallelism, run)
 
 
 def _bytes_of(index: RunIndex, batches: range) -> tuple[int, int]:

@@ -36,6 +36,7 @@ class Run:
         key_groups: What the run covers, inclusive. Rows outside are left out.
         max_parallelism: Number of key groups.
         handle: The durable object behind it; ``None`` while there is none.
+        is_exact: Whether no older run has its rows, if its table is append-only. Merges of early versions copied rows.
 
     Attributes:
         searched: All rows of the object, which the parts of a run share; those outside of ``key_groups`` do not count.
@@ -47,17 +48,21 @@ class Run:
         key_groups: KeyGroupRange,
         max_parallelism: int,
         handle: RunHandle | None = None,
+        *,
+        is_exact: bool = True,
     ) -> None:
         if not isinstance(batches, SearchedBatches):
             batches = SearchedBatches([batch for batch in batches if len(batch)])
         self.searched = batches
         self.key_groups = key_groups
         self.handle = handle
+        self.is_exact = is_exact
         self.low, self.high = hash_bounds(key_groups, max_parallelism)
 
     def part(self, key_groups: KeyGroupRange, max_parallelism: int, handle: RunHandle | None) -> Run:
         """What lies within some of its key groups, without a copy; ``handle`` is the way to it."""
-        return Run(self.searched, self.key_groups.intersection(key_groups), max_parallelism, handle)
+        covered = self.key_groups.intersection(key_groups)
+        return Run(self.searched, covered, max_parallelism, handle, is_exact=self.is_exact)
 
     @cached_property
     def batches(self) -> tuple[StateRows, ...]:

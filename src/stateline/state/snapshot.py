@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stateline.checkpoint.api import SubtaskState
-from stateline.handles import RunHandle
+from stateline.handles import RunHandle, SectionIdentity
 from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.state.merge import Counts, Expired, MergeSettings, SlicedStack, merge_windows, plan_merges
 from stateline.state.rows import StateRows
@@ -141,7 +141,7 @@ class Layers:
         self._expired = expired
         runs = table.runs
         self._is_plain = expired is None and not any(run.tombstones for run in runs)
-        self._append_only = table.schema.append_only
+        self._append_only = table.is_append_only
         widths = np.array([_row_bytes(run) for run in runs])
         lengths = np.array([len(run) for run in runs], dtype=np.int64)
         self._borders = _borders(table.key_groups, int(lengths.sum()), float(widths @ lengths) / settings.piece_bytes)
@@ -205,7 +205,7 @@ class Layers:
         if self._is_plain:
             return False, False
         # What is never written twice hides nothing when it expires.
-        return layer.is_bottom or self._append_only, layer.is_merged and self._expired is not None
+        return layer.is_bottom or self._table.schema.append_only, layer.is_merged and self._expired is not None
 
     def _merged(self, layers: Sequence[_Layer]) -> Iterator[StateRows]:
         """The rows of neighbouring layers of one kind."""
@@ -221,17 +221,22 @@ class Layers:
         )
 
     def _parts(self, number: int, layers: Sequence[_Layer]) -> Iterator[Run]:
-        """What of a run takes part in some layers."""
+        """What of a run takes part in some layers: never rows of a slice between them, which :meth:`kept` keeps."""
         run = self._table.runs[number]
         first = max(bisect.bisect_right(layers, run.key_groups.start, key=_start) - 1, 0)
         near = layers[first : bisect.bisect_right(layers, run.key_groups.end, key=_start)]
-        for takes_part, some in itertools.groupby(near, lambda layer: layer.first <= number):
-            if takes_part:
-                neighbours = [layer.key_groups for layer in some]
-                covered = KeyGroupRange(neighbours[0].start, neighbours[-1].end)
-                part = covered.intersection(run.key_groups)
-                if len(part):
-                    yield run if part == run.key_groups else run.part(part, self._table.max_parallelism, None)
+        for covered in _stretches([layer for layer in near if layer.first <= number]):
+            part = covered.intersection(run.key_groups)
+            if len(part):
+                yield run if part == run.key_groups else run.part(part, self._table.max_parallelism, None)
+
+
+def _stretches(layers: Sequence[_Layer]) -> Iterator[KeyGroupRange]:
+    """The key groups of layers, those of adjacent slices as one range."""
+    pairs = itertools.pairwise(layers)
+    ends = [number for number, (one, two) in enumerate(pairs, 1) if one.key_groups.end + 1 < two.key_groups.start]
+    for first, end in itertools.pairwise([0, *ends, len(layers)] if layers else []):
+        yield KeyGroupRange(layers[first].key_groups.start, layers[end - 1].key_groups.end)
 
 
 def _borders(key_groups: KeyGroupRange, rows: int, pieces: float) -> list[int]:
@@ -260,7 +265,7 @@ def _shares(runs: Sequence[Run], lengths: Counts) -> npt.NDArray[np.float64]:
 
 def _weights(runs: Sequence[Run], lengths: Counts) -> npt.NDArray[np.float64]:
     """How many rows of its object each run stands for with each of its own; parts of one object share it."""
-    visible: dict[tuple[str, int, bytes], int] = {}
+    visible: dict[SectionIdentity, int] = {}
     for run, rows in zip(runs, lengths.tolist(), strict=True):
         if run.handle is not None:
             visible[run.handle.identity] = visible.get(run.handle.identity, 0) + rows

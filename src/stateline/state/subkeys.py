@@ -170,7 +170,7 @@ def _newest(table: StateTable, parts: Sequence[StateRows], owners: Sequence[Rows
         return OwnedRows(np.empty(0, dtype=np.int64), StateRows.none(table.schema))
     rows, owner = StateRows.concat(parts), np.concatenate(owners)
     newest = np.argsort(rows.keys.hashes, kind="stable")
-    if not table.schema.append_only:
+    if not table.is_append_only:
         groups = group_sorted(rows.keys, newest, rows.keys.hashes.take(newest))
         newest = groups.order.take(groups.starts)
     if rows.deleted is not None:

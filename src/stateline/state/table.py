@@ -21,7 +21,7 @@ from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.state.columns import Mask, Rows, take
 from stateline.state.gather import Piece, Places, gather
 from stateline.state.keys import Hashes, KeyRows
-from stateline.state.rows import StateRows
+from stateline.state.rows import StateRows, place_of
 from stateline.state.runs import Run, SearchedBatches
 from stateline.state.schema import StateSchema
 from stateline.state.widths import retyped
@@ -91,6 +91,11 @@ class StateTable:
     def rows(self) -> int:
         """Rows in all runs: live ones, older versions of them and tombstones. Never fewer than live keys."""
         return sum(len(run) for run in self.runs)
+
+    @property
+    def is_append_only(self) -> bool:
+        """Whether each key is in one run only: not where early versions wrote runs, which may repeat rows."""
+        return self.schema.append_only and all(run.is_exact for run in self.runs)
 
     @property
     def nbytes(self) -> int:
@@ -163,6 +168,8 @@ class StateTable:
     ) -> Iterator[Located]:
         """All rows whose hashes lie in ranges, newest run first: older versions and tombstones too.
 
+        Of a table that is only appended to, each row is found once, even if runs of early versions repeat it.
+
         Args:
             lows: Where each range begins, inclusive; ascending.
             highs: Where it ends, inclusive; ascending, and of the same upper half.
@@ -175,6 +182,13 @@ class StateTable:
         Yields:
             Rows of one object each; none is empty.
         """
+        located = self._located(lows, highs, looking, rows_max, preceded=preceded)
+        return self._first_copies(located) if self.schema.append_only and not self.is_append_only else located
+
+    def _located(
+        self, lows: Hashes, highs: Hashes, looking: Mask | None, rows_max: int, *, preceded: bool
+    ) -> Iterator[Located]:
+        """What :meth:`between` says, run by run."""
         for source, asked in _by_object(self.runs, lows):
             numbers = np.concatenate([np.arange(part.start, part.stop) for part in asked])
             if looking is not None:
@@ -187,6 +201,27 @@ class StateTable:
                 ranges = ranges.take(np.flatnonzero(looking[numbers.take(ranges.numbers)]))
             for found, places in source.places_in(ranges, rows_max):
                 yield Located(numbers.take(found), places, source)
+
+    def _first_copies(self, located: Iterator[Located]) -> Iterator[Located]:
+        """The rows that are in no newer run: those of early versions may be in two."""
+        for found in located:
+            places, which = found.places.distinct()
+            first = found.take(np.flatnonzero(~self._is_in_newer(found.source, places).take(which)))
+            if len(first.numbers):
+                yield first
+
+    def _is_in_newer(self, source: SearchedBatches, places: Places) -> Mask:
+        """Which rows of an object, ascending, are also in a run above that part of the object which has them."""
+        keys = source.rows(places).keys
+        found = np.zeros(len(keys), dtype=np.bool_)
+        for number, run in enumerate(self.runs):
+            for newer in self.runs[number + 1 :] if run.searched is source else ():
+                if newer.searched is not source:
+                    start = place_of(keys.hashes, max(run.low, newer.low))
+                    end = place_of(keys.hashes, min(run.high, newer.high))
+                    for again, _ in newer.searched.find(keys, np.flatnonzero(~found[start:end]) + start):
+                        found[again] = True
+        return found
 
     def scan(
         self, key_groups: KeyGroupRange | None = None, columns: Sequence[int] | None = None
@@ -208,12 +243,13 @@ class StateTable:
             return
         numbers = range(len(self.schema.row)) if columns is None else columns
         schema = pa.schema([self.schema.row.field(number) for number in numbers])
+        is_append_only = self.is_append_only
         runs = [Run(run.batches, wanted, self.max_parallelism) for run in reversed(self.runs)]
         for age, run in enumerate(runs):
             for batch in run.batches:
                 stored = (*batch.keys.columns, *batch.values)
                 arrays = [stored[number] for number in numbers]
-                gone = _gone(batch, [] if self.schema.append_only else runs[:age])
+                gone = _gone(batch, [] if is_append_only else runs[:age])
                 if gone.any():
                     live = np.flatnonzero(~gone)
                     arrays = [take(array, live) for array in arrays]
@@ -243,6 +279,10 @@ def _by_object(runs: Sequence[Run], hashes: Hashes) -> Iterator[tuple[SearchedBa
     starts, ends = hashes.searchsorted(lows).tolist(), hashes.searchsorted(lasts, side="right").tolist()
     for _, some in itertools.groupby(reversed(range(len(runs))), lambda number: id(runs[number].searched)):
         parts = list(some)
-        asked = sorted((starts[part], ends[part]) for part in parts if starts[part] < ends[part])
+        asked: list[slice] = []
+        for start, end in sorted((starts[part], ends[part]) for part in parts):
+            first = max(start, asked[-1].stop) if asked else start  # Runs of early versions may share equal bytes.
+            if first < end:
+                asked.append(slice(first, end))
         if asked:
-            yield runs[parts[0]].searched, [slice(start, end) for start, end in asked]
+            yield runs[parts[0]].searched, asked

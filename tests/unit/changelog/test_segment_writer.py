@@ -208,11 +208,13 @@ def test_a_failure_is_told_when_no_other_segment_is_under_way():
     MemoryStore.forget("segment-writer-first-refused")
 
 
-def test_an_inline_section_remembers_its_first_place_only_where_a_host_may_have_it(store, tmp_path):
+def test_an_inline_section_is_known_by_a_fresh_name_also_where_no_host_has_a_copy(store, tmp_path):
+    names = set()
     for copies in (None, HostCache(tmp_path, 10**6)):
         writer = Segments(store, system_environment(), copies).writer(inline_bytes=10**6)
         handle = add(writer, "a", 1)
-        assert bool(writer.finish().of(handle).made_as) == (copies is not None)
+        names.add(writer.finish().of(handle).identity)
+    assert len(names) == 2
 
 
 def test_without_racing_an_error_of_the_store_comes_as_it_is(store):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -18,9 +17,6 @@ from stateline.state.subkeys import of_keys
 from stateline.state.table import Located, StateTable
 
 __all__ = ["Others", "distinct_partners", "have_partners", "partners"]
-
-_ROWS_BITS: Final = 40
-"""No batch has so many rows that their numbers take more bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +75,7 @@ def have_partners(rows: StateRows, side: SideTable, others: Others) -> Mask:
 
 def distinct_partners(rows: StateRows, side: SideTable, others: Others) -> StateRows:
     """The rows of the other side that are partners of any of these rows, each once, ascending by hash."""
-    parts = []
-    for pairs in partners(rows, side, others):
-        places = pairs.places
-        firsts = np.unique(places.each(np.arange(len(places.ends)) << _ROWS_BITS) + places.rows, return_index=True)[1]
-        parts.append(pairs.source.rows(places.take(np.sort(firsts))))
+    parts = [pairs.source.rows(pairs.places.distinct()[0]) for pairs in partners(rows, side, others)]
     if not parts:
         return others.side.no_rows()
     found = StateRows.concat(parts)
