@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -22,7 +23,7 @@ from stateline.blob.answers import scrubbed
 from stateline.blob.api import BlobStore
 from stateline.blob.names import check_name
 from stateline.environment import Environment
-from stateline.errors import InvalidInputError
+from stateline.errors import InvalidInputError, NotInstalledError
 from stateline.extras import extra_module
 from stateline.options import plain_options
 
@@ -37,6 +38,7 @@ __all__ = [
     "split_cloud_url",
     "split_local_url",
     "store_of",
+    "store_options",
 ]
 
 _CLOUDS: Final = {
@@ -89,6 +91,20 @@ def open_store(
     module = extra_module(module_name, extra, operation="open_store", subject=url)
     store: BlobStore = getattr(module, class_name).open(url, settings, environment)
     return store
+
+
+def store_options() -> frozenset[str]:
+    """The names of all options of stores whose packages are installed."""
+    from stateline.blob.local import LocalStoreSettings  # noqa: PLC0415 - each store loads on demand
+
+    found = {each.name for each in fields(LocalStoreSettings)}
+    for module_name, class_name, extra in set(_CLOUDS.values()):
+        try:
+            module = extra_module(module_name, extra, operation="open_store", subject=extra)
+        except NotInstalledError:
+            continue
+        found |= {each.name for each in fields(getattr(module, class_name).settings_type)}
+    return frozenset(found)
 
 
 def store_of(where: BlobStore | str | os.PathLike[str], environment: Environment | None = None) -> BlobStore:

@@ -29,7 +29,7 @@ from stateline.pipeline.messages import Batch, BatchReport, SubtaskInput, Subtas
 from stateline.pipeline.open_files import files_due_at, is_round_of
 from stateline.pipeline.output_columns import columns_of
 from stateline.pipeline.plan import PipelinePlan, StorageSettings
-from stateline.tables import TableTarget
+from stateline.tables import TableTarget, check_values
 
 __all__ = ["FilesDecision", "files_plan"]
 
@@ -73,8 +73,12 @@ class FilesDecision:
     def stage(self, batches: Iterable[pa.RecordBatch]) -> FilesResult:
         """A task's work: makes its rows durable. What is a whole file by itself is encoded here, in parallel."""
         writer = FileWriter(self._context(self._environment.clock.now()))
+        (operator,) = self._plan.graph.operators
         for batch in batches:
-            writer.write(pa.Table.from_batches([batch]))
+            rows = pa.Table.from_batches([batch])
+            if operator.table is not None:
+                check_values(rows, operator.table, "stateline_files")
+            writer.write(rows)
         segment = self._segments.writer(self._plan.settings.inline_bytes)
         return writer.finish(segment).placed(segment.finish())
 

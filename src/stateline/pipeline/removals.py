@@ -6,7 +6,7 @@ also if the batch has a row of it; what it takes back goes, unless the batch has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -14,18 +14,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateline.pipeline.operators.api import WEIGHT_COLUMN, Processed
+from stateline.tables import canonical_keys
 
 __all__ = ["rows_that_come", "rows_that_go", "with_removals"]
 
 _NUMBER: Final = "__number"
 
 
-def with_removals(made: Processed, key: Sequence[str]) -> pa.Table | None:
+def with_removals(
+    made: Processed, key: Sequence[str], checked: Callable[[pa.Table], pa.Table] = lambda come: come
+) -> pa.Table | None:
     """What goes, then what comes, told apart by :data:`~stateline.pipeline.operators.api.WEIGHT_COLUMN`.
 
     Args:
         made: What an operator has made of a batch.
         key: The columns that tell rows of the table apart.
+        checked: Checks the rows that come, and returns them as the table gets them.
 
     Returns:
         ``None`` for no rows.
@@ -36,6 +40,8 @@ def with_removals(made: Processed, key: Sequence[str]) -> pa.Table | None:
     if made.retracted is not None:
         back = made.retracted if made.output is None else _without(made.retracted, made.output, key)
         gone = back if gone is None else pa.concat_tables([gone, back])
+    come = None if come is None else checked(come)
+    gone = None if gone is None else canonical_keys(gone, key, newest=False)
     parts = [_weighted(rows, weight) for rows, weight in ((gone, -1), (come, 1)) if rows is not None and rows.num_rows]
     return pa.concat_tables(parts) if parts else None
 
@@ -56,8 +62,9 @@ def _without(rows: pa.Table, others: pa.Table, key: Sequence[str]) -> pa.Table:
     if rows.num_rows == 0 or others.num_rows == 0:
         return rows
     columns = list(key)
-    numbered = rows.select(columns).append_column(_NUMBER, pa.array(np.arange(rows.num_rows)))
-    left = numbered.join(others.select(columns), columns, join_type="left anti", use_threads=False)
+    ours, theirs = (canonical_keys(each.select(columns), columns, newest=False) for each in (rows, others))
+    numbered = ours.append_column(_NUMBER, pa.array(np.arange(rows.num_rows)))
+    left = numbered.join(theirs, columns, join_type="left anti", use_threads=False)
     return rows.take(pa.array(np.sort(left[_NUMBER].to_numpy())))
 
 

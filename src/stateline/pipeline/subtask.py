@@ -40,7 +40,7 @@ from stateline.state.run_store import RunReader, RunWriter
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import snapshot
 from stateline.state.table import StateTable
-from stateline.tables import TableTarget, check_rows, key_hashes
+from stateline.tables import TableTarget, check_rows, check_values, key_hashes
 
 __all__ = ["SubtaskOutput", "TaskResources", "run_operator", "run_subtask"]
 
@@ -160,6 +160,8 @@ def run_operator(
     hashes: bytes | None = b""
     if operator.table is not None and not operator.table.takes_files:
         rows, hashes = _rows_for_table(operator.table, processed, given.operator, shared=plan.parallelism > 1)
+    elif operator.table is not None and rows is not None:
+        check_values(rows, operator.table, f"operator {given.operator}")
     files = _write_output(resources, operator.output, program.output_schema, given, processed.output, segment)
     delivery = _delivered(segment, given, rows) if operator.delivers else None
     written = clock.monotonic()
@@ -301,11 +303,17 @@ def _rows_for_table(
     table: TableTarget, processed: Processed, operator: str, *, shared: bool
 ) -> tuple[pa.Table | None, bytes | None]:
     """The rows for a table that takes rows, checked; the hashes of their keys, where other subtasks may have them."""
-    rows = with_removals(processed, table.key) if table.deletes else processed.output
-    come = rows_that_come(rows) if table.deletes and rows is not None else rows
+
+    def checked(come: pa.Table) -> pa.Table:
+        return check_rows(come, table, f"operator {operator}")
+
+    if table.deletes:
+        rows = with_removals(processed, table.key, checked)
+        come = None if rows is None else rows_that_come(rows)
+    else:
+        rows = come = None if processed.output is None else checked(processed.output)
     if come is None:
         return rows, b""
-    check_rows(come, table, f"operator {operator}")
     return rows, key_hashes(come, table.key) if shared and table.key else b""
 
 

@@ -35,6 +35,7 @@ from stateline.tables import (
     TableTarget,
     TableToken,
     are_distinct,
+    canonical_keys,
     check_kept,
     check_keys,
     check_token,
@@ -295,13 +296,18 @@ def change_of(
         identity=known.identity,
         checked=known.checked,
     )
-    change = TableChange(token=token, created_at=record.created_at, files=files, rows=loaded)
+
+    def canonical() -> Iterator[pa.Table]:
+        # Records of earlier versions may have keys of both signs of zero.
+        return (canonical_keys(each, known.key) for each in loaded())
+
+    change = TableChange(token=token, created_at=record.created_at, files=files, rows=canonical)
     if not known.deletes:
         return change
     return dataclasses.replace(
         change,
-        rows=lambda: map(rows_that_come, loaded()),
-        gone=lambda: (rows_that_go(each, known.key) for each in loaded()),
+        rows=lambda: map(rows_that_come, canonical()),
+        gone=lambda: (rows_that_go(each, known.key) for each in canonical()),
     )
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 from stateline.blob import BlobStore
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError
-from stateline.options import parse_duration, plain_options
+from stateline.options import check_known, parse_duration, plain_options
 from stateline.tables.api import Outcome
 from stateline.tables.columns import refused_columns
 from stateline.tables.sql import TOKENS, DatabaseError, Session, SqlColumn, SqlTable, fitting_names, on_conflict, quoted
@@ -79,11 +79,26 @@ _COLUMNS: Final = (
     "attgenerated <> '' OR attidentity = 'a' FROM pg_attribute "
     "WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
 )
+_RELATION: Final = (
+    "SELECT c.relkind::text, c.relpersistence::text, c.relhasrules, "
+    # A table that is partitioned, at any depth, by lists or ranges. Those by hashes have a partition for every row.
+    "c.relkind = 'p' AND EXISTS (SELECT FROM pg_partition_tree(c.oid) t JOIN pg_partitioned_table p "
+    "ON p.partrelid = t.relid WHERE p.partstrat IN ('l', 'r') AND p.partdefid = 0), "
+    "current_setting('server_encoding') FROM pg_class c WHERE c.oid = to_regclass(?)"
+)
+_TABLES: Final = ("r", "p")
+_PERMANENT: Final = "p"
+_RELATIONS: Final = {"v": "view", "m": "materialized view", "f": "foreign table", "S": "sequence"}
+_ENCODINGS: Final = ("UTF8", "SQL_ASCII")
+_NAME_BYTES: Final = 63
 _UNIQUE: Final = (
     "SELECT array_agg(a.attname::text ORDER BY a.attname) FROM pg_index i "
     "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) "
     "WHERE i.indrelid = to_regclass(?) AND i.indisunique AND i.indisvalid AND i.indpred IS NULL "
-    "AND i.indexprs IS NULL GROUP BY i.indexrelid"
+    "AND i.indexprs IS NULL "
+    # Where a collation calls two texts equal, an upsert of both is refused.
+    "AND NOT EXISTS (SELECT FROM pg_collation c WHERE c.oid = ANY (i.indcollation) AND NOT c.collisdeterministic) "
+    "GROUP BY i.indexrelid"
 )
 
 
@@ -106,19 +121,28 @@ class PostgresqlTable(SqlTable):
         super().__init__(target, schema)
         options = plain_options(target.options)
         self._uri = options.pop("uri", "")
+        check_known(options, ("lock_timeout", "idle_timeout"))
         self._lock_seconds = parse_duration(options.pop("lock_timeout", "10s"), "lock_timeout")
         self._idle_seconds = parse_duration(options.pop("idle_timeout", "60s"), "idle_timeout")
-        if options or not self._uri:
+        if not self._uri:
             raise InvalidInputError(
-                f"expected the option uri, and lock_timeout and idle_timeout if at all, got {sorted(target.options)}",
+                'write_table postgresql needs options={"uri": "postgresql://user@host:5432/database"}, got no uri',
                 operation="write_table",
                 subject=self.name,
-                hint='Give options={"uri": "postgresql://user@host:5432/database"}',
+                hint="Give the option uri; lock_timeout and idle_timeout have defaults",
             )
         self._database: adbc_driver_manager.AdbcDatabase | None = None
         folder, _, table = target.target.rpartition(".")
         self._schema_name = folder
         self._table_name = table
+        for part, what in ((folder, "schema"), (table, "table"), *((each, "column") for each in self._names())):
+            if len(part.encode()) > _NAME_BYTES:
+                raise InvalidInputError(
+                    f"the name of a {what} must have at most {_NAME_BYTES} bytes, got {len(part.encode())}: {part!r}",
+                    operation="write_table",
+                    subject=f"postgresql {what}",
+                    hint="Choose a shorter name: PostgreSQL cuts longer ones, and two may then be one",
+                )
         for column in self._schema or ():
             if _new_type(column.type) is None:
                 reason = f"column {column.name!r} is {column.type}, and PostgreSQL has no such type"
@@ -145,6 +169,9 @@ class PostgresqlTable(SqlTable):
         if database is not None:
             _close(database)
 
+    def _names(self) -> list[str]:
+        return [] if self._schema is None else list(self._schema.names)
+
     @property
     def _quoted(self) -> str:
         return _qualified(self._schema_name, self._table_name)
@@ -163,18 +190,47 @@ class PostgresqlTable(SqlTable):
 
     def _fitting(self, session: Session, schema: pa.Schema, *, decided: bool) -> list[str]:
         there = self._columns(session)
+        if not decided:
+            self._check_relation(session)
         names = fitting_names(there, schema, self.name, self._target.key, decided=decided)
         kinds = {column.name: column.kind for column in there}
         for column, name in zip(schema, names, strict=True):
             if sent_type(column.type, kinds[name]) is None:
                 reason = f"column {name!r} is {kinds[name]}, and {column.type} in the rows"
                 raise refused_columns(reason, self.name, "Cast the column, or change the table")
+            if kinds[name].startswith("character varying(") and not decided:
+                reason = f"column {name!r} is {kinds[name]}, and the rows may have longer text"
+                raise refused_columns(reason, self.name, f"ALTER TABLE {self._quoted} ALTER {quoted(name)} TYPE text")
         if self._target.key:
             wanted = sorted(name for name in names if name.lower() in {each.lower() for each in self._target.key})
             if not any(sorted(found) == wanted for (found,) in session.run(_UNIQUE, self._quoted)):
                 reason = f"has no primary key or unique index on {wanted}"
                 raise refused_columns(reason, self.name, f"CREATE UNIQUE INDEX ON {self._quoted} (...)")
         return names
+
+    def _check_relation(self, session: Session) -> None:
+        """Refuse what looks like a table and cannot take every row in the transaction of the token."""
+        found = session.run(_RELATION, self._quoted)
+        if not found:
+            return
+        kind, persistence, has_rules, lacks_default, encoding = found[0]
+        if kind not in _TABLES:
+            reason = f"is a {_RELATIONS.get(kind, 'relation that takes no rows')}, and rows go into tables"
+            hint = "Name a table, or a name that is free"
+        elif persistence != _PERMANENT:
+            reason = "is not logged: after a crash of the server it is empty, and the token says that it has its rows"
+            hint = f"ALTER TABLE {self._quoted} SET LOGGED"
+        elif has_rules and self._target.key:
+            reason, hint = "has rules, with which PostgreSQL takes no upserts", "Drop the rules, or append"
+        elif lacks_default:
+            reason = "has partitions and no default one: a row that belongs to none would be refused"
+            hint = f"CREATE TABLE ... PARTITION OF {self._quoted} DEFAULT"
+        elif encoding not in _ENCODINGS:
+            reason = f"is in a database of the encoding {encoding}, which has not every character"
+            hint = "Use a database with ENCODING 'UTF8'"
+        else:
+            return
+        raise refused_columns(reason, self.name, hint)
 
     @property
     def _tokens(self) -> str:

@@ -10,34 +10,58 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.floats import canonical_floats
 from stateline.key_groups import hash_columns
 from stateline.tables.targets import TableTarget
+from stateline.tables.values import check_values
 
-__all__ = ["are_distinct", "check_keys", "check_rows", "joined_rows", "key_hashes"]
+__all__ = ["are_distinct", "canonical_keys", "check_keys", "check_rows", "joined_rows", "key_hashes"]
 
 _SHOWN: Final = 3
+_NUMBER: Final = "__number"
 _HASH: Final = np.dtype("<u8")
 
 
-def check_rows(rows: pa.Table, target: TableTarget, subject: str) -> None:
-    """Checks the rows of one subtask.
+def check_rows(rows: pa.Table, target: TableTarget, subject: str) -> pa.Table:
+    """Check the rows of one subtask.
 
     Args:
         rows: The rows.
         target: The table.
         subject: Whose they are, for the error.
 
+    Returns:
+        The rows as the table gets them: see :func:`canonical_keys`.
+
     Raises:
         InvalidInputError: A key comes twice or is null, or the table cannot hold a value; says which.
     """
     check_keys(rows, target.key, subject)
-    for column, name in zip(rows.columns, rows.column_names, strict=True):
-        if target.format == "sqlite" and pa.types.is_floating(column.type) and _any(pc.is_nan(column)):
-            raise _refused(f"column {name!r} has NaN, which SQLite keeps as null", subject, "Make it null, or a number")
-        is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-        if target.format == "postgresql" and is_text and _any(pc.match_substring(column, "\0")):
-            reason = f"column {name!r} has a text with the character 0, which PostgreSQL has not"
-            raise _refused(reason, subject, "Replace it")
+    check_values(rows, target, subject)
+    return canonical_keys(rows, target.key)
+
+
+def canonical_keys(rows: pa.Table, key: Sequence[str], *, newest: bool = True) -> pa.Table:
+    """Rows whose keys are equal exactly if a table calls them equal: -0.0 becomes 0.0, and NaN has one form.
+
+    Args:
+        rows: Rows in the order of an operator, the newest last.
+        key: The columns of the key.
+        newest: Whether only the newest is kept of rows that -0.0 and 0.0, or forms of NaN, told apart.
+    """
+    floats = [name for name in key if name in rows.column_names and pa.types.is_floating(rows[name].type)]
+    if not floats or rows.num_rows == 0:
+        return rows
+    made = rows
+    for name in floats:
+        at = rows.schema.get_field_index(name)
+        column = pa.chunked_array([canonical_floats(each) for each in rows[name].chunks], rows[name].type)
+        made = made.set_column(at, rows.schema.field(at), column)
+    if not newest:
+        return made
+    numbered = made.select(list(key)).append_column(_NUMBER, pa.array(np.arange(made.num_rows)))
+    last = numbered.group_by(list(key), use_threads=False).aggregate([(_NUMBER, "max")])[f"{_NUMBER}_max"]
+    return made if len(last) == made.num_rows else made.take(pc.sort(last))
 
 
 def check_keys(rows: pa.Table, key: Sequence[str], subject: str) -> None:
@@ -81,10 +105,6 @@ def joined_rows(tables: Iterable[pa.Table], schema: pa.Schema | None = None) -> 
     if not found:
         return (schema or pa.schema([])).empty_table()
     return pa.concat_tables(found, promote_options="default")
-
-
-def _any(found: pa.ChunkedArray) -> bool:
-    return bool(pc.any(found).as_py())
 
 
 def _refused(reason: str, subject: str, hint: str) -> InvalidInputError:

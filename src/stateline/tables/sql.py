@@ -117,6 +117,7 @@ class SqlTable(Table):
             missing = [column for column in target.key if column not in self._schema.names]
             if missing:
                 raise refused_columns(f"has no key {missing} in its rows", self.name, f"Choose of {self._schema.names}")
+            _check_names(self._schema.names, self.name)
 
     @property
     def name(self) -> str:
@@ -309,6 +310,16 @@ class SqlTable(Table):
 
 
 _COLUMNS_OF_TOKENS: Final = "app TEXT PRIMARY KEY, checkpoint_id BIGINT NOT NULL, target TEXT NOT NULL"
+
+
+def _check_names(names: Sequence[str], name: str) -> None:
+    """Refuse columns that a database cannot tell apart."""
+    seen: dict[str, str] = {}
+    for column in names:
+        other = seen.setdefault(column.lower(), column)
+        if other is not column:
+            reason = f"cannot tell columns {other!r} and {column!r} apart: databases ignore case"
+            raise refused_columns(reason, name, "Rename one of them")
 
 
 def quoted(name: str) -> str:

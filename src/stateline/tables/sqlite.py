@@ -10,19 +10,22 @@ Facts:
 
 from __future__ import annotations
 
+import os
+import re
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from stateline.blob import BlobStore
+from stateline.blob.urls import split_local_url
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError
-from stateline.options import parse_duration, plain_options
+from stateline.options import check_known, parse_duration, plain_options
 from stateline.tables.api import Outcome
-from stateline.tables.columns import check_kinds, refused_columns
+from stateline.tables.columns import check_kinds, plain_type, refused_columns
 from stateline.tables.sql import (
     TOKENS,
     DatabaseError,
@@ -35,9 +38,22 @@ from stateline.tables.sql import (
 )
 from stateline.tables.targets import TableTarget
 
-__all__ = ["SqliteTable", "open_table"]
+__all__ = ["SqliteTable", "open_table", "sqlite_path"]
 
-_PREFIXES: Final = ("sqlite:///", "file:")
+_OPTIONS: Final = ("uri", "busy_timeout")
+_AFFINITIES: Final = (
+    (("int",), "INTEGER"),
+    (("char", "clob", "text"), "TEXT"),
+    (("blob",), "BLOB"),
+    (("real", "floa", "doub"), "REAL"),
+)
+"""What SQLite makes of the type that a column was declared with, by what occurs in its name; else NUMERIC."""
+
+_KEPT_BY: Final = {"INTEGER": ("INTEGER", "NUMERIC"), "REAL": ("REAL",), "TEXT": ("TEXT",), "BLOB": ("BLOB",)}
+"""By the type of a value: the affinities that keep it. A column without a type keeps every value."""
+
+_SCHEME: Final = re.compile(r"\w+://")
+_IS_STRICT: Final = re.compile(r"\)[^)]*\bstrict\b[^)]*\Z", re.IGNORECASE)
 _TYPES: Final[Sequence[tuple[Callable[[pa.DataType], bool], str]]] = (
     (pa.types.is_boolean, "INTEGER"),
     (pa.types.is_signed_integer, "INTEGER"),
@@ -63,24 +79,39 @@ def open_table(
     return SqliteTable(target, schema)
 
 
+def sqlite_path(uri: str) -> str:
+    """The absolute path of a SQLite database, from the option ``uri`` of a table.
+
+    Raises:
+        InvalidInputError: It is missing, or has options of SQLite's own behind the path.
+    """
+    path = split_local_url(uri) if uri.startswith("file:") else uri.removeprefix("sqlite:///")
+    if not path.strip() or path == ":memory:" or _SCHEME.match(path):
+        raise InvalidInputError(
+            f'write_table sqlite needs options={{"uri": "sqlite:////folder/file.db"}}, got {uri!r}',
+            operation="write_table",
+            subject="option uri",
+            hint="Give sqlite:/// and the absolute path of a file, or the path itself",
+        )
+    return os.path.abspath(path)
+
+
 class SqliteTable(SqlTable):
     """A table of a SQLite file."""
 
     def __init__(self, target: TableTarget, schema: pa.Schema | None) -> None:
         super().__init__(target, schema)
         options = plain_options(target.options)
-        uri = options.pop("uri", "")
+        check_known(options, _OPTIONS)
         self._busy_seconds = parse_duration(options.pop("busy_timeout", "30s"), "busy_timeout")
-        if options or not uri:
+        self._path = Path(sqlite_path(options.pop("uri", "")))
+        if self._target.target.lower().startswith("sqlite_") or self._target.target.lower() == TOKENS:
             raise InvalidInputError(
-                f"expected the option uri, and busy_timeout if at all, got {sorted(target.options)}",
+                f"cannot be a table of yours, got {self._target.target!r}",
                 operation="write_table",
-                subject=self.name,
-                hint='Give options={"uri": "sqlite:////folder/file.db"}, or a path',
+                subject="target",
+                hint="Choose a name that does not begin with sqlite_, and is not the table of Stateline's own",
             )
-        for prefix in _PREFIXES:
-            uri = uri.removeprefix(prefix)
-        self._path = Path(uri).absolute()
         if self._schema is not None:
             check_kinds(self._schema, _holds, "table of SQLite", self.name, nested=False)
 
@@ -109,11 +140,40 @@ class SqliteTable(SqlTable):
 
     def _fitting(self, session: Session, schema: pa.Schema, *, decided: bool) -> list[str]:
         check_kinds(schema, _holds, "table of SQLite", self.name, nested=False)
-        names = fitting_names(self._columns(session), schema, self.name, self._target.key, decided=decided)
+        there = self._columns(session)
+        if not decided:
+            self._check_kept(session, schema, {column.name.lower(): column.kind for column in there})
+        names = fitting_names(there, schema, self.name, self._target.key, decided=decided)
         if self._target.key and not self._is_unique(session, self._target.key):
             reason = f"has no primary key or unique index on {list(self._target.key)}"
             raise refused_columns(reason, self.name, f"CREATE UNIQUE INDEX ... ON {self._target.target} (...)")
         return names
+
+    def _check_kept(self, session: Session, schema: pa.Schema, kinds: Mapping[str, str]) -> None:
+        """Refuse a view or a virtual table, and columns that would change values or refuse them.
+
+        SQLite converts a value to the affinity of its column, and a STRICT table refuses other types.
+        """
+        asked = "SELECT type, sql FROM sqlite_master WHERE name = ? COLLATE NOCASE AND type IN ('table', 'view')"
+        found = session.run(asked, self._target.target)
+        what, statement = found[0] if found else ("table", "")
+        if what == "view" or statement.lower().startswith("create virtual"):
+            is_a = "a view" if what == "view" else "a virtual table"
+            raise refused_columns(f"is {is_a}, and rows go into tables", self.name, "Name a table, or a new name")
+        is_strict = _IS_STRICT.search(statement) is not None
+        for column in schema:
+            if column.name.lower() not in kinds:
+                continue
+            kind, ours = kinds[column.name.lower()], _type_of(plain_type(column.type))
+            if is_strict:
+                is_kept = kind in ("any", ours.lower()) or (ours, kind) == ("INTEGER", "int")
+            else:
+                # A date in a column that is declared as DATE stays text, since it looks like no number.
+                is_date = pa.types.is_temporal(plain_type(column.type))
+                is_kept = not kind or _affinity(kind) in (*_KEPT_BY[ours], *(("NUMERIC",) if is_date else ()))
+            if not is_kept:
+                reason = f"has column {column.name!r} of type {kind}, and the rows have {column.type}, kept as {ours}"
+                raise refused_columns(reason, self.name, "Cast the column, or change the table")
 
     def _is_unique(self, session: Session, key: Sequence[str]) -> bool:
         wanted, table = sorted(column.lower() for column in key), quoted(self._target.target)
@@ -192,6 +252,11 @@ def _plain(column: pa.Array) -> pa.Array:
     if pa.types.is_boolean(column.type):
         return column.cast(pa.int8())
     return column.cast(pa.string()) if any(is_one(column.type) for is_one in _AS_TEXT) else column
+
+
+def _affinity(declared: str) -> str:
+    """How SQLite converts values of a column, by the type that it was declared with."""
+    return next((affinity for parts, affinity in _AFFINITIES if any(part in declared for part in parts)), "NUMERIC")
 
 
 def _holds(kind: pa.DataType) -> bool:

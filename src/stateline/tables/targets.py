@@ -8,11 +8,12 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from stateline.blob import BlobStore
+from stateline.blob import BlobStore, open_store
+from stateline.blob.urls import store_options
 from stateline.environment import Environment
-from stateline.errors import InvalidInputError
+from stateline.errors import InvalidInputError, NotInstalledError
 from stateline.extras import extra_module
-from stateline.options import check_kind, parse_choice, plain_options, pop_prefixed
+from stateline.options import check_kind, check_known, parse_choice, plain_options, pop_prefixed
 from stateline.tables.api import Table
 
 __all__ = ["FILE_TABLES", "TABLE_FORMATS", "TableTarget", "open_table"]
@@ -139,9 +140,28 @@ def open_table(
         NotInstalledError: A library is missing; the hint names the ``pip install``.
     """
     form = TABLE_FORMATS[target.format]
+    _check_options(target)
+    for column in schema or ():
+        if column.name in target.key and pa.types.is_nested(column.type):
+            reason = f"cannot compare rows by a column of {column.type}"
+            raise _refused(reason, f"key {column.name!r}", "Use columns of plain values, such as a field of it")
     module = extra_module(form.module, form.extra, operation="open_table", subject=f"{target.format} {target.target}")
     table: Table = module.open_table(target, schema, store, environment)
     return table
+
+
+def _check_options(target: TableTarget) -> None:
+    """Refuse options that neither the library of a table of files knows, by their prefix, nor a store."""
+    options = target.store_options if target.format in _PREFIXES else {}
+    if not options:
+        return
+    try:
+        if target.format == "delta":
+            open_store(target.target, options)
+    except NotInstalledError:
+        pass  # An upsert needs none of our stores. An append needs one later, and says so then.
+    # Where the files of an Iceberg table are, only its catalog knows.
+    check_known(options, [*store_options(), f"{_PREFIXES[target.format]}<option>"])
 
 
 def _check_columns(columns: Sequence[str], name: str) -> None:

@@ -8,11 +8,12 @@ from typing import Any, Final, Self
 
 import pyarrow.compute as pc
 
-from stateline.blob.urls import absolute_url
+from stateline.blob import open_store
+from stateline.blob.urls import absolute_url, store_options
 from stateline.errors import InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
 from stateline.files.nulls import check_countable
-from stateline.options import check_kind, plain_options
+from stateline.options import check_kind, check_known, plain_options
 from stateline.pipeline.graph import OperatorPlan
 from stateline.pipeline.operators.api import OperatorProgram
 from stateline.pipeline.operators.selection import SelectionProgram
@@ -161,7 +162,6 @@ class StageOutputs:
         """
         given, rows = plain_options(options), self._program.output_schema
         columns = _names(partition_by, "partition_by")
-        rolling, compression = _rolling(given), given.pop("compression", None)
         table = TableTarget(
             format=format,
             target=absolute_url(target) if format == "delta" else target,
@@ -171,6 +171,10 @@ class StageOutputs:
             partition_by=columns,
             options=given,
         )
+        if table.takes_files:
+            check_known(table.store_options, [*_ROLLING, "compression", *store_options()])
+            rolling, compression = _rolling(given), given.pop("compression", None)
+            table = replace(table, options=given)
         if deletes and (unknown := self._program.removals_unknown):
             raise InvalidInputError(
                 f"cannot delete what this operator forgets: {unknown}",
@@ -188,6 +192,7 @@ class StageOutputs:
             return self._pipeline.with_outputs_of(replace(self._operator, delivers=True, table=table))
         check_shared(url, "target")
         check_hidden(self._pipeline.plan.root_url, url, "checkpoint")
+        open_store(url, table.store_options)
         output = FileOutput(
             url=url,
             partition_by=columns,
