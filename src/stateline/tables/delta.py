@@ -180,6 +180,9 @@ class DeltaLog(Table):
                 storage_options=self._storage,
             )
         except (DeltaError, OSError) as error:
+            if "timestampNtz" in str(error):  # deltalake 1.6 sets the feature for other columns, and not for maps.
+                reason = "cannot be created with timestamps without a zone inside a map"
+                raise refused_columns(reason, self.name, "Give them a zone, or create it with Spark first") from error
             raise self._unavailable(error) from error
 
     def check(self, state: TableState) -> None:

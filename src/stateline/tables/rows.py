@@ -13,7 +13,7 @@ from stateline.errors import ErrorKind, InvalidInputError
 from stateline.floats import canonical_floats
 from stateline.key_groups import hash_columns
 from stateline.tables.targets import TableTarget
-from stateline.tables.values import check_values
+from stateline.tables.values import check_values, shown_values
 
 __all__ = ["are_distinct", "canonical_keys", "check_keys", "check_rows", "joined_rows", "key_hashes"]
 
@@ -36,8 +36,8 @@ def check_rows(rows: pa.Table, target: TableTarget, subject: str) -> pa.Table:
     Raises:
         InvalidInputError: A key comes twice or is null, or the table cannot hold a value; says which.
     """
-    check_keys(rows, target.key, subject)
     check_values(rows, target, subject)
+    check_keys(rows, target.key, subject)
     return canonical_keys(rows, target.key)
 
 
@@ -61,7 +61,7 @@ def canonical_keys(rows: pa.Table, key: Sequence[str], *, newest: bool = True) -
         return made
     numbered = made.select(list(key)).append_column(_NUMBER, pa.array(np.arange(made.num_rows)))
     last = numbered.group_by(list(key), use_threads=False).aggregate([(_NUMBER, "max")])[f"{_NUMBER}_max"]
-    return made if len(last) == made.num_rows else made.take(pc.sort(last))
+    return made if len(last) == made.num_rows else made.take(pa.array(np.sort(last.to_numpy())))
 
 
 def check_keys(rows: pa.Table, key: Sequence[str], subject: str) -> None:
@@ -78,7 +78,7 @@ def check_keys(rows: pa.Table, key: Sequence[str], subject: str) -> None:
     counted = rows.select(list(key)).group_by(list(key)).aggregate([([], "count_all")])
     twice = counted.filter(pc.greater(counted["count_all"], 1))
     if twice.num_rows:
-        shown = [{name: each[name] for name in key} for each in twice.slice(0, _SHOWN).to_pylist()]
+        shown = [shown_values(twice, row, key) for row in range(min(_SHOWN, twice.num_rows))]
         reason = f"expected one row of each key, got several of {twice.num_rows} keys, such as {shown}"
         raise _refused(reason, subject, "Name all columns that tell the rows apart as key, or append")
 

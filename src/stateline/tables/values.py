@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.tables.targets import TableTarget
 
-__all__ = ["check_values"]
+__all__ = ["check_values", "shown_values"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -265,8 +265,10 @@ def _is_long_type(kind: pa.DataType) -> bool:
 def _refused(
     rows: pa.Table, column: str, row: int, found: _Complaint, target: TableTarget, subject: str
 ) -> InvalidInputError:
+    names = [name for name in target.key or rows.column_names if name != column][:_SHOWN_COLUMNS]
+    shown = shown_values(rows, row, names)
     return InvalidInputError(
-        f"column {column!r} of row {row} {_shown(rows, row, column, target)}has {found.reason}",
+        f"column {column!r} of row {row}{f' {shown}' if shown else ''} has {found.reason}",
         operation="write_table",
         subject=subject,
         hint=found.hint,
@@ -274,14 +276,14 @@ def _refused(
     )
 
 
-def _shown(rows: pa.Table, row: int, column: str, target: TableTarget) -> str:
-    """The values by which a user finds a row: its key, or its first columns."""
-    values: dict[str, str] = {}
-    for name in target.key or rows.column_names[: _SHOWN_COLUMNS + 1]:
+def shown_values(rows: pa.Table, row: int, names: Sequence[str]) -> dict[str, Any]:
+    """Values of one row by column, for an error; long ones are cut, and those that Python cannot hold left out."""
+    shown: dict[str, Any] = {}
+    for name in names:
         try:
             value = rows[name][row].as_py()
         except (ValueError, OverflowError):
-            continue  # This is a value that is refused, and Python has none such.
-        if name != column and len(values) < _SHOWN_COLUMNS:
-            values[name] = f"{value!r:.{_SHOWN_CHARACTERS}}"
-    return f"({', '.join(f'{name}={value}' for name, value in values.items())}) " if values else ""
+            continue
+        text = repr(value)
+        shown[name] = value if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+    return shown

@@ -208,3 +208,70 @@ def test_places_that_cannot_be(tmp_path):
 def test_targets_that_cannot_be(given, said):
     with pytest.raises(InvalidInputError, match=said):
         TableTarget(**{"format": "sqlite", "target": "t", **given})
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("CREATE TABLE flights (k INTEGER, v INTEGER)", "column 'v' of type integer, and the rows have string"),
+        ("CREATE TABLE flights (k REAL, v TEXT)", "column 'k' of type real, and the rows have int64"),
+        ("CREATE TABLE flights (k TEXT, v TEXT)", "column 'k' of type text"),
+        ("CREATE TABLE flights (k INTEGER, v DECIMAL(5, 2))", "column 'v' of type decimal"),
+        ("CREATE TABLE flights (k INTEGER, v BLOB)", "column 'v' of type blob"),
+        ("CREATE TABLE flights (k INT, v BLOB) STRICT", "column 'v' of type blob"),
+        ("CREATE VIEW flights AS SELECT 1 AS k, 'x' AS v", "is a view"),
+        ("CREATE VIRTUAL TABLE flights USING fts5(k, v)", "is a virtual table"),
+    ],
+)
+def test_tables_that_would_change_rows_or_refuse_them_are_refused(tmp_path, statement, said):
+    place = SqlitePlace(tmp_path)
+    run(place, statement)
+    table = place.open()
+    with pytest.raises(InvalidInputError, match=said):
+        table.check(table.look(APP))
+
+
+def test_every_type_goes_into_a_column_that_keeps_it_unchanged(tmp_path):
+    """What SQLite makes of a value is asked of SQLite: a column is taken if, and only if, it keeps the value."""
+    moment = dt.datetime(2024, 3, 31, 1, 2, 3)
+    values = {
+        "i": pa.array([10]),
+        "b": pa.array([True]),
+        "f": pa.array([10.0]),
+        "s": pa.array(["10"]),
+        "x": pa.array([b"10"]),
+        "d": pa.array([decimal.Decimal("1.50")]),
+        "day": pa.array([moment.date()]),
+        "at": pa.array([moment], pa.timestamp("us", "UTC")),
+    }
+    declared = ["", "INTEGER", "TINYINT", "TEXT", "VARCHAR(9)", "REAL", "DOUBLE", "NUMERIC", "DATE", "BOOLEAN", "BLOB"]
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    for number, (name, kind, strict) in enumerate(
+        (name, kind, strict)
+        for name in values
+        for strict, kinds in (("", declared), (" STRICT", ["INT", "INTEGER", "REAL", "TEXT", "BLOB", "ANY"]))
+        for kind in kinds
+    ):
+        sent = sqlite._plain(values[name]).to_pylist()[0]
+        place = SqlitePlace(tmp_path)
+        place.folder = tmp_path / str(number)
+        place.folder.mkdir()
+        run(place, f"CREATE TABLE flights ({name} {kind}){strict}")
+        connection.execute("DROP TABLE IF EXISTS t")
+        connection.execute(f"CREATE TABLE t (c {kind}){strict}")
+        try:
+            connection.execute("INSERT INTO t VALUES (?)", (sent,))
+            ((found, storage),) = connection.execute("SELECT c, typeof(c) FROM t").fetchall()
+            is_kept = (found, type(found)) == (sent, type(sent))
+        except sqlite3.Error:
+            is_kept = False
+        table = place.open(pa.schema([(name, values[name].type)]))
+        try:
+            table.check(table.look(APP))
+            is_taken = True
+        except InvalidInputError:
+            is_taken = False
+        assert not is_taken or is_kept, f"{name} into {kind}{strict}: {sent!r} became {found!r}, {storage}"
+        if not kind or kind == "ANY" or kind == sqlite._type_of(values[name].type):
+            assert is_taken, f"{name} into {kind}{strict}"
+    connection.close()
