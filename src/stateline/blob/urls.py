@@ -14,6 +14,7 @@ A text with ``://`` before its first ``/`` is a URL, never a path, whatever stan
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Final
@@ -30,6 +31,7 @@ from stateline.options import plain_options
 __all__ = [
     "absolute_url",
     "is_local",
+    "is_relative",
     "open_store",
     "places_of",
     "refuse_credentials",
@@ -51,6 +53,9 @@ _CLOUDS: Final = {
 }
 
 _KNOWN: Final = ", ".join(["memory", "file", *_CLOUDS])
+
+_OTHER_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+"""Such as ``dbfs:/folder``, which Spark knows, and ``file:/folder``."""
 
 _ALIASES: Final = {"s3a": "s3", "abfs": "az", "abfss": "az"}
 """Spellings of one scheme: what is stored under the first is found under the second."""
@@ -180,6 +185,13 @@ def absolute_url(url: str | os.PathLike[str]) -> str:
     """The same place for every process: a local path that is relative to this process's folder becomes absolute."""
     text = _text_of(url)
     return split_local_url(text) if _written_scheme(text) is None else text
+
+
+def is_relative(place: str) -> bool:
+    """Whether a path or a URL, of ours or of Spark's, is a path that depends on the folder of a process."""
+    if _written_scheme(place) is not None or _OTHER_SCHEME.match(place):
+        return False
+    return not os.path.isabs(place.removeprefix("file:"))
 
 
 def split_local_url(url: str) -> str:

@@ -21,6 +21,7 @@ from stateline.spark.columns.checks import check_hidden
 from stateline.spark.connect.remote_run import RunDescription
 from stateline.spark.job.batch_job import BatchJob
 from stateline.spark.job.upstream_state import has_state_in_plan
+from stateline.spark.places import resolved
 from stateline.spark.query.run import PipelineQuery, PipelineRun
 from stateline.spark.query.spark_folder import spark_folder
 from stateline.spark.sinks.for_each_batch import BatchDelivery, BatchFunction
@@ -157,6 +158,7 @@ class Pipeline:
         is_below = spark_checkpoint is None
         if spark_checkpoint is None:
             spark_checkpoint = spark_folder(self.session, self._plan.root_url)
+        spark_checkpoint = resolved(spark_checkpoint, "spark_checkpoint", self.session)
         ends = any(chosen.get(name) for name in _TRIGGERS_THAT_END)
         plan = self._plan if ends else self._plan.endless()
         _check_hidden(self._plan, spark_checkpoint)

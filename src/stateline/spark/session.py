@@ -39,6 +39,7 @@ from stateline.options import check_kind
 from stateline.spark.api_mode import is_connect
 from stateline.spark.java import JavaRuntime, find_java
 from stateline.spark.job.arrow_batches import ARROW_BATCH_SETTINGS
+from stateline.spark.places import watch_places
 from stateline.spark.query.end_listener import listener_of
 from stateline.spark.sinks.files import FilesSink
 from stateline.spark.sources.state import StateSource
@@ -139,6 +140,7 @@ def register(spark: SparkSession) -> None:
             if not known.dataSourceExists(source.name()):
                 spark.dataSource.register(source)
         listener_of(spark)
+        watch_places()
     if spark.conf.get(_PUSHDOWN, None) is None:
         spark.conf.set(_PUSHDOWN, "true")
 

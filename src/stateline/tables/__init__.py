@@ -7,7 +7,7 @@ of it is opened.
 from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableLoss, TableState, TableToken
 from stateline.tables.commit import check_kept, check_token, commit_once, move_token
 from stateline.tables.rows import are_distinct, canonical_keys, check_keys, check_rows, joined_rows, key_hashes
-from stateline.tables.targets import FILE_TABLES, TABLE_FORMATS, TableTarget, open_table
+from stateline.tables.targets import FILE_TABLES, TABLE_FORMATS, TableTarget, open_table, resolve_options
 from stateline.tables.values import check_values
 
 __all__ = [
@@ -34,4 +34,5 @@ __all__ = [
     "key_hashes",
     "move_token",
     "open_table",
+    "resolve_options",
 ]

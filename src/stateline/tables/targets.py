@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import pyarrow as pa
 
 from stateline.blob import BlobStore, open_store
-from stateline.blob.urls import store_options
+from stateline.blob.urls import is_relative, store_options
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError, NotInstalledError
 from stateline.extras import extra_module
 from stateline.options import check_kind, check_known, parse_choice, plain_options, pop_prefixed
 from stateline.tables.api import Table
 
-__all__ = ["FILE_TABLES", "TABLE_FORMATS", "TableTarget", "open_table"]
+__all__ = ["FILE_TABLES", "TABLE_FORMATS", "TableTarget", "open_table", "resolve_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,13 @@ TABLE_FORMATS: Final[Mapping[str, _Format]] = {
 
 _PREFIXES: Final = {"delta": "storage.", "iceberg": "catalog."}
 """Begin the options of a library that reads the table by itself; the others are for the store of our files."""
+
+_CATALOG_URI: Final = "catalog.uri"
+_CATALOG_WAREHOUSE: Final = "catalog.warehouse"
+_PLACES: Final = {"sqlite": ("uri",), "iceberg": (_CATALOG_URI, _CATALOG_WAREHOUSE)}
+"""Options that may name a path, by format."""
+
+_SQLITE: Final = "sqlite:///"
 
 FILE_TABLES: Final = tuple(_PREFIXES)
 """Tables that are made of files."""
@@ -102,6 +109,19 @@ class TableTarget:
         if self.partition_by and self.format not in FILE_TABLES:
             raise _refused(f"cannot partition a table of {self.format}", "partition_by", "Leave it to the database")
 
+    def resolved(self, resolve: Callable[[str, str], str]) -> TableTarget:
+        """The same table for every process.
+
+        Args:
+            resolve: Called with a relative path and what the user calls it; returns it as an absolute one.
+        """
+        is_path = self.format == "delta" and is_relative(self.target)
+        return replace(
+            self,
+            target=resolve(self.target, "target") if is_path else self.target,
+            options=resolve_options(self.format, plain_options(self.options), resolve),
+        )
+
     @property
     def own_options(self) -> dict[str, str]:
         """The options of the library of a table of files, without their prefix."""
@@ -148,6 +168,31 @@ def open_table(
     module = extra_module(form.module, form.extra, operation="open_table", subject=f"{target.format} {target.target}")
     table: Table = module.open_table(target, schema, store, environment)
     return table
+
+
+def resolve_options(form: str, options: Mapping[str, str], resolve: Callable[[str, str], str]) -> dict[str, str]:
+    """The options of a table, with relative paths resolved in those that name one.
+
+    Args:
+        form: The format of the table.
+        options: Its options.
+        resolve: As of :meth:`TableTarget.resolved`.
+    """
+    made = dict(options)
+    database = str(made.get(_CATALOG_URI, ""))
+    # The warehouse of a service is a name, or a place that only the service knows.
+    is_ours = made.get("catalog.type") == "sql" or database.startswith(("sqlite:", "postgresql"))
+    for name in _PLACES.get(form, ()):
+        value = made.get(name)
+        if not isinstance(value, str) or (name == _CATALOG_WAREHOUSE and not is_ours):
+            continue
+        is_sqlite = value.startswith(_SQLITE)
+        if name == _CATALOG_URI and not is_sqlite:
+            continue
+        path, mark, query = value.removeprefix(_SQLITE).partition("?") if is_sqlite else (value, "", "")
+        if path and path != ":memory:" and is_relative(path):
+            made[name] = f"{_SQLITE if is_sqlite else ''}{resolve(path, f'option {name}')}{mark}{query}"
+    return made
 
 
 def _check_options(target: TableTarget) -> None:

@@ -40,6 +40,7 @@ from stateline.pipeline.end_of_stream import finish_root
 from stateline.pipeline.offsets import ReadFile, offsets_digest, query_of, read_with_store
 from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.job.worker_process import freeze_imports
+from stateline.spark.places import refuse_relative
 from stateline.spark.sinks.files_job import FilesJob
 from stateline.spark.sinks.files_options import FilesSinkOptions
 from stateline.spark.sinks.files_stores import check_stores, copies_of, open_decision, open_records
@@ -152,6 +153,7 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
             subject="stateline_files",
             hint='Use outputMode("append"), or mode("append") for a batch',
         )
+    refuse_relative(FilesSink.name(), options)
     parsed = FilesSinkOptions.from_spark(options)
     rows = arrow_schema(schema)
     parsed.output().file_schema(rows)

@@ -40,6 +40,7 @@ from stateline.checkpoint import Checkpoint, SubtaskState
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.job.worker_process import freeze_imports
+from stateline.spark.places import refuse_relative
 from stateline.spark.sources.state_filters import named_keys
 from stateline.spark.sources.state_options import LATEST, StateSourceOptions
 from stateline.spark.sources.state_root import StateRoot
@@ -75,7 +76,7 @@ class StateSource(DataSource):
             NotFoundError: There is no checkpoint.
             InvalidInputError: A wrong option, or a column of a type that Spark does not have.
         """
-        options = StateSourceOptions.from_spark(self.options)
+        options = _parsed(self.options)
         stored = StateRoot(options).newest_of_interest()
         # Spark asks before it says whether this is a stream; a stream without a mode has changes, so it says so here.
         schema = change_schema(stored.schema) if options.is_feed else stored.schema.row
@@ -86,7 +87,7 @@ class StateSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads a snapshot, or the changes between two checkpoints; called by Spark."""
-        options = StateSourceOptions.from_spark(self.options)
+        options = _parsed(self.options)
         snapshot = _PointReader if options.point_reads else _SnapshotReader
         made = _FeedReader(options, schema) if options.is_feed else snapshot(options, schema)
         freeze_imports()
@@ -98,7 +99,7 @@ class StateSource(DataSource):
         Raises:
             InvalidInputError: An option that a stream does not have.
         """
-        options = StateSourceOptions.from_spark(self.options)
+        options = _parsed(self.options)
         if not options.is_feed or options.end_checkpoint is not None:
             raise InvalidInputError(
                 "cannot stream a snapshot, or changes with an end",
@@ -107,6 +108,11 @@ class StateSource(DataSource):
                 hint="Give option('mode', 'changes') and no end_checkpoint",
             )
         return _StreamReader(options, schema)
+
+
+def _parsed(options: Mapping[str, str]) -> StateSourceOptions:
+    refuse_relative(StateSource.name(), options)
+    return StateSourceOptions.from_spark(options)
 
 
 # -- what tasks get ---------------------------------------------------------------------------------------------------

@@ -17,13 +17,14 @@ from stateline.options import plain_options, pop_prefixed, settings_from_options
 from stateline.pipeline.event_time import Duration, WatermarkPlan
 from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
 from stateline.pipeline.operators.api import OperatorProgram
-from stateline.pipeline.plan import PipelinePlan, PipelineSettings, SavepointStart
+from stateline.pipeline.plan import AUTO_COPIES, NO_COPIES, PipelinePlan, PipelineSettings, SavepointStart
 from stateline.spark.api_mode import default_parallelism
 from stateline.spark.arrow_types import arrow_schema
 from stateline.spark.columns.checks import check_collation, check_columns, check_reserved, check_shared, key_names
 from stateline.spark.columns.names import StreamColumns
 from stateline.spark.columns.watermark import stream_watermark
 from stateline.spark.pipeline import Pipeline
+from stateline.spark.places import resolved
 from stateline.state.aggregate import Aggregation
 
 __all__ = ["KeyedRows", "pipeline_settings"]
@@ -246,7 +247,7 @@ def pipeline_settings(
     Raises:
         InvalidInputError: A setting that cannot be, or an unknown one.
     """
-    root = absolute_url(checkpoint)  # Tasks run in other folders.
+    root = absolute_url(resolved(checkpoint, "checkpoint", df))
     check_shared(root, "checkpoint")
     check_parallelism(1, max_parallelism)
     if parallelism is None:
@@ -255,6 +256,9 @@ def pipeline_settings(
     given = plain_options(options)
     if start_from is not None:
         given["start_from"] = start_from
+    for name in ("start_from", "metrics_log", "local_copies"):
+        if given.get(name) and given[name] not in (AUTO_COPIES, NO_COPIES):
+            given[name] = resolved(given[name], name, df)
     root_options = pop_prefixed(given, _ROOT_PREFIX)
     savepoint_options = pop_prefixed(given, _SAVEPOINT_PREFIX)
     settings = settings_from_options(PipelineSettings, given)

@@ -13,6 +13,7 @@ from stateline.pipeline.operators.asof import AsofProgram
 from stateline.pipeline.operators.asof_sides import AsofSide
 from stateline.pipeline.operators.lookup import LookupProgram
 from stateline.spark.pipeline import Pipeline
+from stateline.spark.places import resolved
 from stateline.spark.stream.keyed_rows import KeyedRows
 from stateline.spark.stream.outputs import StageOutputs
 
@@ -65,7 +66,7 @@ def lookup_of(
         found, shown = lookup_in_operator(source._operator, operator, columns)  # noqa: SLF001 - of one package
         beside = source._pipeline  # noqa: SLF001 - of one package
     else:
-        url = lookup_url(source, rows.pipeline.plan.root_url)
+        url = lookup_url(resolved(source, "source", rows.pipeline.session), rows.pipeline.plan.root_url)
         found, shown = find_lookup(url, operator, columns, plain_options(options), system_environment())
     program = LookupProgram.bind(
         rows.keyed_schema,

@@ -20,6 +20,7 @@ from stateline.pipeline.operators.selection import SelectionProgram
 from stateline.pipeline.output_columns import columns_of
 from stateline.spark.columns.checks import check_columns, check_hidden, check_shared
 from stateline.spark.pipeline import Pipeline
+from stateline.spark.places import resolved
 from stateline.spark.sinks.for_each_batch import BatchFunction
 from stateline.tables import TableTarget, open_table
 
@@ -101,7 +102,7 @@ class StageOutputs:
             InvalidInputError: An unknown format, codec or column, or the checkpoint lies where readers of the output
                 find it.
         """
-        path = absolute_url(path)
+        path = absolute_url(resolved(path, "path", self._pipeline.session))
         check_shared(path, "path")
         check_hidden(self._pipeline.plan.root_url, path, "checkpoint")
         columns = _names(partition_by, "partition_by")
@@ -164,17 +165,19 @@ class StageOutputs:
         columns = _names(partition_by, "partition_by")
         table = TableTarget(
             format=format,
-            target=absolute_url(target) if format == "delta" else target,
+            target=target,
             mode=mode,  # type: ignore[arg-type]
             key=_names(key, "key"),
             deletes=deletes,
             partition_by=columns,
             options=given,
-        )
+        ).resolved(lambda place, what: resolved(place, what, self._pipeline.session))
+        if format == "delta":
+            table = replace(table, target=absolute_url(table.target))
         if table.takes_files:
             check_known(table.store_options, [*_ROLLING, "compression", *store_options()])
             rolling, compression = _rolling(given), given.pop("compression", None)
-            table = replace(table, options=given)
+            table = replace(table, options={name: table.options[name] for name in given})
         if deletes and (unknown := self._program.removals_unknown):
             raise InvalidInputError(
                 f"cannot delete what this operator forgets: {unknown}",
