@@ -119,14 +119,14 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def _make(folder: Path) -> None:
-    print(f"Making {folder.name}, with {PYSPARK} and the jars of Delta Lake and Iceberg (some 500 MB)", flush=True)
+    _report(f"Making {folder.name}, with {PYSPARK} and the jars of Delta Lake and Iceberg (some 500 MB)")
     began = time.monotonic()
     if folder.exists():
         shutil.rmtree(folder)
     venv.create(folder, with_pip=True)
     _install(folder, PYSPARK)
     _load_jars(folder)
-    print(f"{folder.name} was made in {time.monotonic() - began:.0f} s", flush=True)
+    _report(f"{folder.name} was made in {time.monotonic() - began:.0f} s")
 
 
 def _install(folder: Path, *packages: str) -> None:
@@ -190,12 +190,17 @@ def _reason(output: str) -> str:
     return "\n".join(dict.fromkeys([*telling[:12], *lines[-3:]]))[-3000:]
 
 
+def _report(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main() -> int:
     """Make the environment; print why it cannot be made."""
     try:
         spark_environment()
     except ReadersMissingError as error:
-        print(f"{FOLDER.name} cannot be made: {error}\nTests of tables under Spark will fail.", file=sys.stderr)
+        sys.stderr.write(f"{FOLDER.name} cannot be made: {error}\nTests of tables under Spark will fail.\n")
         return 1
     return 0
 

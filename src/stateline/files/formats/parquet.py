@@ -1,4 +1,4 @@
-"""Parquet: row groups as ``row_groups`` says, and no statistics of floats: see :mod:`.float_bounds`.
+"""Parquet: row groups as ``row_groups`` says, and no statistics of floats: see ``float_bounds``.
 
 What Spark cannot read is refused where the output is declared; later the error would come to whoever reads the folder,
 about all of its files. Each type of Arrow was written by pyarrow 26 and read by Spark 4.3:
