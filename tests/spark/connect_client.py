@@ -12,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.connect.client.retries import DefaultPolicy
@@ -66,6 +67,37 @@ def state(spark, folder):
         "point": [row["n"] for row in point.collect()],
         "inserted": spark.read.parquet(f"{folder}/changes").where("__change = 'insert'").count(),
     }
+
+
+def relative_places(spark, folder):
+    """What is said to each relative path, by the place where it is given; nothing where it was taken."""
+    rows = events(spark, folder)
+    stage = KeyedStream(rows, "key", f"{folder}/state").aggregate(n=count())
+    plain = rows.writeStream.format("stateline_files").trigger(availableNow=True)
+    placed = plain.option("checkpointLocation", f"{folder}/spark")
+    attempts = {
+        "checkpoint": lambda: KeyedStream(rows, "key", "state"),
+        "start_from": lambda: KeyedStream(rows, "key", f"{folder}/state", start_from="saved"),
+        "metrics_log": lambda: KeyedStream(rows, "key", f"{folder}/state", options={"metrics_log": "m.jsonl"}),
+        "write_files": lambda: stage.write_files("out"),
+        "spark_checkpoint": lambda: stage.write_files(f"{folder}/out").start("spark"),
+        "delta": lambda: stage.write_table("delta", "lake"),
+        "sqlite": lambda: stage.write_table("sqlite", "t", options={"uri": "sqlite:///t.db"}),
+        "lookup": lambda: KeyedStream(rows, "key", f"{folder}/state").lookup("other"),
+        "stream": lambda: placed.start("out").awaitTermination(),
+        "records": lambda: placed.option("checkpoint", "records").start(f"{folder}/out").awaitTermination(),
+        "batch": lambda: spark.range(3).write.format("stateline_files").mode("append").save("out"),
+        "read": lambda: spark.read.format("stateline").load("state").columns,
+        "read_stream": lambda: spark.readStream.format("stateline").option("mode", "changes").load("state").columns,
+    }
+    answers = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+            answers[name] = ""
+        except (StatelineError, PySparkException) as error:
+            answers[name] = str(error)
+    return answers
 
 
 def keyed(spark, folder, *, parallelism=None, trigger="availableNow"):

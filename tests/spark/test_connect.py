@@ -49,6 +49,13 @@ def test_files_that_wait_for_their_time_are_finished_by_a_call(server: ConnectSe
     assert server.call("open_files", tmp_path) == {"before": 0, "after": 80}
 
 
+def test_a_relative_path_is_refused_at_every_place(server: ConnectServer, tmp_path: Path) -> None:
+    make_source(tmp_path, files=1, rows=10)
+    for name, said in server.call("relative_places", tmp_path).items():
+        assert "must be an absolute path or a URL, got '" in said, f"{name}: {said}"
+        assert "Write /folder/name" in said
+
+
 # -- keyed streams ----------------------------------------------------------------------------------------------------
 
 
