@@ -178,7 +178,19 @@ def refused(spark, folder):
 
 SCENARIOS = {
     function.__name__: function
-    for function in (files_sink, open_files, state, keyed, operators, delivered, distinct, stopped, quiet, refused)
+    for function in (
+        files_sink,
+        open_files,
+        state,
+        keyed,
+        operators,
+        delivered,
+        distinct,
+        stopped,
+        quiet,
+        refused,
+        relative_places,
+    )
 }
 
 
