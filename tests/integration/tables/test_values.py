@@ -16,7 +16,7 @@ from tests.unit.tables.drawn_values import drawn_rows, folder_of, held_by_rule
 from tests.unit.tables.table_kit import APP, SCHEMA, PostgresqlPlace
 
 WORLD = Environment()
-SEEDS = 60
+SEEDS = 40
 _AS_NUMBER = {
     "date": "({0} - date '1970-01-01')",
     "timestamp without time zone": "(extract(epoch from {0}) * 1000000)::numeric(30, 0)",

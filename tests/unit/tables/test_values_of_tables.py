@@ -18,7 +18,7 @@ from stateline.tables import TABLE_FORMATS, TableTarget, check_values, open_tabl
 from tests.unit.tables.drawn_values import SIGNALLING, Query, drawn_rows, folder_of, held_by_rule, rows_of_arrow
 from tests.unit.tables.table_kit import KINDS, places
 
-SEEDS = int(os.environ.get("STATELINE_VALUE_SEEDS", "40"))
+SEEDS = int(os.environ.get("STATELINE_VALUE_SEEDS", "25"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
