@@ -23,12 +23,17 @@ from stateline.blob.api import closed_store
 from stateline.errors import UnavailableError
 from stateline.threads import new_lock
 
-__all__ = ["CREATION_ATTEMPTS", "Folders", "vanishing"]
+__all__ = ["CREATION_ATTEMPTS", "Folders", "make_private_folder", "opened_below", "vanishing"]
 
 CREATION_ATTEMPTS: Final = 16
 """How often a folder that somebody removes under us is made again before we give up."""
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_ANCESTOR_MODE: Final = 0o755
+"""Of folders made above a private one. Only this user writes to them, whatever the umask: whoever may write to a folder
+may replace what is in it."""
+
 _MAX_PINNED: Final = 64
 """Folders known to be durable; for one that was forgotten, its parent is synced once more."""
 
@@ -124,7 +129,7 @@ class Folders:
             self._make_root(parent)
         self._sync_folder(os.path.dirname(parent))
         with contextlib.suppress(FileExistsError):
-            os.mkdir(path, self._mode(os.path.basename(path)) if path == self._root else 0o777)
+            os.mkdir(path, self._mode(os.path.basename(path)) if path == self._root else self._ancestor_mode)
 
     def _open_folder(self, parent: int, segment: str, create: bool) -> int:
         if create:
@@ -174,8 +179,46 @@ class Folders:
         finally:
             os.close(descriptor)
 
+    @property
+    def _ancestor_mode(self) -> int:
+        return _ANCESTOR_MODE if self._private else 0o777
+
     def _mode(self, segment: str) -> int:
         return 0o700 if self._private or segment.startswith(".") else 0o777
+
+
+def make_private_folder(path: str | os.PathLike[str]) -> None:
+    """Makes a folder for this user only, and the folders above it that are missing, to which only this user can write.
+
+    A folder that exists stays as it is.
+    """
+    path = os.path.abspath(path)
+    missing = [path]
+    while not os.path.isdir(parent := os.path.dirname(missing[-1])):
+        missing.append(parent)
+    for folder in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700 if folder == path else _ANCESTOR_MODE)
+
+
+@contextlib.contextmanager
+def opened_below(root: str, name: str) -> Iterator[int]:
+    """A descriptor of a file below a folder, reached without following a link.
+
+    Args:
+        root: An absolute path without links.
+        name: Segments with ``/`` between them.
+    """
+    *folders, leaf = name.split("/")
+    descriptor = os.open(root, _FOLDER)
+    try:
+        for segment, flags in (*((each, _FOLDER) for each in folders), (leaf, _FILE)):
+            inner = os.open(segment, flags, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def vanishing(segment: str) -> UnavailableError:

@@ -35,6 +35,7 @@ from typing import Final
 import pyarrow as pa
 
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo
+from stateline.blob.folders import make_private_folder
 from stateline.blob.instrumented import StoreDecorator
 from stateline.blob.local import LocalStore
 from stateline.blob.places import check_apart
@@ -145,7 +146,7 @@ class HostCache:
             AccessDeniedError: The same, or it is not for this user alone.
         """
         try:
-            os.makedirs(self.folder, 0o700, exist_ok=True)
+            make_private_folder(self.folder)
             status = os.lstat(self.folder)
         except OSError as error:
             kind = AccessDeniedError if isinstance(error, PermissionError) else InvalidInputError

@@ -25,7 +25,7 @@ Rules:
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Final
@@ -34,7 +34,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
-from stateline.checkpoint.api import HISTORY, Checkpoint, InlineState
+from stateline.checkpoint.api import HISTORY, MAX_FILE_STATE_THRESHOLD, Checkpoint, InlineState
 from stateline.checkpoint.envelope import corrupt, decode_value, seal, unseal
 from stateline.checkpoint.layout import (
     HISTORY_BLOCK,
@@ -54,6 +54,7 @@ __all__ = [
     "decode_block",
     "encode_block",
     "figure_of",
+    "fitting",
     "is_outdated",
     "read_block",
     "rounded",
@@ -65,6 +66,9 @@ _HISTORY: Final = b"stateline.history"
 _FENCED: Final = b"stateline.fenced"
 _MAX_BYTES: Final = 8 * 1024 * 1024
 """Of the summaries in a record, decompressed. Some thousand times of what they take."""
+
+_BYTES_MAX: Final = MAX_FILE_STATE_THRESHOLD // 2
+"""Of the compressed summaries in a record."""
 
 _DECIMALS: Final = 6
 """Of fractions: microseconds, where they are seconds."""
@@ -142,6 +146,41 @@ def with_summaries(record: Checkpoint, summaries: Sequence[CheckpointSummary]) -
     """The same record with these summaries in it."""
     data = zlib.compress(b"{%s}" % _members(summaries), 1)
     return replace(record, states={**record.states, HISTORY: InlineState(data=data)})
+
+
+def fitting(summaries: Sequence[CheckpointSummary]) -> tuple[CheckpointSummary, ...]:
+    """The summaries that fit into a record, oldest first: a history never makes a record too large.
+
+    Where there are too many figures, the older summaries lose those of single operators and inputs, then all of their
+    figures; last, the older summaries themselves are left out.
+    """
+    kept = list(summaries)
+    for is_dropped in (_is_of_part, lambda _: True):
+        whole = len(kept)
+        while whole and not _fits(kept):
+            whole //= 2
+            older = len(kept) - whole
+            kept[:older] = [_without(each, is_dropped) for each in kept[:older]]
+    while not _fits(kept):
+        del kept[: (len(kept) + 1) // 2]
+    return tuple(kept)
+
+
+def _fits(summaries: Sequence[CheckpointSummary]) -> bool:
+    members = _members(summaries)
+    return len(members) <= _MAX_BYTES // 2 and (
+        len(members) <= _BYTES_MAX or len(zlib.compress(members, 1)) <= _BYTES_MAX
+    )
+
+
+def _is_of_part(figure: str) -> bool:
+    return " " in figure
+
+
+def _without(summary: CheckpointSummary, is_dropped: Callable[[str], bool]) -> CheckpointSummary:
+    if not any(map(is_dropped, summary.figures)):
+        return summary
+    return replace(summary, figures={name: value for name, value in summary.figures.items() if not is_dropped(name)})
 
 
 def by_block(summaries: Iterable[CheckpointSummary]) -> dict[int, list[CheckpointSummary]]:

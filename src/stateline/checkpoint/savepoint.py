@@ -59,6 +59,11 @@ __all__ = [
     "start_from_savepoint",
 ]
 
+_PATIENCE: Final = 30.0
+"""Seconds that a running query has to make the files of its newest checkpoint visible."""
+
+_PAUSE: Final = 0.1
+
 _ATTEMPTS: Final = 3
 """How often the newest checkpoint is tried again when retention takes it away while it is copied."""
 
@@ -104,11 +109,13 @@ def create_savepoint(
     checkpoint_id: int | None = None,
     label: str = "",
     progress: Callable[[int, int], None] | None = None,
+    patience: float = _PATIENCE,
     environment: Environment | None = None,
 ) -> Savepoint:
     """Copies a checkpoint, with all that it reaches, into a fresh folder below ``target``.
 
-    Safe while the query runs. Interrupted, it leaves a folder without ``_metadata``, which :func:`drop_savepoint`
+    Safe while the query runs: between the decision of a checkpoint and the moment when its files are visible, this
+    waits for the query. Interrupted, it leaves a folder without ``_metadata``, which :func:`drop_savepoint`
     removes.
 
     Args:
@@ -117,11 +124,12 @@ def create_savepoint(
         checkpoint_id: Which one; the newest if ``None``.
         label: Free text for people.
         progress: ``progress(objects_done, objects_in_all)``, called after each object that was copied.
+        patience: Seconds to wait until the files that the checkpoint finishes are visible.
         environment: Clock and ids.
 
     Raises:
         NotFoundError: There is no such checkpoint, or retention took it away meanwhile.
-        InvalidInputError: Files that the checkpoint finishes are not visible yet.
+        InvalidInputError: Files that the checkpoint finishes are still not visible.
         DataLossError: Something that it reaches is gone.
         CorruptDataError: Something that it reaches is not what was written.
     """
@@ -131,14 +139,8 @@ def create_savepoint(
     attempts_left = 1 if checkpoint_id is not None else _ATTEMPTS
     while True:
         checkpoint = source.newest("create_savepoint") if checkpoint_id is None else source.get(checkpoint_id)
-        if not source.is_published(checkpoint):
-            raise InvalidInputError(
-                "must be published before a savepoint is made of it: files that it finishes are not visible yet",
-                operation="create_savepoint",
-                subject=f"checkpoint {checkpoint.checkpoint_id} of {source.store.url}",
-                hint="Start the query once, so that it publishes them, or choose an older checkpoint",
-            )
         try:
+            _await_publication(source, checkpoint, patience, environment)
             return _created(source, checkpoint.without_deliveries(), store, label, progress, environment)
         except NotFoundError as error:
             attempts_left -= 1
@@ -151,6 +153,30 @@ def create_savepoint(
                     subject=source.store.url,
                     hint="Retain more checkpoints while savepoints are made",
                 ) from error
+
+
+def _await_publication(
+    source: CheckpointStore, checkpoint: Checkpoint, patience: float, environment: Environment
+) -> None:
+    """Waits until everything that a checkpoint finishes is visible: a running query is about to make it so.
+
+    Raises:
+        NotFoundError: The checkpoint was retired meanwhile.
+        InvalidInputError: It was not published in time.
+    """
+    deadline = environment.clock.monotonic() + patience
+    while not source.is_published(checkpoint):
+        source.get(checkpoint.checkpoint_id)  # Its mark goes with it.
+        if environment.clock.monotonic() >= deadline:
+            raise InvalidInputError(
+                f"must be published before a savepoint is made of it: after {patience:g} s, files that it finishes are "
+                "not visible yet",
+                operation="create_savepoint",
+                subject=f"checkpoint {checkpoint.checkpoint_id} of {source.store.url}",
+                hint="If the query runs, try again when it has finished its batch. If it does not run, start it once: "
+                "it publishes them first. Or choose an older checkpoint",
+            )
+        environment.clock.sleep(_PAUSE)
 
 
 def _created(

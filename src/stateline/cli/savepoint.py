@@ -22,6 +22,7 @@ from stateline.cli.output import (
     time_text,
 )
 from stateline.errors import CorruptDataError, InvalidInputError, NotFoundError
+from stateline.options import parse_duration
 
 __all__ = ["create", "drop", "ls", "savepoint"]
 
@@ -48,6 +49,7 @@ def savepoint() -> None:
 @click.argument("target")
 @click.option("--checkpoint", "checkpoint_id", type=click.IntRange(min=0), help="Which one; the newest by default.")
 @click.option("--label", default="", help="Free text that is kept with it.")
+@click.option("--wait", default="30s", show_default=True, help="Time that a running query has to publish its files.")
 @target_option
 @json_option
 @store_option
@@ -56,6 +58,7 @@ def create(
     target: str,
     checkpoint_id: int | None,
     label: str,
+    wait: str,
     target_options: dict[str, str],
     options: dict[str, str],
     *,
@@ -65,10 +68,13 @@ def create(
 
     TARGET may be on another store. A query starts from the printed URL with KeyedStream(..., start_from=URL).
     """
+    patience = parse_duration(wait, "--wait")
     source = CheckpointStore(open_store(root, options))
     store = open_store(target, target_options)
     with progress("copying", hidden=as_json) as tell:
-        made = create_savepoint(source, store, checkpoint_id=checkpoint_id, label=label, progress=tell)
+        made = create_savepoint(
+            source, store, checkpoint_id=checkpoint_id, label=label, progress=tell, patience=patience
+        )
     if as_json:
         print_json({"url": made.url, "checkpoint_id": made.checkpoint.checkpoint_id})
     else:

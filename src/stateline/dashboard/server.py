@@ -15,8 +15,8 @@ import hmac
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
-from urllib.parse import urlencode, urlsplit
+from typing import Any, Final, cast
+from urllib.parse import quote, urlencode, urlsplit
 
 import flask
 import waitress
@@ -158,7 +158,7 @@ def dashboard_app(
     @app.get("/")
     def overview() -> Any:
         if len(roots) == 1:
-            return flask.redirect("/r/0/checkpoints")
+            return _redirect("/r/0/checkpoints")
         views = [root.view() for root in roots]
         return render("overview.html", home="/", cards=[overview_card(view) for view in views], version=_version(views))
 
@@ -238,12 +238,22 @@ def _admit(token: str | None) -> Any:
     given = flask.request.args.get("token")
     if given is not None and _is_equal(given, token):
         rest = [(name, value) for name, value in flask.request.args.items(multi=True) if name != "token"]
-        answer = flask.redirect("/" + flask.request.path.lstrip("/") + (f"?{urlencode(rest)}" if rest else ""))
+        answer = _redirect(flask.request.path, rest)
         answer.set_cookie(_COOKIE, token, httponly=True, samesite="Strict")
         return answer
     if _is_equal(flask.request.cookies.get(_COOKIE, ""), token):
         return None
     return _refused("Open the link with the token that `stateline ui` printed.")
+
+
+def _redirect(path: str, query: Sequence[tuple[str, str]] = ()) -> flask.Response:
+    """Redirect to a path of this server. Every redirect is made here.
+
+    Browsers drop tabs and line ends from an address, and take a backslash for a slash. Two slashes at its start begin
+    the name of a host. So one slash comes first, and all but plain characters are percent-encoded.
+    """
+    place = "/" + quote(path.lstrip("/\\"), safe="/")
+    return cast("flask.Response", flask.redirect(f"{place}?{urlencode(query)}" if query else place))
 
 
 def _is_equal(given: str, token: str) -> bool:

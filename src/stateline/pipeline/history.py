@@ -27,6 +27,7 @@ from stateline.checkpoint.history import (
     create_block,
     create_fenced_mark,
     figure_of,
+    fitting,
     rounded,
     summaries_in,
     with_summaries,
@@ -103,7 +104,7 @@ class HistoryRecorder:
             run=self._run,
             figures=rounded(figures),
         )
-        summaries = (*self._not_written(earlier, record.checkpoint_id), summary)
+        summaries = fitting((*self._not_written(earlier, record.checkpoint_id), summary))
         self._summaries, self._summaries_of = summaries, record.nonce
         return with_summaries(record, summaries)
 

@@ -33,6 +33,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from stateline.blob.folders import make_private_folder
 from stateline.errors import AccessDeniedError, NotInstalledError
 
 __all__ = ["MINIMUM_JAVA_VERSION", "JavaRuntime", "describe_java", "find_java"]
@@ -201,7 +202,7 @@ def _install_wrapper(folder: str, name: str, script: bytes) -> str:
     binaries = os.path.join(home, "bin")
     # From the outside in: nobody else may be able to swap a folder under us between here and the start of the JVM.
     for path in (os.path.dirname(folder), folder, home, binaries):
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        make_private_folder(path)
         _check_private(path)
     target = os.path.join(binaries, "java")
     if _holds(target, script):

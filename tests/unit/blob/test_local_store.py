@@ -14,6 +14,7 @@ import weakref
 import pytest
 
 from stateline.blob import folders as folders_module
+from stateline.blob.folders import make_private_folder
 from stateline.blob.local import LocalStore, LocalStoreSettings
 from stateline.blob.mapping import map_object
 from stateline.errors import (
@@ -26,6 +27,7 @@ from stateline.errors import (
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
+    StatelineError,
     StorageFullError,
     TooManyOpenFilesError,
     UnavailableError,
@@ -95,6 +97,58 @@ def test_output_can_follow_the_umask_but_staging_stays_private(root):
         os.umask(before)
     assert (mode(root / "x"), mode(root / "x/f")) == (0o750, 0o640)
     assert (mode(root / ".inprogress"), mode(root / part.name)) == (0o700, 0o640)
+
+
+@contextlib.contextmanager
+def umask(mask):
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def test_nobody_else_may_write_to_folders_that_are_made_on_the_way_to_a_private_root(tmp_path):
+    with umask(0):
+        LocalStore(tmp_path / "a/b/root").put("x/f", b"1")
+        make_private_folder(tmp_path / "c/d/private")
+    made = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert {"a", "b", "root", "x", "c", "d", "private"} <= {path.name for path in made}
+    assert [path for path in made if mode(path) & 0o022] == []
+    assert mode(tmp_path / "c/d/private") == 0o700
+
+
+def test_a_folder_that_exists_keeps_its_rights(tmp_path):
+    (tmp_path / "there").mkdir(0o750)
+    make_private_folder(tmp_path / "there")
+    assert mode(tmp_path / "there") == 0o750
+
+
+@pytest.mark.parametrize("name", ["link", "folder/f", "linked/f", "linked/folder/f", "pipe"])
+def test_what_get_refuses_is_not_mapped(store, root, tmp_path, name):
+    store.put("f", b"own")
+    (tmp_path / "elsewhere/folder").mkdir(parents=True)
+    for path in ("f", "folder/f"):
+        (tmp_path / "elsewhere" / path).write_bytes(b"foreign")
+    (root / "link").symlink_to(tmp_path / "elsewhere/f")
+    (root / "folder").symlink_to(tmp_path / "elsewhere/folder")
+    (root / "linked").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(root / "pipe")
+    with pytest.raises(StatelineError) as got:
+        store.get(name)
+    with pytest.raises(StatelineError) as mapped:
+        map_object(store, name)
+    assert (type(mapped.value), mapped.value.kind) == (type(got.value), got.value.kind)
+    assert bytes(map_object(store, "f")) == b"own"
+
+
+def test_a_mapped_object_holds_no_descriptor_and_outlives_its_file(store):
+    store.put("a/b", b"bytes")
+    before = len(descriptors())
+    buffer = map_object(store, "a/b")
+    assert len(descriptors()) == before
+    store.delete(["a/b"])
+    assert bytes(buffer) == b"bytes"
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])

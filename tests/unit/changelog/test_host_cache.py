@@ -94,6 +94,18 @@ def test_a_deleted_folder_is_made_again(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in cache.folder.iterdir()} == {0o600}
 
 
+def test_nobody_else_may_write_to_the_folders_above_a_cache(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        cache = HostCache(tmp_path / "a/b/cache", 1_000)
+        cache.prepare()
+    finally:
+        os.umask(before)
+    made = [path for path in (tmp_path / "a").rglob("*") if path.is_dir()]
+    assert cache.folder in made
+    assert [path for path in (tmp_path / "a", *made) if path.stat().st_mode & 0o022] == []
+
+
 # -- the bound -------------------------------------------------------------------------------------------------------
 
 

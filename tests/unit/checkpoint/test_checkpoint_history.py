@@ -26,6 +26,7 @@ from stateline.checkpoint.history import (
     create_fenced_mark,
     decode_block,
     encode_block,
+    fitting,
     is_outdated,
     read_block,
     rounded,
@@ -51,6 +52,36 @@ def summary(number: int, **figures: float) -> CheckpointSummary:
     return CheckpointSummary(
         checkpoint_id=number, batch_id=number, created_at=1.5 + number, run=1, figures=rounded(figures)
     )
+
+
+def of_operators(number: int, operators: int) -> CheckpointSummary:
+    """Figures of many operators, no two alike."""
+    names = [f"{figure} operator-{place:05}" for place in range(operators) for figure in ("rows", "bytes", "seconds")]
+    figures = {name: math.sin(number * 31 + place) * 1e9 for place, name in enumerate(names)}
+    return summary(number, parallelism=4, **figures)
+
+
+@pytest.mark.parametrize(("operators", "least"), [(0, 64), (10, 64), (1_000, 2), (30_000, 0)])
+def test_a_history_of_any_size_fits_into_a_record(operators: int, least: int) -> None:
+    given = [of_operators(number, operators) for number in range(64 if operators <= 1_000 else 2)]
+    kept = fitting(given)
+    record = with_summaries(checkpoint(70), kept)
+    root = CheckpointStore(open_store(f"memory://{system_environment().ids.new_id()}"))
+    root.publish(replace(record, checkpoint_id=0))
+    assert [each.checkpoint_id for each in summaries_in(record)] == [each.checkpoint_id for each in given]
+    assert all(each.figures["parallelism"] == 4 for each in summaries_in(record))
+    whole = [each for each, mine in zip(kept, given, strict=True) if each == mine]
+    assert len(whole) >= least
+    assert whole == given[len(given) - len(whole) :], "the newest ones keep their details"
+    assert decode_block(encode_block(kept), "") == tuple(kept)
+
+
+def test_a_history_with_names_that_are_too_long_is_left_out() -> None:
+    names = [f"{number}" + "x" * 40_000 for number in range(400)]
+    given = [summary(number, **dict.fromkeys(names, number)) for number in range(3)]
+    kept = fitting(given)
+    assert [each.checkpoint_id for each in kept] == [0, 1, 2]
+    assert sum(len(each.figures) for each in kept) < 3 * 400
 
 
 def sample() -> list[CheckpointSummary]:

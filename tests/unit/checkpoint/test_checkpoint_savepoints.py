@@ -30,7 +30,7 @@ from stateline.checkpoint import (
 from stateline.checkpoint import objects as objects_module
 from stateline.checkpoint.layout import record_name
 from stateline.checkpoint.metadata import Retired, encode_floor, encode_published, encode_retired
-from stateline.environment import SystemIds
+from stateline.environment import Environment, SystemIds
 from stateline.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -41,6 +41,7 @@ from stateline.errors import (
     UnavailableError,
 )
 from stateline.handles import Part, RowsHandle, RunHandle
+from stateline.testing import ManualClock
 
 URL = "memory://old-out"
 
@@ -282,10 +283,52 @@ def test_files_that_are_not_visible_yet_are_never_lost(stores):
     query = Query(stores)
     output = OutputState(operator="flights", url=URL, finished=(finished_file("f", ()),))
     query.root.publish(checkpoint(4, outputs=(output,)))
-    with pytest.raises(InvalidInputError, match="not visible yet"):
-        query.savepoint()
+    clock = ManualClock()
+    with pytest.raises(InvalidInputError, match=r"after 30 s.*not visible yet.*If the query runs, try again"):
+        query.savepoint(environment=Environment(clock=clock))
+    assert 30 <= clock.monotonic() < 31
     query.root.mark_published(4)
     assert query.savepoint().checkpoint.outputs[0].finished == ()
+
+
+class RunningQuery(ManualClock):
+    """A clock on which a query does something when others wait."""
+
+    def __init__(self, *steps):
+        super().__init__()
+        self.steps = list(steps)
+
+    def sleep(self, seconds):
+        super().sleep(seconds)
+        if self.steps:
+            self.steps.pop(0)()
+
+
+def test_a_savepoint_waits_for_a_query_that_is_about_to_publish_its_files(stores):
+    query = Query(stores)
+    output = OutputState(operator="flights", url=URL, finished=(finished_file("f", ()),))
+    query.root.publish(checkpoint(4, outputs=(output,)))
+    clock = RunningQuery(lambda: None, lambda: query.root.mark_published(4))
+    assert query.savepoint(environment=Environment(clock=clock)).checkpoint.checkpoint_id == 4
+    assert clock.steps == []
+
+
+@pytest.mark.parametrize("checkpoint_id", [None, 4])
+def test_a_savepoint_takes_the_next_checkpoint_if_its_own_is_retired_meanwhile(stores, checkpoint_id):
+    query = Query(stores)
+    output = OutputState(operator="flights", url=URL, finished=(finished_file("f", ()),))
+    query.root.publish(checkpoint(4, outputs=(output,)))
+
+    def next_batch():
+        query.root.publish(checkpoint(5))
+        query.root.retain(1)
+
+    world = Environment(clock=RunningQuery(next_batch))
+    if checkpoint_id is None:
+        assert query.savepoint(environment=world).checkpoint.checkpoint_id == 5
+    else:
+        with pytest.raises(NotFoundError, match="checkpoint 4 was retired"):
+            query.savepoint(checkpoint_id=4, environment=world)
 
 
 def test_objects_whose_names_end_alike_are_kept_apart(stores):

@@ -310,7 +310,7 @@ def made_savepoint(root: Root) -> str:
 
 
 def test_a_savepoint_is_made_listed_verified_and_dropped(root: Root) -> None:
-    refused = run("savepoint", "create", root.url, f"file://{root.folder}/savepoints")
+    refused = run("savepoint", "create", root.url, f"file://{root.folder}/savepoints", "--wait", "0")
     assert refused.exit_code == 2
     assert "not visible yet" in refused.output
     url = made_savepoint(root)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from urllib.parse import urljoin, urlsplit
+
 import pytest
 
 from stateline.blob import InstrumentedStore
@@ -142,6 +145,40 @@ def test_with_a_token_nothing_is_shown_without_it(store):
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
     assert client.get("/r/0/state").status_code == 200
+
+
+@pytest.mark.parametrize("query", ["token=secret", "token=secret&a=//host", "token=wrong", ""])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//host",
+        "///host/x",
+        "/%09/host",
+        "/%0A%0D/host",
+        "/%5Chost",
+        "/%5C/host",
+        "/%2F%2Fhost",
+        "/.//host",
+        "/..//host",
+        "/%20//host",
+        "/http:%2F%2Fhost",
+        "/@host",
+        "/%00/host",
+        "/r/0//host",
+        "/r/0/%09/host",
+        "/%E2%80%A8//host",
+    ],
+)
+def test_no_redirect_leads_elsewhere(store, path, query):
+    client = client_of(RootFollower(store), token="secret")
+    answer = client.get(f"{path}?{query}", base_url="http://own.example")
+    place = answer.headers.get("Location", "/")
+    for text in (place, re.sub(r"[\t\r\n]", "", place.strip()).replace("\\", "/")):
+        assert urlsplit(urljoin("http://own.example/", text)).netloc == "own.example"
+    assert place.isascii()
+    assert not re.search(r"[\x00-\x20\\]", place)
+    if query.startswith("token=secret"):
+        assert answer.status_code in (302, 308)
 
 
 def test_a_page_that_follows_is_told_when_there_is_something_new():
