@@ -32,6 +32,7 @@ from stateline.errors import ErrorKind, InternalError, InvalidInputError, Statel
 from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableLoss, TableState
 from stateline.tables.columns import check_fit, check_kinds, plain_schema, refused_columns, with_promises
 from stateline.tables.delta_history import MARK, LogEntry, find_loss, parse_entry
+from stateline.tables.delta_merge import canonical_keys, limit_bounds, merge_rows, properties_for_bounds
 from stateline.tables.delta_statistics import check_partition_kind, file_statistics, partition_values
 from stateline.tables.footers import read_footer
 from stateline.tables.rows import check_keys, joined_rows
@@ -58,8 +59,6 @@ _KEPT_FEATURES: Final = frozenset(
 _REFUSED_FIELDS: Final = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
 _WRITER_MAX: Final = 7
 _CLEANED_EVERY: Final = 100
-_GONE: Final = "stateline_gone"
-"""A column of the rows of a merge that no table has: whether the row is to go."""
 _S3_OPTIONS: Final = {
     "endpoint": "AWS_ENDPOINT_URL",
     "region": "AWS_REGION",
@@ -177,6 +176,7 @@ class DeltaLog(Table):
                 Schema.from_arrow(self._schema),
                 mode="ignore",
                 partition_by=list(self._target.partition_by),
+                configuration={} if self._target.takes_files else properties_for_bounds(self._schema),
                 storage_options=self._storage,
             )
         except (DeltaError, OSError) as error:
@@ -201,7 +201,9 @@ class DeltaLog(Table):
         if self._target.takes_files:
             actions = self._actions(change, there)
         else:
-            rows = joined_rows(change.rows(), self._schema)
+            if limit_bounds(table, there):
+                return Attempt(outcome=Outcome.NOT_DONE)
+            rows = canonical_keys(joined_rows(change.rows(), self._schema), self._target.key)
             check_fit(with_promises(plain_schema(rows.schema), there), there, self.name)
             check_keys(rows, self._target.key, self.name)
         try:
@@ -215,7 +217,9 @@ class DeltaLog(Table):
                     post_commithook_properties=_cleaning(table),
                 )
             else:
-                self._merge(table, rows.cast(plain_schema(rows.schema)), joined_rows(change.gone()), properties)
+                gone = canonical_keys(joined_rows(change.gone()), self._target.key)
+                rows = rows.cast(plain_schema(rows.schema))
+                merge_rows(table, rows, gone, self._target.key, properties, _cleaning(table))
         except CommitFailedError as error:
             return Attempt(outcome=Outcome.NOT_DONE, cause=error)
         except DeltaProtocolError as error:
@@ -226,25 +230,6 @@ class DeltaLog(Table):
 
     def close(self) -> None:
         """Nothing is held open."""
-
-    def _merge(self, table: DeltaTable, rows: pa.Table, gone: pa.Table, properties: CommitProperties) -> None:
-        """Replaces, adds and removes rows in one commit. A key that goes and comes is there afterwards."""
-        key = self._target.key
-        merge = table.merge(
-            _told_apart(rows, gone, key) if gone.num_rows else rows,
-            " AND ".join(f"ours.{_quoted(column)} = theirs.{_quoted(column)}" for column in key),
-            source_alias="ours",
-            target_alias="theirs",
-            commit_properties=properties,
-            post_commithook_properties=_cleaning(table),
-            streamed_exec=False,
-        )
-        if gone.num_rows:
-            goes = f"ours.{_quoted(_GONE)}"
-            merge = merge.when_matched_delete(predicate=goes).when_matched_update_all(except_cols=[_GONE])
-            merge.when_not_matched_insert_all(predicate=f"NOT {goes}", except_cols=[_GONE]).execute()
-        else:
-            merge.when_matched_update_all().when_not_matched_insert_all().execute()
 
     def _columns(self, table: DeltaTable) -> pa.Schema:
         """The columns of a table that can be kept exactly once."""
@@ -353,17 +338,6 @@ def _rules(kind: Any) -> Iterator[str]:
             yield from _rules(kind[part])
 
 
-def _told_apart(rows: pa.Table, gone: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Rows that come and keys that go, each key once, with the column that tells which is which."""
-    keys = gone.cast(plain_schema(gone.schema))
-    keys = keys.join(rows.select(list(key)), list(key), join_type="left anti")
-    parts = [(rows, False), (keys, True)]
-    marked = [each.append_column(_GONE, pa.array([is_gone] * each.num_rows, pa.bool_())) for each, is_gone in parts]
-    made = pa.concat_tables(marked, promote_options="default")
-    # Rows that go are null but for their key, whatever the schema of those that come says.
-    return made.cast(pa.schema([field.with_nullable(True) for field in made.schema]))
-
-
 def _holds(kind: pa.DataType) -> bool:
     if pa.types.is_timestamp(kind):
         return bool(kind.unit == "us")
@@ -396,7 +370,3 @@ def _storage_options(target: TableTarget) -> dict[str, str]:
 
 def _cloud_url(url: str) -> str:
     return url.replace("s3a://", "s3://", 1) if url.startswith("s3a://") else url
-
-
-def _quoted(column: str) -> str:
-    return '"' + column.replace('"', '""') + '"'
