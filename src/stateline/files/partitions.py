@@ -6,6 +6,9 @@ Facts:
   same value back; other Unicode stays as it is, because Spark decodes ``%XX`` as a character and not as a UTF-8 byte.
 - Null and the empty string are ``__HIVE_DEFAULT_PARTITION__``: readers cannot tell an empty folder value from none, so
   Spark itself writes both this way.
+- Files that carry their partition columns are joined by folder, and a table says which value a file has. So there each
+  value has a folder of its own: an empty text is ``column=``, and a text that is spelled as the name of null begins
+  with ``%5F``.
 - A folder name holds at most 255 bytes. A longer value keeps its beginning, followed by a digest of the whole, and its
   files then also carry the column itself, so that nothing is lost.
 - Readers take a timestamp in the name of a folder for one without a zone, and Spark writes and reads that of its
@@ -54,6 +57,9 @@ __all__ = [
 
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 """What Hive and Spark call the partition of nulls."""
+
+_NOT_NULL: Final = f"%{ord(NULL_PARTITION[0]):02X}{NULL_PARTITION[1:]}"
+"""A text that is spelled as the name of null, as the name of a folder. Readers that unescape it get the text."""
 
 _ESCAPED: Final = frozenset("\"#%'*/:=?\\{[]^\x7f") | frozenset(map(chr, range(0x20)))
 _DIGEST_DIGITS: Final = 32
@@ -143,7 +149,7 @@ def split_by_folder(
     for code, value in enumerate(values):
         tells_less = keep or is_abbreviated(names, value) or is_shown_twice[order[starts[code]]]
         source = ordered if tells_less else slim
-        yield partition_folder(names, value), source.slice(starts[code], starts[code + 1] - starts[code])
+        yield partition_folder(names, value, exact=keep), source.slice(starts[code], starts[code + 1] - starts[code])
 
 
 def folder_values(rows: pa.Table, zone: str) -> tuple[pa.Table, Any]:
@@ -174,17 +180,19 @@ def folder_values(rows: pa.Table, zone: str) -> tuple[pa.Table, Any]:
     return rows, twice
 
 
-def partition_folder(columns: Sequence[str], values: Sequence[Any]) -> str:
+def partition_folder(columns: Sequence[str], values: Sequence[Any], *, exact: bool = False) -> str:
     """The relative folder for rows with these partition values, such as ``"origin=EWR/day=2013-01-01"``.
 
     Args:
         columns: Partition columns, outermost first.
         values: One Python value per column; ``None`` is null.
+        exact: Whether null, the empty text and the name of null have three folders, and not one.
 
     Raises:
         InvalidInputError: It leaves no room for the name of a file.
     """
-    folder = "/".join(_segment(column, value) for column, value in zip(columns, values, strict=True))
+    parts = zip(columns, values, strict=True)
+    folder = "/".join(_segment(column, value, exact=exact) for column, value in parts)
     if len(folder.encode("utf-8", errors="surrogatepass")) > _FOLDER_BYTES_MAX:
         raise InvalidInputError(
             f"the values {[str(value)[:40] for value in values]} make a name of more than {_FOLDER_BYTES_MAX} bytes",
@@ -265,13 +273,16 @@ def _text(value: Any) -> str | None:
     return str(value)
 
 
-def _full_segment(column: str, value: Any) -> str:
+def _full_segment(column: str, value: Any, *, exact: bool = False) -> str:
     text = _text(value)
+    if exact and value is not None:
+        escaped = _escape(text or "")
+        return f"{_escape(column)}={_NOT_NULL if escaped == NULL_PARTITION else escaped}"
     return f"{_escape(column)}={NULL_PARTITION if text is None else _escape(text)}"
 
 
-def _segment(column: str, value: Any) -> str:
-    segment = _full_segment(column, value)
+def _segment(column: str, value: Any, *, exact: bool = False) -> str:
+    segment = _full_segment(column, value, exact=exact)
     encoded = segment.encode("utf-8", errors="surrogatepass")
     if len(encoded) <= MAX_SEGMENT_BYTES:
         return segment
