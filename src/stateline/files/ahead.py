@@ -151,6 +151,6 @@ def _encoded(step: _Step, begun: PartialFile | None) -> PartialFile:
     rows = joined(list(load_rows(step.segments.store, step.handles, step.segments.copies)))
     if begun is None:
         begun = PartialFile.begin(step.output, step.target, rows.schema)
-    begun.encoder.write(rows)
+    begun.write(rows)
     begun.handles += step.handles
     return begun

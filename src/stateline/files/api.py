@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from stateline.changelog.segment_writer import Placement
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.file_columns import FileColumn
 from stateline.files.formats import FORMATS
 from stateline.files.formats.format import GZIP_SUFFIX, Format
 from stateline.files.nulls import check_countable
@@ -37,6 +38,7 @@ class FileOutput:
             as the column is spelled here. Where files have the columns, too, also parts of moments: ``day(column)``.
         partition_zone: The time zone whose clock names the folders of timestamps with a zone.
         columns_in_files: Whether files have the partition columns, too: for readers that do not look at folders.
+        file_columns: Columns of the table that the files belong to, where it knows them by ids; empty for other files.
         compression: A codec of the format; ``None`` for its default.
         rolling: When a file is complete.
         row_group_rows: Most rows of a row group (Parquet) or record batch (Arrow); of long rows it has fewer.
@@ -48,6 +50,7 @@ class FileOutput:
     partition_by: tuple[str, ...] = ()
     partition_zone: str = "UTC"
     columns_in_files: bool = False
+    file_columns: tuple[FileColumn, ...] = ()
     compression: str | None = None
     rolling: RollingPolicy = field(default_factory=RollingPolicy)
     row_group_rows: int = 1_048_576
@@ -118,7 +121,9 @@ class FileOutput:
 
     def layout(self, rows: pa.Schema) -> str:
         """Digest of what all rows of one file have in common: 16 hexadecimal digits."""
-        told = (self.format, self.partition_by, *((True,) if self.columns_in_files else ()))
+        # Each value has a folder of its own now: rows of files that were opened before that stay among themselves.
+        kept = ("exact",) if self.partition_by else (True,)
+        told = (self.format, self.partition_by, *(kept if self.columns_in_files else ()))
         digest = hashlib.sha256(repr(told).encode())
         digest.update(rows.remove_metadata().serialize().to_pybytes())
         return digest.hexdigest()[:16]

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from stateline.blob import BlobStore
 from stateline.environment import Environment
+from stateline.file_columns import as_in_file, file_schema
 from stateline.files.api import FileOutput
 from stateline.files.background import BackgroundSink
 from stateline.files.formats.format import Encoder, Sink
@@ -58,13 +59,15 @@ class PartialFile:
     Attributes:
         output: The settings they were encoded with.
         handles: The rows they hold, in order: the first ones of the file.
-        encoder: Goes on where they end.
+        encoder: Continues where they end.
+        schema: Columns of the file, with names and ids of its own.
         held: Their bytes.
     """
 
     output: FileOutput
     handles: tuple[RowsHandle, ...]
     encoder: Encoder
+    schema: pa.Schema
     held: _HeldBytes
 
     @classmethod
@@ -72,7 +75,12 @@ class PartialFile:
         """A file without rows yet, in the format that the target's name tells."""
         held = _HeldBytes()
         form, codec = output.encoding_of(target)
-        return cls(output, (), form.encoder(held, schema, codec, output.row_group_rows), held)
+        schema = file_schema(schema, output.file_columns)
+        return cls(output, (), form.encoder(held, schema, codec, output.row_group_rows), schema, held)
+
+    def write(self, rows: pa.Table) -> None:
+        """Encode rows, as one row group or more."""
+        self.encoder.write(as_in_file(rows, self.schema))
 
 
 def encode_file(
@@ -99,9 +107,9 @@ def encode_file(
     with BackgroundSink(stream, environment, in_memory=begun.held.size if begun else 0) as sink:
         file = begun or PartialFile.begin(output, target, first.schema)
         file.held.hand_to(sink)
-        file.encoder.write(first)
+        file.write(first)
         for group in groups:
-            file.encoder.write(group)
+            file.write(group)
         file.encoder.finish()
     return stream.close_for_commit().commit_point
 

@@ -29,6 +29,7 @@ from stateline.pipeline.messages import Batch, SubtaskInput, SubtaskResult
 from stateline.pipeline.open_files import FinishFiles
 from stateline.pipeline.plan import PLAIN, PipelinePlan
 from stateline.pipeline.table_commits import target_of
+from stateline.tables import TableTarget, open_table
 
 __all__ = ["file_finisher", "finish_open_files", "finish_root", "plan_finisher"]
 
@@ -184,23 +185,36 @@ def plan_finisher(plan: PipelinePlan, stores: DriverStores, segments: Segments) 
         for operator in plan.graph.operators
         if operator.output is not None
     }
-    return file_finisher(segments, outputs)
+    tables = {each.name: each.table for each in plan.graph.operators if each.table is not None}
+    return file_finisher(segments, outputs, tables)
 
 
-def file_finisher(segments: Segments, outputs: Mapping[str, tuple[FileOutput, BlobStore]]) -> FinishFiles:
+def file_finisher(
+    segments: Segments,
+    outputs: Mapping[str, tuple[FileOutput, BlobStore]],
+    tables: Mapping[str, TableTarget] | None = None,
+) -> FinishFiles:
     """What encodes and stages open files, several at a time.
 
     Args:
         segments: Where their rows are.
         outputs: The output of each operator, and its store.
+        tables: The tables of operators. One whose files carry ids of its columns is asked for them, unless its output
+            has them.
     """
 
     def finish(operator: str, files: Sequence[OpenFile]) -> list[FinishedFile]:
         if operator not in outputs and files:
             raise InternalError("has open files but no output", operation="finish", subject=operator)
+        if not files:
+            return []
+        output, store = outputs[operator]
+        table = (tables or {}).get(operator)
+        if table is not None and table.takes_files and not output.file_columns:
+            with open_table(table, schema=None, environment=segments.environment) as opened:
+                output = replace(output, file_columns=opened.file_columns())
 
         def finish_one(file: OpenFile) -> FinishedFile:
-            output, store = outputs[operator]
             rows = load_rows(segments.store, file.pending, segments.copies)
             commit = encode_file(output, store, file.target, rows, segments.environment)
             return FinishedFile(commit=commit, rows=file.rows)

@@ -168,7 +168,9 @@ class FilesDecision:
         if now < quiet_at or (not is_due and self._records.is_published(newest)):
             return None if due is None else max(due, quiet_at)
         coordinator = self.coordinator()
-        finish_files = file_finisher(self._segments, {_OPERATOR: (self._output, self._out)})
+        (operator,) = self._plan.graph.operators
+        tables = {} if operator.table is None else {_OPERATOR: operator.table}
+        finish_files = file_finisher(self._segments, {_OPERATOR: (self._output, self._out)}, tables)
         try:
             coordinator.start(newest.checkpoint_id)  # Publishes what an earlier round decided and could not.
             coordinator.roll(finish_files, run_id)

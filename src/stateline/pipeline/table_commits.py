@@ -22,6 +22,7 @@ from stateline.checkpoint import Checkpoint
 from stateline.checkpoint.table_records import TableRecord, following_tables, table_properties, table_records
 from stateline.environment import Environment
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.file_columns import changed_columns
 from stateline.files.pending import load_rows
 from stateline.handles import FinishedFile, RowsHandle
 from stateline.pipeline.graph import Graph, OperatorPlan
@@ -99,6 +100,7 @@ class TableCommits:
                 table = self._table(name)
                 state = table.look("" if known is None else known.app)
                 table.check(state)
+                self._check_ids(name, state)
                 if known is not None and not _is_ahead(state, known):
                     check_token(state, known.committed, known.identity, table.name)
                     self._seen[name] = check_kept(table, state, known.app, known.checked)
@@ -129,6 +131,8 @@ class TableCommits:
             described = _described(operator)
             if known is None or known.columns != described["columns"]:
                 self._prepare(name, known)
+            if name in self._seen:
+                self._check_ids(name, self._seen[name])
             if known is None:
                 app = f"stateline-{self._environment.ids.new_id()}-{name}"
                 known = TableRecord(format="", target="", app=app)
@@ -227,6 +231,23 @@ class TableCommits:
             table.create()
             state = table.look("")
         table.check(state)
+
+    def _check_ids(self, operator: str, state: TableState) -> None:
+        """Refuses rows for columns that the table has dropped or renamed since the files were planned.
+
+        Files carry the ids of the table's columns, so the rows would be in other columns, or in none.
+        """
+        plan = self._operators[operator]
+        if plan.output is None or not state.file_columns:
+            return
+        names = [] if plan.output_schema is None else plan.output.named(plan.output_schema).names
+        changed = changed_columns(names, plan.output.file_columns, state.file_columns)
+        if changed:
+            raise _refused(
+                operator,
+                f"the table has dropped or renamed the columns {changed} while the query ran",
+                "Start the program again: it reads the columns of the table when it starts",
+            )
 
     def _recognised(self, operator: str, known: TableRecord) -> TableRecord:
         """A table with the identity and the version that it was seen to have after its newest commit."""

@@ -33,6 +33,7 @@ import pyarrow as pa
 
 from stateline.environment import Closable
 from stateline.errors import InvalidInputError
+from stateline.file_columns import FileColumn
 
 __all__ = ["Attempt", "NewFile", "Outcome", "Table", "TableChange", "TableLoss", "TableState", "TableToken"]
 
@@ -66,6 +67,7 @@ class TableState:
         committed: The newest checkpoint of the application in the table; ``None`` for none.
         version: The table's version, as its format counts.
         checked: The version up to which :meth:`Table.loss` found no loss; empty before it was called.
+        file_columns: Its columns by ids, as :meth:`Table.file_columns` has them.
         snapshot: What the attempt is tied to. Nobody but the table itself looks at it.
     """
 
@@ -73,6 +75,7 @@ class TableState:
     committed: int | None
     version: str = ""
     checked: str = field(default="", compare=False)
+    file_columns: tuple[FileColumn, ...] = field(default=(), repr=False, compare=False)
     snapshot: Any = field(default=None, repr=False, compare=False)
 
 
@@ -167,6 +170,13 @@ class Table(Closable):
         Where only the table itself knows, it is made if it is missing.
         """
         return ""
+
+    def file_columns(self) -> tuple[FileColumn, ...]:
+        """Columns by the ids that files must carry; empty for a table that finds columns by their names.
+
+        A table that has ids is created if it is missing.
+        """
+        return ()
 
     @abstractmethod
     def look(self, app: str) -> TableState:

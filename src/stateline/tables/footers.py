@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -13,7 +16,7 @@ from stateline.errors import CorruptDataError, DataLossError, NotFoundError
 from stateline.floats import float_leaves
 from stateline.tables.api import NewFile
 
-__all__ = ["LeafBounds", "leaf_bounds", "read_footer"]
+__all__ = ["LeafBounds", "column_reader", "leaf_bounds", "read_footer"]
 
 _TAIL_BYTES: Final = 64 * 1024
 _END_BYTES: Final = 8
@@ -117,6 +120,58 @@ def read_footer(store: BlobStore, file: NewFile) -> pq.FileMetaData:
             f"expected {file.rows} rows as in the record, got {metadata.num_rows}", operation="commit", subject=subject
         )
     return metadata
+
+
+def column_reader(store: BlobStore, file: NewFile) -> Callable[[int], pa.ChunkedArray]:
+    """What reads one leaf column of a published file, by its number: no other bytes than those, and the footer."""
+
+    @cache
+    def opened() -> pq.ParquetFile:
+        path = store.local_path(file.name)
+        return pq.ParquetFile(_StoredFile(store, file) if path is None else path)
+
+    def read(index: int) -> pa.ChunkedArray:
+        return opened().reader.read_all(column_indices=[index]).column(0)
+
+    return read
+
+
+class _StoredFile(io.RawIOBase):
+    """A file of a store, for a reader that seeks in it."""
+
+    def __init__(self, store: BlobStore, file: NewFile) -> None:
+        self._store = store
+        self._file = file
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def tell(self) -> int:
+        """The next byte to read."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a byte."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.length}[whence]
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Read as many bytes as fit."""
+        view = memoryview(buffer).cast("B")
+        end = min(self._at + len(view), self._file.length)
+        if end <= self._at:
+            return 0
+        data = self._store.get_range(self._file.name, self._at, end)
+        view[: len(data)] = data
+        self._at = end
+        return len(data)
 
 
 def _tail(store: BlobStore, file: NewFile) -> pa.BufferReader:

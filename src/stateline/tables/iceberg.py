@@ -7,17 +7,16 @@ Facts (pyiceberg 0.12):
 - Its own retry of a commit drops the requirements on references: two drivers that add the same file would both succeed.
   So the commit goes to the catalog here, with all requirements, and what fails is looked at anew.
 - A tag cannot be required of a table without snapshots. There ``main`` is required to be none, which is as good.
-- A partition column that is not in the file counts as null without a word: files carry their partition columns. What
-  partition a file is in the library reads from its bounds, and refuses two: ours are split by what the table has.
-- Files have no ids of columns. The table gets a mapping of names, once.
-- Bounds come from the footers of the files. Those of NaN are never in them, as the format asks.
+- Files carry the ids of the table's columns, and their entries are made in :mod:`stateline.tables.iceberg_files`. Files
+  of earlier versions have no ids: for these the table gets a mapping of names.
+- It cuts places off at ``#`` and ``?``, as if they were URLs.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -30,39 +29,51 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     TableAlreadyExistsError,
     UnauthorizedError,
+    ValidationError,
 )
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table as IcebergTable
-from pyiceberg.table import Transaction, _parquet_files_to_data_files
+from pyiceberg.table import Transaction
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetSnapshotRefUpdate
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotRefUpdate,
+    SetSnapshotRefUpdate,
+)
 from pyiceberg.transforms import parse_transform
 
 from stateline.blob import BlobStore
-from stateline.environment import Environment
+from stateline.environment import Environment, side_by_side, system_environment
 from stateline.errors import (
     AccessDeniedError,
-    DataLossError,
     InternalError,
     InvalidInputError,
     OutcomeUnknownError,
     StatelineError,
     UnavailableError,
 )
+from stateline.file_columns import FileColumn
 from stateline.partition_fields import TIME_TRANSFORMS, PartitionField
-from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableState
-from stateline.tables.columns import check_fit, check_kinds, plain_schema, refused_columns
+from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableLoss, TableState
+from stateline.tables.columns import check_fit, check_kinds, refused_columns
+from stateline.tables.footers import column_reader, read_footer
+from stateline.tables.iceberg_files import FileEntries, SourceFile, file_columns, has_ids, plain_columns
+from stateline.tables.iceberg_history import APP, CHECKPOINT, find_loss
 from stateline.tables.targets import TableTarget
 
 __all__ = ["IcebergCommits", "open_table"]
 
 _NAME: Final = "name"
-_CHECKPOINT: Final = "stateline.checkpoint"
 _NAME_MAPPING: Final = "schema.name-mapping.default"
 _MERGING: Final = "commit.manifest-merge.enabled"
+_WAREHOUSE: Final = "warehouse"
 _DATA_PATH: Final = "write.data.path"
 _FOR_EVER_MS: Final = 2**62
 _VERSION_MAX: Final = 2
 _DIGITS_MAX: Final = 38
+_FOOTERS_AT_ONCE: Final = 8
+_CUT_OFF: Final = ("#", "?")
 _TAG: Final = re.compile("[^A-Za-z0-9_.-]")
 
 
@@ -70,10 +81,10 @@ def open_table(
     target: TableTarget,
     schema: pa.Schema | None,
     store: BlobStore | None,
-    environment: Environment | None,  # noqa: ARG001
+    environment: Environment | None,
 ) -> IcebergCommits:
     """The table of a target; see :func:`stateline.tables.open_table`."""
-    return IcebergCommits(target, schema, store)
+    return IcebergCommits(target, schema, store, environment or system_environment())
 
 
 class IcebergCommits(Table):
@@ -84,12 +95,16 @@ class IcebergCommits(Table):
             ``catalog.name`` is its name, under which pyiceberg's own configuration may have more.
         schema: Columns of the rows; ``None`` if unknown.
         store: Where its new files are; ``None`` where none come.
+        environment: Threads.
     """
 
-    def __init__(self, target: TableTarget, schema: pa.Schema | None, store: BlobStore | None) -> None:
+    def __init__(
+        self, target: TableTarget, schema: pa.Schema | None, store: BlobStore | None, environment: Environment
+    ) -> None:
         self._target = target
         self._store = store
-        self._schema = None if schema is None else _iceberg_columns(schema)
+        self._environment = environment
+        self._schema = None if schema is None else plain_columns(schema)
         self._partitions = [PartitionField.parse(column) for column in target.partition_by]
         properties = target.own_options
         self._catalog_name = properties.pop(_NAME, "default")
@@ -107,19 +122,18 @@ class IcebergCommits(Table):
             check_kinds(self._schema, _holds, "table of Iceberg", self.name)
             for field in self._partitions:
                 field.check(self._schema)
+                self._check_partition(self._schema.field(field.column))
 
     @property
     def name(self) -> str:
         return f"iceberg {self._target.target}"
 
     def files_url(self) -> str:
-        with self._asking("load"):
-            table = self._load()
-        if table is None:
-            self.create()
-            with self._asking("load"):
-                table = self._catalog().load_table(self._target.target)
-        return table.properties.get(_DATA_PATH) or f"{table.location().rstrip('/')}/data"
+        table = self._made()
+        return self._checked_place(table.properties.get(_DATA_PATH) or f"{table.location().rstrip('/')}/data")
+
+    def file_columns(self) -> tuple[FileColumn, ...]:
+        return self._columns_of(self._made())
 
     def look(self, app: str) -> TableState:
         with self._asking("load"):
@@ -129,9 +143,15 @@ class IcebergCommits(Table):
             newest = table.snapshot_by_name(_tag_of(app))
             head = table.current_snapshot()
         summary = None if newest is None else newest.summary
-        committed = None if summary is None else int(summary.additional_properties[_CHECKPOINT])
+        committed = None if summary is None else int(summary.additional_properties[CHECKPOINT])
         version = "" if head is None else str(head.snapshot_id)
-        return TableState(identity=str(table.metadata.table_uuid), committed=committed, version=version, snapshot=table)
+        return TableState(
+            identity=str(table.metadata.table_uuid),
+            committed=committed,
+            version=version,
+            file_columns=file_columns(table.schema()),
+            snapshot=table,
+        )
 
     def create(self) -> None:
         if self._schema is None:
@@ -139,64 +159,109 @@ class IcebergCommits(Table):
                 "is not there, and nobody knows its columns", self.name, "Start the program, which knows them"
             )
         catalog = self._catalog()
+        for place in (self._target.target, catalog.properties.get(_WAREHOUSE, "")):
+            self._checked_place(place)
         try:
-            with self._asking("create"):
+            with self._asking("create", ValidationError, ValueError):
                 catalog.create_namespace_if_not_exists(self._target.target.rpartition(".")[0])
                 with catalog.create_table_transaction(self._target.target, schema=self._schema) as transaction:
+                    self._columns_of(transaction)
                     with transaction.update_spec() as spec:
                         for field in self._partitions:
                             spec.add_field(field.column, parse_transform(field.transform), field.name)
-                    mapping = transaction.table_metadata.schema().name_mapping.model_dump_json()
-                    transaction.set_properties(**{_NAME_MAPPING: mapping, _MERGING: "true"})
+                    transaction.set_properties(**{_MERGING: "true"})
+        except (ValidationError, ValueError) as error:
+            hint = "Rename the columns that it names, or complete the options catalog.*"
+            raise refused_columns(f"cannot be created: {error}", self.name, hint) from error
         except (TableAlreadyExistsError, CommitFailedException):
-            return  # Somebody was faster: look again.
+            return  # Another process was faster: look again.
 
     def check(self, state: TableState) -> None:
+        if self._store is not None:
+            self._checked_place(self._path_of("-"))
         if state.snapshot is not None:
             self._check_table(state.snapshot)
             if self._schema is not None:
-                check_fit(self._schema, _iceberg_columns(state.snapshot.schema().as_arrow()), self.name)
+                check_fit(self._schema, plain_columns(state.snapshot.schema().as_arrow()), self.name)
+
+    def loss(self, state: TableState, app: str, checked: str) -> TableLoss | None:
+        table = state.snapshot
+        tag = table.metadata.refs.get(_tag_of(app))
+        return None if tag is None else find_loss(table.metadata, tag.snapshot_id, app, checked)
+
+    def set_token(self, app: str, checkpoint_id: int | None, state: TableState) -> Attempt:
+        table, tag = state.snapshot, _tag_of(app)
+        if checkpoint_id is not None:
+            return self._swap(table, _Staging(table), (), app, checkpoint_id)
+        before = table.metadata.refs.get(tag)
+        if before is None:
+            return Attempt(outcome=Outcome.DONE)
+        asserted = (
+            AssertTableUUID(uuid=table.metadata.table_uuid),
+            AssertRefSnapshotId(ref=tag, snapshot_id=before.snapshot_id),
+        )
+        return self._attempted(
+            lambda: self._catalog().commit_table(table, asserted, (RemoveSnapshotRefUpdate(ref_name=tag),))
+        )
 
     def attempt(self, change: TableChange, state: TableState) -> Attempt:
-        table, token, tag = state.snapshot, change.token, _tag_of(change.token.app)
+        table, token = state.snapshot, change.token
         self._check_table(table)
-        paths = [self._path_of(file) for file in change.files]
+        sources = side_by_side(self._environment, "stateline-footers", self._source, change.files, _FOOTERS_AT_ONCE)
+        transaction = _Staging(table)
+        mapping = table.name_mapping()
+        if mapping is None:
+            mapping = table.schema().name_mapping
+            if not all(has_ids(source.footer) for source in sources):
+                with self._asking("commit"):
+                    transaction.set_properties(**{_NAME_MAPPING: mapping.model_dump_json()})
+        entries = FileEntries(table.metadata, mapping, self.name)
+        files = [entries.entry(source) for source in sources]
+        return self._swap(table, transaction, files, token.app, token.checkpoint_id)
+
+    def _swap(
+        self, table: IcebergTable, transaction: _Staging, files: Sequence[DataFile], app: str, checkpoint_id: int
+    ) -> Attempt:
+        """Commits files and the tag in one step of the catalog, if the branch and the tag are where they were."""
+        tag = _tag_of(app)
         before = table.metadata.refs.get(tag)
+
+        def commit() -> str:
+            summary = {CHECKPOINT: str(checkpoint_id), APP: app}
+            producer = transaction.update_snapshot(snapshot_properties=summary)
+            # Manifests that are never merged make each commit longer than the one before.
+            is_merging = table.properties.get(_MERGING, "false").lower() == "true"
+            with producer.merge_append() if is_merging else producer.fast_append() as appended:
+                for file in files:
+                    appended.append_data_file(file)
+            moved = SetSnapshotRefUpdate(
+                ref_name=tag,
+                type=SnapshotRefType.TAG,
+                snapshot_id=appended.snapshot_id,
+                max_ref_age_ms=_FOR_EVER_MS,
+            )
+            tied: list[Any] = [AssertTableUUID(uuid=table.metadata.table_uuid)]
+            if table.metadata.snapshots:
+                tied.append(AssertRefSnapshotId(ref=tag, snapshot_id=None if before is None else before.snapshot_id))
+            self._catalog().commit_table(
+                table,
+                (*transaction._requirements, *tied),  # noqa: SLF001 - the public way drops them
+                (*transaction._updates, moved),  # noqa: SLF001
+            )
+            return str(appended.snapshot_id)
+
+        return self._attempted(commit)
+
+    def _attempted(self, commit: Callable[[], object]) -> Attempt:
+        """The outcome of a commit, which returns the snapshot that it made, if it made one."""
         try:
             with self._asking("commit"):
-                transaction = _Staging(table)
-                if table.name_mapping() is None:
-                    mapping = table.schema().name_mapping.model_dump_json()
-                    transaction.set_properties(**{_NAME_MAPPING: mapping})
-                files = self._data_files(table, paths)
-                summary = {_CHECKPOINT: str(token.checkpoint_id)}
-                producer = transaction.update_snapshot(snapshot_properties=summary)
-                # Manifests that are never merged make each commit longer than the one before.
-                is_merging = table.properties.get(_MERGING, "false").lower() == "true"
-                with producer.merge_append() if is_merging else producer.fast_append() as appended:
-                    for file in files:
-                        appended.append_data_file(file)
-                moved = SetSnapshotRefUpdate(
-                    ref_name=tag,
-                    type=SnapshotRefType.TAG,
-                    snapshot_id=appended.snapshot_id,
-                    max_ref_age_ms=_FOR_EVER_MS,
-                )
-                tied: list[Any] = [AssertTableUUID(uuid=table.metadata.table_uuid)]
-                if table.metadata.snapshots:
-                    tied.append(
-                        AssertRefSnapshotId(ref=tag, snapshot_id=None if before is None else before.snapshot_id)
-                    )
-                self._catalog().commit_table(
-                    table,
-                    (*transaction._requirements, *tied),  # noqa: SLF001 - the public way drops them
-                    (*transaction._updates, moved),  # noqa: SLF001
-                )
+                made = commit()
         except CommitFailedException as error:
             return Attempt(outcome=Outcome.NOT_DONE, cause=error)
         except (UnavailableError, OutcomeUnknownError) as error:
             return Attempt(outcome=Outcome.UNKNOWN, cause=error)
-        return Attempt(outcome=Outcome.DONE, version=str(appended.snapshot_id))
+        return Attempt(outcome=Outcome.DONE, version=made if isinstance(made, str) else "")
 
     def close(self) -> None:
         if self._opened is not None:
@@ -215,26 +280,66 @@ class IcebergCommits(Table):
         except NoSuchTableError:
             return None
 
-    def _path_of(self, file: NewFile) -> str:
-        """A file as the table names it: by a URL that nobody decodes."""
+    def _made(self) -> IcebergTable:
+        """The table, which is created if it is missing."""
+        with self._asking("load"):
+            table = self._load()
+        if table is None:
+            self.create()
+            with self._asking("load"):
+                table = self._catalog().load_table(self._target.target)
+        return table
+
+    def _path_of(self, name: str) -> str:
+        """A file as the table names it: by a URL that no reader decodes."""
         if self._store is None:
             raise InternalError("files go into the table, but no store is open", subject=self.name)
-        local = self._store.local_path(file.name)
-        return f"{self._store.url}/{file.name}" if local is None else f"file://{local}"
+        local = self._store.local_path(name)
+        return f"{self._store.url}/{name}" if local is None else f"file://{local}"
 
-    def _data_files(self, table: IcebergTable, paths: list[str]) -> list[Any]:
-        """The entries of files, with the bounds of their footers, after a check of their columns."""
-        try:
-            return list(_parquet_files_to_data_files(table.metadata, paths, table.io))
-        except FileNotFoundError as error:
-            raise DataLossError(
-                "a file that a record has published is gone, and its rows are not in the table yet",
-                operation="commit",
-                subject=str(error),
-                hint="Bring it back to this name: nothing but the query may move files of a table",
-            ) from error
-        except (ValueError, TypeError) as error:
-            raise refused_columns(f"cannot take the files: {error}", self.name, "Change the table back") from error
+    def _source(self, file: NewFile) -> SourceFile:
+        path = self._path_of(file.name)
+        store = self._store
+        if store is None:
+            raise InternalError("files go into the table, but no store is open", subject=self.name)
+        return SourceFile(file=file, path=path, footer=read_footer(store, file), column=column_reader(store, file))
+
+    def _checked_place(self, place: str) -> str:
+        """A place of the table's files, which the library must not cut off."""
+        found = [character for character in _CUT_OFF if character in place]
+        if found:
+            raise InvalidInputError(
+                f"the place {place!r} has the character {found[0]!r}, and pyiceberg cuts places off there",
+                operation="write_table",
+                subject=self.name,
+                hint="Use a warehouse, and names of tables, without # and ?",
+            )
+        return place
+
+    def _check_partition(self, column: pa.Field) -> None:
+        """Refuses floats: readers disagree whether NaN, -0.0 and 0.0 are found in a partition."""
+        if pa.types.is_floating(column.type):
+            raise refused_columns(
+                f"cannot be partitioned by column {column.name!r} of type {column.type}: readers do not agree on NaN "
+                "and -0.0 in partitions",
+                self.name,
+                "Partition by another column, such as a whole number made from it",
+            )
+
+    def _columns_of(self, table: IcebergTable | Transaction) -> tuple[FileColumn, ...]:
+        """The columns of a table, whose names in files differ."""
+        schema = table.table_metadata.schema() if isinstance(table, Transaction) else table.schema()
+        columns = file_columns(schema)
+        names: dict[tuple[tuple[str, ...], str], FileColumn] = {}
+        for column in columns:
+            other = names.setdefault((column.path[:-1], column.name.lower()), column)
+            if other is not column:
+                raise refused_columns(
+                    f"has the columns {other.path[-1]!r} and {column.path[-1]!r}, which files would call {column.name}",
+                    self.name,
+                    "Rename one of them",
+                )
+        return columns
 
     def _check_table(self, table: IcebergTable) -> None:
         """Refuses a table of which a commit would promise what nobody keeps."""
@@ -252,13 +357,18 @@ class IcebergCommits(Table):
         raise refused_columns(reason, self.name, hint)
 
     @contextmanager
-    def _asking(self, operation: str) -> Iterator[None]:
-        """What catalogs and file systems raise, which is of any class, as errors of ours."""
+    def _asking(self, operation: str, *passed: type[Exception]) -> Iterator[None]:
+        """Turn what catalogs and file systems raise, of any class, into errors of ours.
+
+        Args:
+            operation: What is asked.
+            passed: Classes that the caller handles itself.
+        """
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Of the library, about things that nobody here can change.
                 yield
-        except (StatelineError, CommitFailedException, NoSuchTableError, TableAlreadyExistsError):
+        except (StatelineError, CommitFailedException, NoSuchTableError, TableAlreadyExistsError, *passed):
             raise
         except (ForbiddenError, UnauthorizedError, AuthorizationExpiredError, PermissionError) as error:
             hint = "Mend the rights or credentials of the catalog; no row is lost"
@@ -295,13 +405,6 @@ class _Staging(Transaction):
 def _tag_of(app: str) -> str:
     """The tag of an application; other engines take only such names without quotes."""
     return "stateline-" + _TAG.sub("-", app)
-
-
-def _iceberg_columns(schema: pa.Schema) -> pa.Schema:
-    """Columns in the types that the format has: it knows no whole numbers of less than 32 bits."""
-    small = (pa.int8(), pa.int16())
-    plain = plain_schema(schema)
-    return pa.schema([field.with_type(pa.int32()) if field.type in small else field for field in plain])
 
 
 def _holds(kind: pa.DataType) -> bool:

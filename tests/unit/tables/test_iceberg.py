@@ -39,6 +39,7 @@ def written(place, rows, partition_by=(), batches=1):
         url=out.url,
         partition_by=partition_by,
         columns_in_files=True,
+        file_columns=table.file_columns(),
         rolling=RollingPolicy(every_checkpoint=True),
     )
     root = open_store("memory://" + WORLD.ids.new_id())

@@ -35,6 +35,7 @@ from stateline.blob.urls import same_service
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
 from stateline.errors import InvalidInputError, NotInstalledError
+from stateline.file_columns import FileColumn
 from stateline.files import EncodingAhead, FileOutput, FilesResult
 from stateline.pipeline.end_of_stream import finish_root
 from stateline.pipeline.offsets import ReadFile, offsets_digest, query_of, read_with_store
@@ -141,11 +142,13 @@ class FilesSink(DataSource):
             InvalidInputError: As :meth:`streamWriter`.
             NotInstalledError: As there.
         """
-        options, rows = _checked(self.options, schema, overwrite=overwrite)
-        return _BatchWriter(FilesJob(options, _ENVIRONMENT.ids.new_id(), rows))
+        options, rows, file_columns = _checked(self.options, schema, overwrite=overwrite)
+        return _BatchWriter(FilesJob(options, _ENVIRONMENT.ids.new_id(), rows, file_columns))
 
 
-def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> tuple[FilesSinkOptions, pa.Schema]:
+def _checked(
+    options: Mapping[str, str], schema: StructType, *, overwrite: bool
+) -> tuple[FilesSinkOptions, pa.Schema, tuple[FileColumn, ...]]:
     if overwrite:
         raise InvalidInputError(
             "can only append",
@@ -157,17 +160,18 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
     parsed = FilesSinkOptions.from_spark(options)
     rows = arrow_schema(schema)
     parsed.output().file_schema(rows)
-    check_stores(parsed, rows)
+    file_columns = check_stores(parsed, rows)
     freeze_imports()
-    return parsed, rows
+    return parsed, rows, file_columns
 
 
 class _StreamWriter(DataSourceStreamArrowWriter):
     """Writes one micro-batch of a stream."""
 
-    def __init__(self, options: FilesSinkOptions, schema: pa.Schema) -> None:
+    def __init__(self, options: FilesSinkOptions, schema: pa.Schema, file_columns: tuple[FileColumn, ...] = ()) -> None:
         self._options = options
         self._schema = schema
+        self._file_columns = file_columns
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """A task's work: makes its rows durable."""
@@ -178,7 +182,8 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         checkpoints = context.getLocalProperty(_CHECKPOINTS) if context and query_id and name else None
         location = self._options.checkpoint_location or (f"{checkpoints}/{name}" if checkpoints else "")
         root = open_records(self._options, self._options.root_url)
-        files = open_decision(self._options, self._options.output(), self._schema, root).stage(iterator)
+        output = self._options.output(self._file_columns)
+        files = open_decision(self._options, output, self._schema, root).stage(iterator)
         freeze_imports()
         return _Staged(msgspec.json.encode(files), query_id, location, run_id, is_watched)
 
@@ -191,7 +196,7 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         query_id = told.query_id if told else _query_id(options, location)
         run_id, is_watched = (staged[0].run_id, staged[0].is_watched) if staged else ("", True)
         known = _recall(options, query_id)
-        output = _output_of_stream(options, run_id, is_watched=is_watched)
+        output = _output_of_stream(options, run_id, self._file_columns, is_watched=is_watched)
         decision = open_decision(options, output, self._schema, known.records.store, known.records, known.ahead)
         try:
             report = decision.commit(
@@ -258,9 +263,11 @@ def roll_sink(options: FilesSinkOptions, query_id: str, run_id: str, quiet_secon
     return decision.roll(query_id=query_id, run_id=run_id, quiet_seconds=quiet_seconds)
 
 
-def _output_of_stream(options: FilesSinkOptions, run_id: str, *, is_watched: bool) -> FileOutput:
+def _output_of_stream(
+    options: FilesSinkOptions, run_id: str, file_columns: tuple[FileColumn, ...] = (), *, is_watched: bool
+) -> FileOutput:
     """The output of one run; time finishes the files of a stream without an end."""
-    output = options.output()
+    output = options.output(file_columns)
     if not is_watched:
         return replace(output, rolling=output.rolling.unwatched())
     return replace(output, rolling=output.rolling.going_on()) if run_id else output

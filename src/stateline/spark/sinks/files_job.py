@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from stateline.environment import system_environment
 from stateline.errors import FencedError, OutcomeUnknownError, StatelineError, UnavailableError
+from stateline.file_columns import FileColumn
 from stateline.files import FilesResult, RollingPolicy
 from stateline.pipeline.files_decision import FilesDecision
 from stateline.spark.sinks.files_options import FilesSinkOptions
@@ -36,15 +37,17 @@ class FilesJob:
         options: What the user said.
         job_id: Its name.
         schema: Schema of the rows; empty where nothing but the end is left to do.
+        file_columns: Columns of the table by the ids that files carry, where it has ids.
     """
 
     options: FilesSinkOptions
     job_id: str
     schema: pa.Schema = pa.schema([])  # noqa: RUF009 - schemas are immutable
+    file_columns: tuple[FileColumn, ...] = ()
 
     def decision(self) -> FilesDecision:
         """The sink of the job, whose files end with it."""
-        output = replace(self.options.output(), rolling=RollingPolicy(every_checkpoint=True))
+        output = replace(self.options.output(self.file_columns), rolling=RollingPolicy(every_checkpoint=True))
         return open_decision(
             self.options, output, self.schema, open_records(self.options, f"{self.options.records_url}/{self._folder}")
         )

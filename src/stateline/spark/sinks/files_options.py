@@ -8,6 +8,7 @@ from typing import Literal
 
 from stateline.blob.urls import absolute_url
 from stateline.errors import InvalidInputError
+from stateline.file_columns import FileColumn
 from stateline.files import FileOutput, RollingPolicy
 from stateline.files.formats import FORMATS
 from stateline.options import normalise_settings, parse_bool, parse_choice, setting
@@ -125,8 +126,11 @@ class FilesSinkOptions(StorageSettings, DataSourceOptions):
         named = {key: text for key, text in self.table_options.items() if key != "name" or self.table != "iceberg"}
         return {**self.store_options, **named}
 
-    def output(self) -> FileOutput:
+    def output(self, file_columns: tuple[FileColumn, ...] = ()) -> FileOutput:
         """The output that these options describe.
+
+        Args:
+            file_columns: Columns of the table by the ids that files carry, where it has ids.
 
         Raises:
             InvalidInputError: An unknown format or codec, or a bad limit.
@@ -137,6 +141,7 @@ class FilesSinkOptions(StorageSettings, DataSourceOptions):
             partition_by=self.partition_by,
             partition_zone=self.partition_zone,
             columns_in_files=self.table == "iceberg",
+            file_columns=file_columns,
             compression=self.compression,
             rolling=RollingPolicy(
                 roll_bytes=self.roll_bytes,  # type: ignore[arg-type]

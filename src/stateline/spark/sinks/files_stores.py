@@ -11,6 +11,7 @@ from stateline.changelog.host_cache import HostCache
 from stateline.changelog.racing import raced
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
+from stateline.file_columns import FileColumn
 from stateline.files import EncodingAhead, FileOutput
 from stateline.pipeline.files_decision import FilesDecision, files_plan
 from stateline.pipeline.plan import PipelinePlan
@@ -58,22 +59,29 @@ def open_records(options: FilesSinkOptions, url: str) -> BlobStore:
     return _opened(options, url, options.options_of_records)
 
 
-def check_stores(options: FilesSinkOptions, schema: pa.Schema) -> None:
-    """Checks the options of both stores and of the table, without a call on any of them.
+def check_stores(options: FilesSinkOptions, schema: pa.Schema) -> tuple[FileColumn, ...]:
+    """Check the options of both stores and of the table. Only a table whose files carry ids is asked for them.
 
     Args:
         options: What the user said.
         schema: Columns of the rows.
 
+    Returns:
+        The columns of the table by the ids that files carry; empty where they carry none.
+
     Raises:
         InvalidInputError: An option is wrong, or the table cannot hold a column.
         NotInstalledError: The SDK of a cloud, or the library of the table, is missing.
+        UnavailableError: The table cannot be reached.
     """
     table = options.target()
+    file_columns: tuple[FileColumn, ...] = ()
     if table is not None:
-        open_table(table, schema=options.output().named(schema)).close()
+        with open_table(table, schema=options.output().named(schema)) as opened:
+            file_columns = opened.file_columns()
     for url, settings in ((options.path, options.store_options), (options.root_url, options.options_of_records)):
         open_store(url, settings, system_environment())
+    return file_columns
 
 
 def _plan(

@@ -190,6 +190,7 @@ class StageOutputs:
             check_columns(rows, named, "key or partition_by")
         with open_table(table, schema=rows) as opened:
             url = opened.files_url() if table.takes_files else ""
+            file_columns = opened.file_columns() if table.takes_files else ()
         if not table.takes_files:
             check_countable(rows, "write_table")
             return self._pipeline.with_outputs_of(replace(self._operator, delivers=True, table=table))
@@ -200,6 +201,7 @@ class StageOutputs:
             url=url,
             partition_by=columns,
             columns_in_files=format == "iceberg",
+            file_columns=file_columns,
             compression=compression,
             rolling=rolling,
             store_options=table.store_options,
