@@ -23,6 +23,7 @@ Starting a query::
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,12 +32,22 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
-from stateline.blob.urls import relative_name, store_of
-from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint, checkpoint_time
+from stateline.blob.checksum import crc32c
+from stateline.blob.urls import open_store, relative_name, store_of
+from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint, FileState, InlineState, checkpoint_time
 from stateline.checkpoint.claims import DROPPED, claim, hint_of_drop, owned, owner_of
 from stateline.checkpoint.layout import CLAIMED, METADATA, SAVEPOINT_PREFIX, SHARED_PREFIX
 from stateline.checkpoint.metadata import decode_record, decode_savepoint, encode_savepoint
 from stateline.checkpoint.objects import copy_object, extents_of, flat_names, renamed
+from stateline.checkpoint.position import (
+    POSITION,
+    SPARK_CHECKPOINT,
+    PutState,
+    States,
+    carry_position,
+    without_position,
+)
+from stateline.checkpoint.spark_files import SparkFiles, StoreFiles
 from stateline.checkpoint.store import CheckpointStore
 from stateline.checkpoint.table_records import without_tables
 from stateline.environment import Environment, system_environment
@@ -46,6 +57,7 @@ from stateline.errors import (
     ErrorKind,
     InvalidInputError,
     NotFoundError,
+    StatelineError,
 )
 from stateline.options import check_kind
 
@@ -66,6 +78,10 @@ _PAUSE: Final = 0.1
 
 _ATTEMPTS: Final = 3
 """How often the newest checkpoint is tried again when retention takes it away while it is copied."""
+
+
+_INLINE_BYTES: Final = 2048
+"""Files of Spark's checkpoint up to this size are kept in ``_metadata``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +107,29 @@ class Savepoint:
         """The name from the root of the store of what the savepoint calls ``name``."""
         return f"{self.folder}/{name}" if self.folder else name
 
+    def read_state(self, state: InlineState | FileState) -> bytes:
+        """The bytes of a piece of state, checked.
+
+        Raises:
+            DataLossError: It is gone.
+            CorruptDataError: It is not what was written.
+        """
+        if isinstance(state, InlineState):
+            return state.data
+        name = self.name_in_store(state.name)
+        try:
+            data = self.store.get(name)
+        except NotFoundError as error:
+            raise _gone(self.url, error) from error
+        if len(data) != state.size or crc32c(data) != state.crc32c:
+            raise CorruptDataError(
+                "is not what was written",
+                operation="start_from_savepoint",
+                subject=f"{self.store.url}/{name}",
+                hint="Restore the object from a copy, or use another savepoint",
+            )
+        return data
+
     def owner(self) -> str | None:
         """Who claimed it: a query id, or ``"dropped"``; ``None`` for nobody. One GET."""
         return owner_of(self.store, self.name_in_store(CLAIMED))
@@ -108,6 +147,7 @@ def create_savepoint(
     *,
     checkpoint_id: int | None = None,
     label: str = "",
+    spark_checkpoint: SparkFiles | str | None = None,
     progress: Callable[[int, int], None] | None = None,
     patience: float = _PATIENCE,
     environment: Environment | None = None,
@@ -118,18 +158,23 @@ def create_savepoint(
     waits for the query. Interrupted, it leaves a folder without ``_metadata``, which :func:`drop_savepoint`
     removes.
 
+    It carries where the sources stand, from Spark's checkpoint. If that cannot be reached, the property
+    ``savepoint.position`` has the reason, and a query that starts from it needs ``source="new"``.
+
     Args:
         source: The root.
         target: Where the folder goes; may be the root itself.
         checkpoint_id: Which one; the newest if ``None``.
         label: Free text for people.
+        spark_checkpoint: Where Spark keeps the checkpoint of the query; by default where the record says.
         progress: ``progress(objects_done, objects_in_all)``, called after each object that was copied.
         patience: Seconds to wait until the files that the checkpoint finishes are visible.
         environment: Clock and ids.
 
     Raises:
         NotFoundError: There is no such checkpoint, or retention took it away meanwhile.
-        InvalidInputError: Files that the checkpoint finishes are still not visible.
+        InvalidInputError: Files that the checkpoint finishes are still not visible; or ``spark_checkpoint`` is given
+            and does not belong to it.
         DataLossError: Something that it reaches is gone.
         CorruptDataError: Something that it reaches is not what was written.
     """
@@ -141,7 +186,8 @@ def create_savepoint(
         checkpoint = source.newest("create_savepoint") if checkpoint_id is None else source.get(checkpoint_id)
         try:
             _await_publication(source, checkpoint, patience, environment)
-            return _created(source, checkpoint.without_deliveries(), store, label, progress, environment)
+            given = checkpoint.without_deliveries()
+            return _created(source, given, spark_checkpoint, store, label, progress, environment)
         except NotFoundError as error:
             attempts_left -= 1
             if _is_retained(source, checkpoint.checkpoint_id):
@@ -182,6 +228,7 @@ def _await_publication(
 def _created(
     source: CheckpointStore,
     checkpoint: Checkpoint,
+    spark_checkpoint: SparkFiles | str | None,
     target: BlobStore,
     label: str,
     progress: Callable[[int, int], None] | None,
@@ -189,21 +236,78 @@ def _created(
 ) -> Savepoint:
     """One attempt to make one savepoint."""
     folder = SAVEPOINT_PREFIX + environment.ids.new_id()
+
+    def put(data: bytes) -> InlineState | FileState:
+        if len(data) <= _INLINE_BYTES:
+            return InlineState(data=data)
+        name = SHARED_PREFIX + environment.ids.new_id()
+        target.put_if_absent(f"{folder}/{name}", data)
+        return FileState(name=name, relative=False, size=len(data), crc32c=crc32c(data))
+
+    position, reason = _carried_position(source.store, checkpoint, spark_checkpoint, put, environment)
+    checkpoint = without_position(checkpoint)
     extents = extents_of(checkpoint)
     names = flat_names(extents)
     for done, name in enumerate(sorted(extents), start=1):
         copy_object(source.store, name, extents[name], target, f"{folder}/{names[name]}")
         if progress is not None:
             progress(done, len(extents))
-    provenance = {"savepoint.source": source.store.url, "savepoint.label": label}
+    provenance = {"savepoint.source": source.store.url, "savepoint.label": label, POSITION: reason}
+    moved = renamed(checkpoint, names.__getitem__)
     record = replace(
-        renamed(checkpoint, names.__getitem__),
+        moved,
         nonce=environment.ids.new_id(),
         created_at=checkpoint_time(environment.clock.now(), checkpoint),
         properties=checkpoint.properties | provenance,
+        states=moved.states | position,
     )
     target.put_if_absent(f"{folder}/{METADATA}", encode_savepoint(record))
     return Savepoint(store=target, folder=folder, checkpoint=record)
+
+
+def _carried_position(
+    root: BlobStore,
+    checkpoint: Checkpoint,
+    given: SparkFiles | str | None,
+    put: PutState,
+    environment: Environment,
+) -> tuple[States, str]:
+    """Where the sources stand, or the reason why that cannot be carried.
+
+    Raises:
+        InvalidInputError: The user gave a Spark checkpoint that is not the one of this record.
+    """
+    if given is not None:
+        files = StoreFiles(open_store(given, {}, environment)) if isinstance(given, str) else given
+        position, reason = carry_position(checkpoint, files, put)
+        if reason:
+            raise InvalidInputError(
+                reason,
+                operation="create_savepoint",
+                subject="spark_checkpoint",
+                hint="Give the folder where Spark keeps the checkpoint of this query, or leave it out",
+            )
+        return position, ""
+    try:
+        return carry_position(checkpoint, _recorded_files(root, checkpoint, environment), put)
+    except (StatelineError, OSError) as error:
+        return {}, f"Spark's checkpoint could not be read: {error}"
+
+
+def _recorded_files(root: BlobStore, checkpoint: Checkpoint, environment: Environment) -> SparkFiles | None:
+    """Spark's checkpoint where the record says; ``None`` if it does not, or if Stateline has no store for that."""
+    url = checkpoint.properties.get(SPARK_CHECKPOINT, "")
+    if not url:
+        return None
+    url = f"s3{url.removeprefix('s3a')}" if url.startswith("s3a:") else url
+    try:
+        return StoreFiles(root, relative_name(root.url, url))
+    except InvalidInputError:  # It is not below the root.
+        pass
+    try:
+        return StoreFiles(open_store(url, {}, environment))
+    except StatelineError:
+        return None
 
 
 def list_savepoints(store: BlobStore | str) -> list[str]:
@@ -309,6 +413,7 @@ def start_from_savepoint(
     mode: Literal["copy", "claim"] = "copy",
     outputs: Mapping[str, str] | None = None,
     first_batch_id: int = 0,
+    continues: bool = False,
     progress: Callable[[int, int], None] | None = None,
     environment: Environment | None = None,
 ) -> Checkpoint:
@@ -322,7 +427,8 @@ def start_from_savepoint(
         query_id: The new query.
         mode: ``copy`` copies every object into the root; ``claim`` uses them where they are.
         outputs: URLs of the new outputs by those of the old ones: where files that are still open go on.
-        first_batch_id: The batch that the query runs first.
+        first_batch_id: The batch that the query runs first, where its source begins anew.
+        continues: Whether the sources continue where the savepoint stands, with the batch after its own.
         progress: ``progress(objects_done, objects_in_all)``, called after each object that was copied.
         environment: Clock and ids.
 
@@ -346,6 +452,9 @@ def start_from_savepoint(
     if mode == "claim":
         names = _claimed_names(savepoint, root.store, query_id)
     else:
+        # Spark's files are in its own checkpoint by now. Of a claimed savepoint the record names them, so that
+        # retention deletes them with it.
+        savepoint = dataclasses.replace(savepoint, checkpoint=without_position(savepoint.checkpoint))
         names = _copied_names(savepoint, root.store, progress)
     urls = outputs or {}
     earlier = savepoint.checkpoint.earlier_checkpoints + savepoint.checkpoint.checkpoint_id + 1
@@ -353,9 +462,9 @@ def start_from_savepoint(
     return replace(
         moved,
         checkpoint_id=0,
-        batch_id=first_batch_id - 1,
+        batch_id=moved.batch_id if continues else first_batch_id - 1,
         query_id=query_id,
-        offsets_digest="",
+        offsets_digest=moved.offsets_digest if continues else "",
         nonce=environment.ids.new_id(),
         created_at=checkpoint_time(environment.clock.now(), savepoint.checkpoint),
         outputs=tuple(replace(output, url=urls.get(output.url, output.url)) for output in moved.outputs if output.open),

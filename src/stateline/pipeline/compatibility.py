@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from stateline.checkpoint import Checkpoint, OperatorState
 from stateline.checkpoint.envelope import decode_value
+from stateline.checkpoint.position import SOURCES, SPARK_CHECKPOINT, has_position, position_problem, spark_states
 from stateline.errors import ErrorKind, InvalidInputError, NotFoundError
 from stateline.pipeline.messages import Batch
 from stateline.pipeline.output_columns import check_columns, check_folders, columns_properties
@@ -26,9 +27,11 @@ __all__ = [
     "check_follows",
     "check_plan",
     "check_same_offsets",
+    "check_sources",
     "decided_earlier",
     "next_properties",
     "next_step",
+    "stream_properties",
 ]
 
 _TTL: Final = "ttl"
@@ -37,6 +40,10 @@ _OTHER_PROGRAM: Final = "Start the program that made the checkpoint, or use a ne
 _EDGES: Final = "graph"
 """Name in ``Checkpoint.properties``: what each operator reads, as JSON, where that is more than one stream."""
 _ONE_INPUT: Final = ["input"]
+_NEW_SOURCE: Final = (
+    'Give KeyedStream source="new" to start from the state alone. The source then begins where the query says, so make '
+    "it begin after the rows that the savepoint has counted"
+)
 _MOVED: Final = (
     "If the folder was moved, record its new place: `stateline checkpoint relocate {root} --output {operator}={url}`. "
     "Else start the program that made the checkpoint, or use a new root"
@@ -197,10 +204,40 @@ def _goes_on(stored: Mapping[str, OperatorState], planned: Mapping[str, str]) ->
 def next_properties(plan: PipelinePlan, newest: Checkpoint | None, output_urls: Mapping[str, str]) -> dict[str, str]:
     """What the next record remembers so that later programs can be compared with it: of its state and of its files."""
     properties = carried_properties(newest, plan.state_schemas) | columns_properties(plan, newest, output_urls)
+    properties |= stream_properties(plan)
     edges = plan.graph.edges
     if any(sources != _ONE_INPUT for sources in edges.values()):
         properties[_EDGES] = json.dumps(edges)
     return properties
+
+
+def stream_properties(plan: PipelinePlan) -> dict[str, str]:
+    """What a record remembers of Spark's query: where its checkpoint is, and what it reads."""
+    properties = {SPARK_CHECKPOINT: plan.stream.checkpoint} if plan.stream.checkpoint else {}
+    if plan.stream.sources:
+        properties[SOURCES] = json.dumps(plan.stream.sources)
+    return properties
+
+
+def check_sources(plan: PipelinePlan, savepoint: Checkpoint, url: str) -> None:
+    """Checks that the sources of a plan can continue where a savepoint stands.
+
+    Raises:
+        InvalidInputError: The savepoint does not carry where they stand; or they are other ones.
+    """
+    complaint = "" if has_position(savepoint) else f"has no source offsets: {position_problem(savepoint)}"
+    text = savepoint.properties.get(SOURCES, "[]")
+    stored = decode_value(text, list[str], "the sources of the query", f"property {SOURCES!r}")
+    planned = list(plan.stream.sources)
+    if not complaint and stored and planned and stored != planned:
+        complaint = f"was made of a query that reads {', '.join(stored)}; this one reads {', '.join(planned)}"
+    has_state = any(name.startswith("state/") for name in spark_states(savepoint.states))
+    if not complaint and plan.stream.has_state and not has_state:
+        complaint = "has no state of Spark's own operators, and this query has such operators in front"
+    if complaint:
+        raise InvalidInputError(
+            complaint, operation="start", subject=f"savepoint {url}", hint=_NEW_SOURCE, kind=ErrorKind.CONFLICT
+        )
 
 
 def _check_edges(plan: PipelinePlan, newest: Checkpoint) -> None:

@@ -43,6 +43,7 @@ from stateline.checkpoint import (
     checkpoint_time,
 )
 from stateline.checkpoint.packing import packed
+from stateline.checkpoint.position import carried_offsets, offsets_state
 from stateline.environment import Environment
 from stateline.errors import DataLossError, InternalError
 from stateline.key_groups import check_parallelism, range_for_subtask
@@ -177,8 +178,7 @@ class MicroBatchCoordinator(Generic[D]):
         """
         newest = self.start()
         if newest is None and batch.batch_id == 0 and self._plan.start is not None:
-            first = first_checkpoint(self._plan, self._checkpoints, self._outputs, batch.query_id, self._environment)
-            newest = self._newest = self._checkpoints.publish(first)
+            newest = self.begin(batch.query_id)
         step = next_step(newest, batch, self._plan.root_url)
         if newest is not None and step is Step.FINISH_NEWEST:
             self._history.replayed()
@@ -188,6 +188,16 @@ class MicroBatchCoordinator(Generic[D]):
             self._history.replayed()
             return BatchReport(checkpoint=earlier, replayed=True)
         return self._run(newest, batch)
+
+    def begin(self, query_id: str) -> Checkpoint:
+        """Publishes the state of the plan's savepoint as the first checkpoint of a root without any.
+
+        Raises:
+            FencedError: Another driver was first.
+        """
+        first = first_checkpoint(self._plan, self._checkpoints, self._outputs, query_id, self._environment)
+        self._newest = self._checkpoints.publish(first)
+        return self._newest
 
     def settle(self, no_rows: Callable[[], D]) -> BatchReport | None:
         """Closes what the newest watermark has passed, in one more checkpoint of the newest batch. Idempotent.
@@ -265,7 +275,11 @@ class MicroBatchCoordinator(Generic[D]):
     def _run_again(self, newest: Checkpoint, data: D) -> BatchReport:
         """The newest batch once more, with other rows: none."""
         again = Batch(
-            query_id=newest.query_id, batch_id=newest.batch_id, offsets_digest=newest.offsets_digest, data=data
+            query_id=newest.query_id,
+            batch_id=newest.batch_id,
+            offsets_digest=newest.offsets_digest,
+            data=data,
+            offsets=carried_offsets(newest),
         )
         return self._run(newest, again)
 
@@ -337,6 +351,7 @@ class MicroBatchCoordinator(Generic[D]):
                 deliveries=deliveries,
                 inputs=watermarks.after(max_event_times(results)),
                 properties=next_properties(plan, newest, self._output_urls),
+                states=offsets_state(batch.batch_id, batch.offsets),
             )
             self._next_timer_ms = min((at for item in results if (at := item.next_timer_ms) is not None), default=None)
             record = packed(record, self._segments, plan.settings.record_bytes)

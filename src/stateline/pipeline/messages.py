@@ -34,6 +34,7 @@ class Batch(Generic[D]):
         query_id: Identity of the query, constant over restarts.
         batch_id: 0 and up, without gaps.
         offsets_digest: Digest of the source offsets of the batch.
+        offsets: The entry of Spark's offset log; empty if unknown.
         data: What the subtask runner needs to find the rows; the driver does not look at it.
     """
 
@@ -41,6 +42,7 @@ class Batch(Generic[D]):
     batch_id: int
     offsets_digest: str
     data: D
+    offsets: str = ""
 
 
 class LookupSlice(msgspec.Struct, frozen=True, kw_only=True):

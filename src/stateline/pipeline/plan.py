@@ -21,6 +21,7 @@ __all__ = [
     "PipelinePlan",
     "PipelineSettings",
     "SavepointStart",
+    "SparkStream",
     "StorageSettings",
 ]
 
@@ -77,6 +78,10 @@ def _retained(value: int | str, name: str) -> int:
 
 def _start_mode(value: str, name: str) -> str:
     return parse_choice(value, ("copy", "claim"), name)
+
+
+def _source(value: str, name: str) -> str:
+    return parse_choice(value, ("savepoint", "new"), name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +143,7 @@ class PipelineSettings(StorageSettings):
         metrics_log: A file on the driver's host to which each batch appends a line of JSON; empty for none.
         start_from: URL of a savepoint, from which a root without checkpoints starts; empty for none. A root with
             checkpoints goes on from its newest one, so the option may stay in the program.
+        source: ``savepoint`` continues where the sources stood at the savepoint. ``new`` begins where the query says.
         start_mode: ``copy`` leaves the savepoint as it is. ``claim`` uses its objects where they are, below the root,
             and makes them the query's own.
     """
@@ -151,6 +157,9 @@ class PipelineSettings(StorageSettings):
     metrics_log: str = setting("", _text, help="file for one line of JSON per batch")
     start_from: str = setting("", _text, help="savepoint from which a new root starts")
     start_mode: Literal["copy", "claim"] = setting("copy", _start_mode, help="copy or claim")
+    source: Literal["savepoint", "new"] = setting(
+        "savepoint", _source, help="where the source begins: savepoint or new"
+    )
 
     @property
     def retention(self) -> int | RetentionRule:
@@ -172,11 +181,28 @@ class SavepointStart:
         url: Folder of the savepoint.
         mode: As :attr:`PipelineSettings.start_mode`.
         options: Options of the savepoint's store.
+        source: As :attr:`PipelineSettings.source`.
     """
 
     url: str
     mode: Literal["copy", "claim"] = "copy"
+    source: Literal["savepoint", "new"] = "new"
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkStream:
+    """What is known of Spark's query before it starts.
+
+    Attributes:
+        checkpoint: The URL of its checkpoint; empty if unknown.
+        sources: What it reads, in the order of its sources; empty if unknown.
+        has_state: Whether operators of Spark's own keep state in front of the pipeline.
+    """
+
+    checkpoint: str = ""
+    sources: tuple[str, ...] = ()
+    has_state: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +219,7 @@ class PipelinePlan:
         combine: See :class:`PipelineSettings`.
         root_options: Options of the root's store.
         start: Where a root without checkpoints starts; ``None`` for an empty state.
+        stream: Spark's query.
     """
 
     root_url: str
@@ -204,6 +231,7 @@ class PipelinePlan:
     combine: Combine = "auto"
     root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     start: SavepointStart | None = None
+    stream: SparkStream = SparkStream()
 
     def endless(self) -> PipelinePlan:
         """The plan in a stream without an end; see :meth:`stateline.files.RollingPolicy.going_on`."""

@@ -20,10 +20,11 @@ from stateline.spark.api_mode import is_connect
 from stateline.spark.columns.checks import check_hidden
 from stateline.spark.connect.remote_run import RunDescription
 from stateline.spark.job.batch_job import BatchJob
-from stateline.spark.job.upstream_state import has_state_in_plan
 from stateline.spark.places import resolved
+from stateline.spark.query.hadoop_files import qualified
 from stateline.spark.query.run import PipelineQuery, PipelineRun
 from stateline.spark.query.spark_folder import spark_folder
+from stateline.spark.query.stream_sources import stream_facts
 from stateline.spark.sinks.for_each_batch import BatchDelivery, BatchFunction
 
 if TYPE_CHECKING:
@@ -165,6 +166,8 @@ class Pipeline:
         job = BatchJob(plan, self._programs, self._initial)
         rows = job.needed_columns(self._frames)
         writer = _writer(rows, spark_checkpoint, chosen, query_name)  # Before anything is done in the root.
+        where = spark_checkpoint if is_connect(self.session) else qualified(self.session, spark_checkpoint)
+        plan = replace(plan, stream=stream_facts(rows, where))
         functions = {name: (fn, self._programs[name].output_schema) for name, fn in self._functions.items()}
         if is_connect(self.session):
             from stateline.spark.connect.remote_query import RemoteQuery  # noqa: PLC0415 - needs the client of Connect
@@ -177,7 +180,7 @@ class Pipeline:
                 makes_folder=is_below,
                 pause_seconds=_pause_seconds(chosen),
                 ends=ends,
-                upstream_state=has_state_in_plan(rows),
+                upstream_state=plan.stream.has_state,
                 functions=functions,
                 initial=self._initial,
             )

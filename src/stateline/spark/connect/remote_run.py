@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from stateline.blob import open_store
 from stateline.blob.urls import same_service
+from stateline.checkpoint.spark_files import StoreFiles
 from stateline.environment import system_environment
 from stateline.errors import NotFoundError
 from stateline.pipeline.offsets import ReadFile, list_with_store, query_of, read_with_store
@@ -81,7 +82,10 @@ class RunDescription:
         options = plan.root_options if same_service(self.spark_checkpoint, plan.root_url) else {}
         store = open_store(self.spark_checkpoint, options, system_environment())
         read = read_with_store(store)
-        run.open(self.spark_checkpoint, read, list_with_store(store), makes_folder=makes_folder, looks_again=True)
+        list_folder = list_with_store(store)
+        run.open(
+            self.spark_checkpoint, read, list_folder, StoreFiles(store), makes_folder=makes_folder, looks_again=True
+        )
         return read
 
 

@@ -9,7 +9,7 @@ Facts (Spark 4, ``MicroBatchExecution``):
   rows, none has, and the query fails. With ``spark.sql.streaming.stateStore.checkpointFormatVersion`` 2 it fails so at
   each start: the commit log must name what these tasks have written.
 - On Connect nobody can look behind the rows of a micro-batch. But the explained plan of the stream shows each such
-  operator, and where it would have its state.
+  operator, and where it would have its state: see :mod:`stateline.spark.query.stream_sources`.
 - Nothing of it counts before Spark's commit log has the batch: one that failed is computed anew from the state before.
 """
 
@@ -21,13 +21,10 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
-__all__ = ["computed", "drain", "has_state_in_plan"]
+__all__ = ["computed", "drain"]
 
 _STATE: Final = "StateStore"
 """Part of the name of each RDD that computes with state of Spark's."""
-
-_STATE_INFO: Final = "state info ["
-"""Stands in the explained plan of each operator with state."""
 
 
 def drain(rows: DataFrame, has_state: bool | None = None) -> None:
@@ -64,11 +61,6 @@ def _have_state(rows: DataFrame) -> bool:
     """Whether they come from operators of Spark's with state. Computes nothing."""
     lineage = rows._jdf.queryExecution().toRdd().toDebugString()  # noqa: SLF001 - as an RDD of Python's it takes longer
     return _STATE in lineage
-
-
-def has_state_in_plan(stream: DataFrame) -> bool:
-    """Whether a stream comes from operators of Spark's with state, by its explained plan. Computes nothing."""
-    return _STATE_INFO in str(stream._explain_string())  # noqa: SLF001 - explain() prints
 
 
 def _compute(rows: DataFrame) -> None:

@@ -15,6 +15,8 @@ from pyspark.sql.types import StructType
 
 from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import CheckpointStore
+from stateline.checkpoint.position import check_not_begun
+from stateline.checkpoint.spark_files import SparkFiles
 from stateline.environment import system_environment
 from stateline.errors import FencedError, StatelineError
 from stateline.metrics import Metrics
@@ -32,12 +34,13 @@ from stateline.pipeline.offsets import (
     ReadFile,
     list_with_hadoop,
     next_batch,
-    offsets_digest,
     read_with_hadoop,
+    source_offsets,
 )
 from stateline.pipeline.plan import PipelinePlan
 from stateline.pipeline.query_end import QueryEnd
 from stateline.pipeline.reporting import BatchReporter
+from stateline.pipeline.savepoint_start import continues_source, restore_source
 from stateline.pipeline.upkeep import Upkeep
 from stateline.spark.api_mode import empty_rows
 from stateline.spark.job.arrow_batches import set_arrow_batches
@@ -45,6 +48,7 @@ from stateline.spark.job.batch_job import BatchJob
 from stateline.spark.job.local_copies import host_copies
 from stateline.spark.job.upstream_state import drain
 from stateline.spark.query.end_listener import listener_of
+from stateline.spark.query.hadoop_files import spark_files
 from stateline.spark.query.spark_folder import make_spark_folder
 
 __all__ = ["PipelineQuery", "PipelineRun"]
@@ -119,7 +123,8 @@ class PipelineRun:
         try:
             read = read_with_hadoop(self._session, spark_checkpoint)
             list_folder = list_with_hadoop(self._session, spark_checkpoint)
-            self.open(spark_checkpoint, read, list_folder, makes_folder=makes_folder)
+            files = spark_files(self._session, spark_checkpoint)
+            self.open(spark_checkpoint, read, list_folder, files, makes_folder=makes_folder)
             self.plan_rounds(pause_seconds, lambda: self._query.isActive, self._stop)
             self.end = QueryEnd(self._environment, self._plan.root_url, self.finish if finishes else None, self.close)
             listener = listener_of(self._session)
@@ -137,6 +142,7 @@ class PipelineRun:
         spark_checkpoint: str,
         read: ReadFile,
         list_folder: ListFolder,
+        files: SparkFiles,
         *,
         makes_folder: bool,
         looks_again: bool = False,
@@ -147,6 +153,7 @@ class PipelineRun:
             spark_checkpoint: Where Spark keeps its checkpoint.
             read: Reads its files.
             list_folder: Lists its folders.
+            files: Its files, where those of a savepoint are laid.
             makes_folder: As of :meth:`start`.
             looks_again: Whether another driver may go on until the first batch comes, as the run that this one takes
                 over from.
@@ -161,11 +168,25 @@ class PipelineRun:
         newest = self._coordinator.start()
         if newest is not None:
             _LOGGER.info("The query over %s goes on from %s", self._plan.root_url, described(newest))
-        if following is not None:
+        if following is not None and (newest is not None or not continues_source(self._plan)):
             check_follows(newest, *following, self._plan.root_url)
         self._coordinator.check_tables()
-        if makes_folder and self._coordinator.newest is None:
-            make_spark_folder(self._stores.root)
+        if newest is None:
+            if makes_folder:
+                make_spark_folder(self._stores.root)
+            self._begin(files)
+
+    def _begin(self, files: SparkFiles) -> None:
+        """Prepares a root without checkpoints: continues where the sources of a savepoint stand, if there is one.
+
+        Spark's files are durable before the record, and Spark has not started yet.
+        """
+        if not continues_source(self._plan):
+            check_not_begun(files)
+            return
+        query_id = restore_source(self._plan, self._stores.root, files, self._environment)
+        record = self._coordinator.begin(query_id)
+        _LOGGER.info("The query over %s continues a savepoint after batch %d", self._plan.root_url, record.batch_id)
 
     def plan_rounds(self, pause_seconds: float, is_active: Callable[[], bool], stop: Callable[[], None]) -> None:
         """Prepares the rounds without rows.
@@ -203,8 +224,7 @@ class PipelineRun:
         """
         self.prepare(rows.sparkSession)
         try:
-            digest = offsets_digest(self._read, self._spark_checkpoint, batch_id)
-            batch = Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows)
+            batch = self._batch(rows, batch_id, query_id)
             with self.rounds.batch():
                 if self._looks_again:
                     self._coordinator, self._looks_again = self._make_coordinator(), False
@@ -217,6 +237,11 @@ class PipelineRun:
             if isinstance(error, FencedError):
                 self._history.fenced(self._coordinator.newest, query_id)
             raise
+
+    def _batch(self, rows: DataFrame, batch_id: int, query_id: str) -> Batch[DataFrame]:
+        """The batch with what it covers, as Spark's checkpoint says."""
+        digest, entry = source_offsets(self._read, self._spark_checkpoint, batch_id)
+        return Batch(query_id=query_id, batch_id=batch_id, offsets_digest=digest, data=rows, offsets=entry)
 
     def prepare(self, session: SparkSession) -> None:
         """Sets what jobs of this run need in a session of their own, and has the next ones run there."""

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from stateline.blob.urls import absolute_url
 from stateline.errors import InvalidInputError
 from stateline.key_groups import check_key_type, check_parallelism
-from stateline.options import plain_options, pop_prefixed, settings_from_options
+from stateline.options import check_kind, parse_int, plain_options, pop_prefixed, settings_from_options
 from stateline.pipeline.event_time import Duration, WatermarkPlan
 from stateline.pipeline.graph import Graph, Input, OperatorPlan, Source
 from stateline.pipeline.operators.api import OperatorProgram
@@ -241,6 +241,8 @@ def pipeline_settings(
     max_parallelism: int,
     options: Mapping[str, str] | None,
     start_from: str | None,
+    source: str | None = None,
+    retain: int | None = None,
 ) -> PipelinePlan:
     """The plan of a pipeline without operators, from what a user says of it.
 
@@ -255,13 +257,25 @@ def pipeline_settings(
     check_parallelism(parallelism, max_parallelism)
     given = plain_options(options)
     if start_from is not None:
+        check_kind(start_from, str, "start_from", "the URL of a savepoint")
         given["start_from"] = start_from
     for name in ("start_from", "metrics_log", "local_copies"):
         if given.get(name) and given[name] not in (AUTO_COPIES, NO_COPIES):
             given[name] = resolved(given[name], name, df)
+    if source is not None:
+        given["source"] = source
+    if retain is not None:
+        given["retained_checkpoints"] = str(parse_int(retain, "retain", minimum=2))
     root_options = pop_prefixed(given, _ROOT_PREFIX)
     savepoint_options = pop_prefixed(given, _SAVEPOINT_PREFIX)
     settings = settings_from_options(PipelineSettings, given)
+    if settings.source == "new" and not settings.start_from:
+        raise InvalidInputError(
+            "must come with start_from: it says where the source of a query begins that starts from a savepoint",
+            operation="KeyedStream",
+            subject="source",
+            hint="Give start_from the URL of a savepoint, or leave source out",
+        )
     return PipelinePlan(
         root_url=root,
         parallelism=parallelism,
@@ -278,4 +292,4 @@ def pipeline_settings(
 def _start(settings: PipelineSettings, options: Mapping[str, str]) -> SavepointStart | None:
     if not settings.start_from:
         return None
-    return SavepointStart(url=settings.start_from, mode=settings.start_mode, options=options)
+    return SavepointStart(url=settings.start_from, mode=settings.start_mode, options=options, source=settings.source)

@@ -51,6 +51,10 @@ class KeyedStream(StreamOperators["PipelineStage"]):
             ``savepoint.<option>`` to that of the savepoint.
         name: Name of the operator in the checkpoint. Default: made from the key.
         start_from: URL of a savepoint from which a root without checkpoints starts; the option of that name.
+        source: Where the source of a query begins that starts from a savepoint. ``savepoint``, the default, continues
+            at the source offsets of the savepoint. ``new`` begins where the query says.
+        retain: How many checkpoints that changed state are kept, at least 2; the option ``retained_checkpoints``.
+            Default: 10, and those of the last hour, up to 100 records.
         watermark: Event-time column and delay, such as ``("at", "10 minutes")``: rows may come this much later than
             the newest one. ``df.withWatermark(...)`` says the same and is honoured; there is one watermark per stream.
             It is kept in the checkpoint and never goes back.
@@ -78,6 +82,8 @@ class KeyedStream(StreamOperators["PipelineStage"]):
         options: Mapping[str, str] | None = None,
         name: str | None = None,
         start_from: str | None = None,
+        source: Literal["savepoint", "new"] | None = None,
+        retain: int | None = None,
         watermark: tuple[str, Duration] | None = None,
         late_data: LateData = "drop",
         ttl: Duration | None = None,
@@ -86,7 +92,7 @@ class KeyedStream(StreamOperators["PipelineStage"]):
             raise InvalidInputError(
                 "must be a stream", operation="KeyedStream", subject="df", hint="Read it with spark.readStream"
             )
-        plan = pipeline_settings(df, checkpoint, parallelism, max_parallelism, options, start_from)
+        plan = pipeline_settings(df, checkpoint, parallelism, max_parallelism, options, start_from, source, retain)
         self._open(KeyedRows.of_frame(df, key, plan, watermark, late_data), name, ttl, "KeyedStream")
 
     def _open(self, rows: KeyedRows, name: str | None, ttl: Duration | None, operation: str) -> None:
