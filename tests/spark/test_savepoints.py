@@ -121,7 +121,7 @@ def test_a_copy_of_a_savepoint_starts_a_query_anywhere_at_another_parallelism(sp
     shutil.rmtree(tmp_path / "kept")
     shutil.rmtree(tmp_path / "old" / "root")
     events = source.events(spark, 3, 5, tmp_path)
-    options = {"start_from": "memory://moved-savepoint"}
+    options = {"start_from": "memory://moved-savepoint", "source": "new"}
     run(plain(keyed(events, tmp_path, "new", parallelism=3, options=options)), tmp_path, "new")
     assert state(tmp_path, "new") == source.model(0, 5)
     assert output(tmp_path, "new") == source.output(0, 5), "rows of the open file come out once, where the query writes"
@@ -138,12 +138,12 @@ def test_a_copy_of_a_savepoint_starts_a_query_anywhere_at_another_parallelism(sp
 def test_a_claimed_savepoint_becomes_the_query_s_own(spark, source, old, tmp_path):
     made = create_savepoint(old, f"file://{tmp_path}/new/root", checkpoint_id=2)
     events = source.events(spark, 3, 5, tmp_path)
-    options = {"start_mode": "claim"}
+    options = {"start_mode": "claim", "source": "new"}
     run(plain(keyed(events, tmp_path, "new", start_from=f"{made.url}/_metadata", options=options)), tmp_path, "new")
     assert state(tmp_path, "new") == source.model(0, 5)
     assert output(tmp_path, "new") == source.output(0, 5)
     assert made.owner() is not None
-    other = keyed(events, tmp_path, "third", start_from=made.url)
+    other = keyed(events, tmp_path, "third", start_from=made.url, source="new")
     with pytest.raises(ConflictError, match="owns it"):
         run(plain(other), tmp_path, "third")
 
@@ -160,7 +160,8 @@ def test_a_claim_that_was_interrupted_is_repeated_by_the_same_query(spark, sourc
 
     monkeypatch.setattr(CheckpointStore, "publish", fail_first)
     events = source.events(spark, 3, 5, tmp_path)
-    stage = plain(keyed(events, tmp_path, "new", start_from=made.url, options={"start_mode": "claim"}))
+    options = {"start_mode": "claim"}
+    stage = plain(keyed(events, tmp_path, "new", start_from=made.url, source="new", options=options))
     with pytest.raises(UnavailableError, match="network is gone"):
         run(stage, tmp_path, "new")
     assert made.owner() is not None
@@ -255,6 +256,7 @@ def test_lists_go_on_at_their_end_after_a_start_from_a_savepoint(spark, tmp_path
 
     lists(keyed(source.events(spark, 0, 3, tmp_path), tmp_path, "old", parallelism=2))
     saved = create_savepoint(CheckpointStore(f"file://{tmp_path}/old/root"), f"file://{tmp_path}/saved")
-    found = lists(keyed(source.events(spark, 3, 7, tmp_path), tmp_path, "new", start_from=saved.url, parallelism=3))
+    events = source.events(spark, 3, 7, tmp_path)
+    found = lists(keyed(events, tmp_path, "new", start_from=saved.url, source="new", parallelism=3))
     expected = [[(key, [10 * number for number in range(last)]) for key in range(3)] for last in range(4, 8)]
     assert found == expected

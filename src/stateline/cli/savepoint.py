@@ -9,6 +9,7 @@ import click
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore, create_savepoint, drop_savepoint, list_savepoints, open_savepoint
 from stateline.checkpoint.layout import METADATA, SAVEPOINT_PREFIX
+from stateline.checkpoint.position import SPARK_CHECKPOINT, has_position, position_problem
 from stateline.cli.output import (
     CommandGroup,
     delete_option,
@@ -31,6 +32,7 @@ _COLUMNS: Final = {
     "state": "state",
     "checkpoint": "checkpoint_id",
     "created": "created",
+    "source offsets": "position",
     "source": "source",
     "label": "label",
 }
@@ -48,6 +50,11 @@ def savepoint() -> None:
 @click.argument("root")
 @click.argument("target")
 @click.option("--checkpoint", "checkpoint_id", type=click.IntRange(min=0), help="Which one; the newest by default.")
+@click.option(
+    "--spark-checkpoint",
+    metavar="URL",
+    help="Where Spark keeps the query's checkpoint; by default where the record says.",
+)
 @click.option("--label", default="", help="Free text that is kept with it.")
 @click.option("--wait", default="30s", show_default=True, help="Time that a running query has to publish its files.")
 @target_option
@@ -57,6 +64,7 @@ def create(
     root: str,
     target: str,
     checkpoint_id: int | None,
+    spark_checkpoint: str | None,
     label: str,
     wait: str,
     target_options: dict[str, str],
@@ -66,19 +74,30 @@ def create(
 ) -> None:
     """Copy a checkpoint of ROOT into a new folder below TARGET. Safe while the query runs.
 
-    TARGET may be on another store. A query starts from the printed URL with KeyedStream(..., start_from=URL).
+    TARGET may be on another store. A query starts from the printed URL with KeyedStream(..., start_from=URL), and
+    continues where the sources stand. Without access to Spark's checkpoint the savepoint holds the state alone.
     """
     patience = parse_duration(wait, "--wait")
     source = CheckpointStore(open_store(root, options))
     store = open_store(target, target_options)
     with progress("copying", hidden=as_json) as tell:
         made = create_savepoint(
-            source, store, checkpoint_id=checkpoint_id, label=label, progress=tell, patience=patience
+            source,
+            store,
+            checkpoint_id=checkpoint_id,
+            label=label,
+            spark_checkpoint=spark_checkpoint,
+            progress=tell,
+            patience=patience,
         )
+    reason = "" if has_position(made.checkpoint) else position_problem(made.checkpoint)
     if as_json:
-        print_json({"url": made.url, "checkpoint_id": made.checkpoint.checkpoint_id})
-    else:
-        click.echo(plain(made.url))
+        facts = {"url": made.url, "checkpoint_id": made.checkpoint.checkpoint_id}
+        print_json(facts | {"source_offsets": not reason, "reason": reason})
+        return
+    click.echo(plain(made.url))
+    if reason and SPARK_CHECKPOINT in made.checkpoint.properties:  # State of a plain Python program has no sources.
+        click.echo(plain(f'It has no source offsets: {reason}. A query starts from it with source="new".'), err=True)
 
 
 @savepoint.command("ls")
@@ -107,6 +126,7 @@ def ls(context: click.Context, url: str, options: dict[str, str], *, as_json: bo
                     "state": "free" if owner is None else f"owned by {owner}",
                     "checkpoint_id": found.checkpoint.checkpoint_id,
                     "created": time_text(found.checkpoint.created_at),
+                    "position": "yes" if has_position(found.checkpoint) else "no",
                     "source": source.get("savepoint.source", ""),
                     "label": source.get("savepoint.label", ""),
                 }
