@@ -1,7 +1,8 @@
-"""A query is killed, saved, and moved to a new root and a new Spark checkpoint: it reads every row of its input once."""
+"""A query is killed, saved, and moved to a new root and a new Spark checkpoint: it reads every row once."""
 
 from __future__ import annotations
 
+import builtins
 import collections
 import os
 
@@ -18,6 +19,9 @@ from stateline.pipeline.reporting import BatchReporter
 from stateline.spark import KeyedStream, count, sum
 from stateline.spark.query.hadoop_files import HadoopFiles
 from stateline.state.stored import StoredState
+from tests.arch.source_tree import ROOT
+from tests.pages import run_page
+from tests.spark.page_worlds import streams, write_rows
 
 SCHEMA = "key long, value long, id long"
 
@@ -191,7 +195,11 @@ def test_other_sources_are_refused_unless_the_source_is_new(spark, inputs, tmp_p
     run(inputs.stream("in"), tmp_path, "new", start_from=url, source="new")
     twice = totals(tmp_path, "new")
     assert {key: twice[key] - inputs.totals[key] for key in range(3)} == totals(tmp_path, "used")
-    for arguments, said in (({"source": "old"}, "source"), ({"source": "new"}, "start_from"), ({"start_from": 3}, "start_from")):
+    for arguments, said in (
+        ({"source": "old"}, "source"),
+        ({"source": "new"}, "start_from"),
+        ({"start_from": 3}, "start_from"),
+    ):
         with pytest.raises(InvalidInputError, match=said):
             stage(inputs.both(), tmp_path, "other", **arguments)
 
@@ -224,14 +232,7 @@ def test_state_of_spark_s_own_operators_moves_along(inputs, tmp_path):
 
 def totals_of(folder, key):
     rows = ds.dataset(folder, format="parquet").to_table().to_pylist()
-    return builtin_sum(row["value"] for row in rows if row["key"] == key)
-
-
-def builtin_sum(values):
-    total = 0
-    for value in values:
-        total += value
-    return total
+    return builtins.sum(row["value"] for row in rows if row["key"] == key)
 
 
 def test_a_clock_source_continues_with_its_next_number(spark, tmp_path):
@@ -262,6 +263,16 @@ def counted(folder, name):
     return (rows[0]["n"], rows[0]["total"]) if rows else (0, 0)
 
 
+def test_the_programs_of_the_guide_count_every_row_once(spark, tmp_path):
+    write_rows(tmp_path / "events")
+    names = {"spark": spark, **streams(spark, tmp_path / "events")}
+    found = run_page(ROOT / "docs/guides/savepoints.md", tmp_path, names)
+    rows = found["totals"].collect()
+    assert {row["tailnum"]: row["flights"] for row in rows} == {f"N{number}": 15 for number in range(1, 5)}
+    assert all(row["last"] is None for row in rows), "an aggregation that is added begins with the next row"
+    assert CheckpointStore(f"{found['NEW']}/state").latest().batch_id == 1, "the batch of the savepoint: no row is new"
+
+
 def test_files_of_hadoop_are_created_whole_and_once(spark, tmp_path):
     files = HadoopFiles(spark, f"file:{tmp_path}/spark")
     assert files.names("offsets") == []
@@ -273,4 +284,4 @@ def test_files_of_hadoop_are_created_whole_and_once(spark, tmp_path):
     assert files.read("sources/0/_x/1") == bytes(range(256))
     assert files.names("offsets") == ["offsets/0"]
     assert files.names("sources") == ["sources/0/_x/1"]
-    assert not [path for path in (tmp_path / "spark").rglob("*.tmp")]
+    assert not list((tmp_path / "spark").rglob("*.tmp"))

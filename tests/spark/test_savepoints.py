@@ -126,7 +126,7 @@ def test_a_copy_of_a_savepoint_starts_a_query_anywhere_at_another_parallelism(sp
     assert state(tmp_path, "new") == source.model(0, 5)
     assert output(tmp_path, "new") == source.output(0, 5), "rows of the open file come out once, where the query writes"
     root = CheckpointStore(f"file://{tmp_path}/new/root")
-    assert [record.checkpoint_id for record in root.list()] == [1, 2, 3]
+    assert [record.checkpoint_id for record in root.list()] == [0, 1, 2, 3]
     assert root.get(1).batch_id == 0
     source.show(5, tmp_path / "view-3-5")
     run(plain(keyed(events, tmp_path, "new", parallelism=1, options=options)), tmp_path, "new")

@@ -228,7 +228,9 @@ def test_a_damaged_savepoint_lays_no_file_elsewhere():
         states = savepoint.checkpoint.states | {f"spark:{name}": InlineState(data=b"!")}
         target = memory()
         with pytest.raises(CorruptDataError, match="must not carry"):
-            lay_position(replace(savepoint.checkpoint, states=states), savepoint.read_state, StoreFiles(target), SystemIds())
+            lay_position(
+                replace(savepoint.checkpoint, states=states), savepoint.read_state, StoreFiles(target), SystemIds()
+            )
         assert not names(target)
 
 
