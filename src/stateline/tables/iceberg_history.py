@@ -4,10 +4,12 @@ The branch ``main`` has the rows of a snapshot if it leads back to that snapshot
 the snapshot of the newest commit, so it never expires.
 
 Facts:
-- Snapshots between the head and the tag may have expired. Then the numbers of snapshots, which rise with each commit,
-  and the log of the branch tell whether it went back. What neither tells is no rollback: clean-ups are harmless.
-- Replacing a table (``CREATE OR REPLACE``) keeps its identity and its tags, and begins a new log.
-- pyiceberg takes the parent away from a snapshot when that expires; other writers leave it.
+- Snapshots between the head and the tag may have expired. Then the numbers of snapshots, which rise by one with each
+  commit, and the log of the branch tell whether it went back. What neither tells counts as no rollback: clean-ups are
+  harmless. So a rollback is not noticed if another writer committed after it, and then the snapshot expired that the
+  branch went back to, together with one that is newer than the tag.
+- Replacing a table (``CREATE OR REPLACE``) keeps its identity and its tags. Its next snapshot has no parent.
+- pyiceberg takes the parent away from a snapshot when that expires. Other writers leave it, and cut the log instead.
 """
 
 from __future__ import annotations
@@ -83,15 +85,16 @@ def _keeps(metadata: TableMetadata, head: Snapshot | None, ours: Snapshot, check
         if number and str(oldest.snapshot_id) == checked:
             return True  # It is newer than ours, so it was checked for the rows of ours.
     log = [entry.snapshot_id for entry in metadata.snapshot_log]
-    if ours.snapshot_id not in log:
-        # A replaced table begins anew, with a new log. Else snapshots expired, and with them the log before them.
-        return not _is_first(oldest)
-    # Snapshots expired in between. Where the branch was after ours tells whether it went back.
-    after = log[len(log) - log[::-1].index(ours.snapshot_id) :]
+    after = log[len(log) - log[::-1].index(ours.snapshot_id) :] if ours.snapshot_id in log else []
     known = [by_id[each] for each in after if each in by_id]
-    if number:
-        return all((each.sequence_number or 0) > number for each in known)
-    return all(each.timestamp_ms >= ours.timestamp_ms for each in (oldest, *known))  # Format version 1 has no numbers.
+    if not number:  # Format version 1.
+        return all(each.timestamp_ms >= ours.timestamp_ms for each in (oldest, *known))
+    between = set(range(number + 1, oldest.sequence_number or 0))
+    if between <= {each.sequence_number for each in metadata.snapshots}:
+        return False  # No snapshot since ours expired, so the missing one is older than ours, or never was.
+    if ours.snapshot_id not in log:
+        return not _is_first(oldest)
+    return all((each.sequence_number or 0) > number for each in known)
 
 
 def _is_first(snapshot: Snapshot) -> bool:

@@ -245,7 +245,7 @@ def test_rows_of_several_schemas_that_fit_the_declared_one_all_arrive(stores, tm
 def test_small_batches_are_split_by_folder_together(stores, monkeypatch):
     """Spark hands over 1,024 rows at a time: of each its own table for each of many folders would be the cost."""
     split = []
-    monkeypatch.setattr(partitions, "partition_folder", lambda _, value: split.append(value) or f"p={value[0]}")
+    monkeypatch.setattr(partitions, "partition_folder", lambda _, value, **__: split.append(value) or f"p={value[0]}")
     writer = make_writer(FileOutput(url="unused", partition_by=("p",)), stores, PX)
     for batch in range(200):
         writer.write(pa.table({"p": [row % 50 for row in range(1000)], "x": [batch] * 1000}))

@@ -162,6 +162,7 @@ class Query:
         self._decided = lambda: self._decision(root, out, output, environment).is_decided()
         with self.place.open(output.named(self.rows.schema), self.target) as table:
             table.files_url()
+            output = dataclasses.replace(output, file_columns=table.file_columns())
         decision = self._decision(root, out, output, environment)
         made = [decision.stage(self.rows.to_batches())]
         decision.commit(made, batch_id=0, offsets_digest="d", query_id="q")
