@@ -31,6 +31,7 @@ from stateline.environment import Environment, side_by_side, system_environment
 from stateline.errors import ErrorKind, InternalError, InvalidInputError, StatelineError, UnavailableError
 from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableLoss, TableState
 from stateline.tables.columns import check_fit, check_kinds, plain_schema, refused_columns, with_promises
+from stateline.tables.delta_columns import check_names
 from stateline.tables.delta_history import MARK, LogEntry, find_loss, parse_entry
 from stateline.tables.delta_merge import canonical_keys, limit_bounds, merge_rows, properties_for_bounds
 from stateline.tables.delta_statistics import check_partition_kind, file_statistics, partition_values
@@ -96,6 +97,7 @@ class DeltaLog(Table):
         self._storage = _storage_options(target)
         if self._schema is not None:
             check_kinds(self._schema, _holds, "Delta table", self.name)
+            check_names(self._schema, self.name, is_merged=target.mode == "upsert")
             for column in target.partition_by:
                 check_partition_kind(self._schema.field(column), self.name)
 

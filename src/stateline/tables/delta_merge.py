@@ -138,11 +138,18 @@ def _may_skip(keys: pa.ChunkedArray) -> bool:
 
 
 def _writer_properties(schema: pa.Schema) -> WriterProperties | None:
-    floats = [".".join(path) for path, kind in _leaves(schema) if pa.types.is_floating(kind)]
-    if not floats:
+    """How files are written: without statistics of floats, however their columns are called."""
+    leaves = list(_leaves(schema))
+    ordered = [".".join(path) for path, kind in leaves if not pa.types.is_floating(kind)]
+    if len(ordered) == len(leaves):
         return None
-    without: Any = ColumnProperties(statistics_enabled="NONE")
-    return WriterProperties(compression="SNAPPY", column_properties=dict.fromkeys(floats, without))
+    # A path in whose names are points is not found: so statistics are switched on by path, and not off.
+    with_statistics: Any = ColumnProperties(statistics_enabled="PAGE")
+    return WriterProperties(
+        compression="SNAPPY",
+        default_column_properties=ColumnProperties(statistics_enabled="NONE"),
+        column_properties=dict.fromkeys(ordered, with_statistics),
+    )
 
 
 def _leaves(schema: pa.Schema) -> Iterator[tuple[tuple[str, ...], pa.DataType]]:

@@ -416,3 +416,84 @@ def test_old_entries_of_the_log_go_once_in_a_hundred_versions(tmp_path):
     assert entries[0] == 99  # Version 98: all that there are.
     assert max(entries[1:]) < 10
     assert len(place.rows()) == 4
+
+
+@pytest.mark.parametrize("character", list(" ,;{}()\n\t="))
+def test_names_that_other_engines_refuse_are_refused_by_their_characters(tmp_path, character):
+    inner = pa.struct([("x", pa.int64()), (f"a{character}b", pa.int64())])
+    for kind in ("append", "upsert"):
+        for schema in (
+            pa.schema([("k", pa.int64()), (f"a{character}b", pa.int64())]),
+            pa.schema([("k", pa.int64()), ("s", pa.list_(inner))]),
+            pa.schema([("k", pa.int64()), ("m", pa.map_(pa.string(), inner))]),
+        ):
+            with pytest.raises(InvalidInputError) as caught:
+                open_table(DeltaPlace(tmp_path, kind).target(), schema=schema)
+            assert f"Delta excludes the characters {character!r}" in str(caught.value)
+            assert "Rename the column" in str(caught.value)
+
+
+def test_a_backtick_in_a_name_cannot_be_merged(tmp_path):
+    schema = pa.schema([("k", pa.int64()), ("a`b", pa.int64())])
+    open_table(DeltaPlace(tmp_path).target(), schema=schema)
+    with pytest.raises(InvalidInputError, match="merges of Delta exclude the characters '`'"):
+        open_table(DeltaPlace(tmp_path, "upsert").target(), schema=schema)
+
+
+def test_names_that_engines_cannot_tell_apart_are_refused(tmp_path):
+    for names, said in ((["k", "K"], "'k' and 'K'"), (["k", ""], "without a name")):
+        for schema in (
+            pa.schema([(name, pa.int64()) for name in names]),
+            pa.schema([("s", pa.struct([(name, pa.int64()) for name in names]))]),
+        ):
+            with pytest.raises(InvalidInputError, match=said):
+                open_table(DeltaPlace(tmp_path).target(), schema=schema)
+
+
+NAMES = [
+    "a.b",
+    "`",
+    '"',
+    "'",
+    "é",
+    "e\u0301",
+    "%20",
+    "a/b",
+    "\\",
+    "#",
+    "?",
+    "$x",
+    "-",
+    "1",
+    "select",
+    "\r",
+    "\x7f",
+    "x" * 300,
+]
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_every_other_name_is_found_by_a_filter(tmp_path, mode):
+    names = NAMES if mode == "append" else [name for name in NAMES if name != "`"]
+    rows = pa.table({"k": [1, 2], **{name: [at, at + 1] for at, name in enumerate(names)}, "s": [{"p.q": 1.5}] * 2})
+    rows = rows.append_column("f.g", [[math.nan, 1.5]])
+    if mode == "append":
+        table = written(tmp_path, rows)
+    else:
+        target = TableTarget(format="delta", target=(tmp_path / "t").as_uri(), mode="upsert", key=("k", '"', "a.b"))
+        for number in range(2):
+            token = TableToken(app="a", checkpoint_id=number, previous=number - 1 if number else None)
+            change = TableChange(token=token, created_at=1.0, rows=lambda: iter([rows]))
+            commit_once(open_table(target, schema=rows.schema), change, WORLD)
+        table = DeltaTable(str(tmp_path / "t"))
+    dataset, query = table.to_pyarrow_dataset(), QueryBuilder().register("t", table)
+    assert dataset.count_rows() == 2
+    footer = pq.read_metadata(table.file_uris()[0].replace("%20", " "))
+    for leaf in map(footer.row_group(0).column, range(footer.num_columns)):
+        assert leaf.physical_type != "DOUBLE" or not leaf.is_stats_set, leaf.path_in_schema
+    assert pa.table(query.execute('select k from t where "f.g" > 5').read_all())["k"].to_pylist() == [1]
+    for at, name in enumerate(names):
+        assert dataset.to_table(filter=pc.field(name) == at)["k"].to_pylist() == [1], name
+        quoted = '"' + name.replace('"', '""') + '"'
+        found = pa.table(query.execute(f"select k from t where {quoted} = {at + 1}").read_all())
+        assert found["k"].to_pylist() == [2], name
