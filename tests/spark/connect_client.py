@@ -53,6 +53,18 @@ def open_files(spark, folder):
     return {"before": before, "after": spark.read.parquet(f"{folder}/out").count()}
 
 
+def moved(spark, folder, name, start_from=None):
+    """A query that may start from a savepoint; the rows that its state has counted, and what it refused."""
+    stream = KeyedStream(events(spark, folder), key="key", checkpoint=f"{folder}/{name}/state", start_from=start_from)
+    pipeline = stream.aggregate(n=count()).state_only()
+    try:
+        pipeline.start(f"{folder}/{name}/spark", trigger={"availableNow": True}).awaitTermination()
+    except StatelineError as error:
+        return {"refused": str(error)}
+    register(spark)
+    return {"rows": spark.read.format("stateline").load(f"{folder}/{name}/state").agg(F.sum("n")).collect()[0][0]}
+
+
 def state(spark, folder):
     """State as a table, one key of it, its changes as a table and as a stream."""
     source = spark.read.format("stateline")

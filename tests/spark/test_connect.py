@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from stateline.blob import open_store
-from stateline.checkpoint import CheckpointStore
+from stateline.checkpoint import CheckpointStore, create_savepoint
 from tests.spark import every_operator
 from tests.spark.connect_server import CLIENT_SECONDS_MAX, ConnectServer
 from tests.spark.every_operator import time_of
@@ -74,6 +74,19 @@ def test_a_keyed_stream_goes_on_at_another_parallelism_and_its_state_is_a_table(
     assert answer["point"] == [final[3][0]]
     assert answer["inserted"] == len(final)
     assert count_rows(tmp_path / "out") == 3 * len(final)
+
+
+def test_a_query_that_moves_reads_every_row_once(server: ConnectServer, tmp_path: Path) -> None:
+    make_source(tmp_path, files=3, rows=40)
+    later = (tmp_path / "source" / "002.parquet").rename(tmp_path / "later.parquet")
+    assert server.call("moved", tmp_path, name="old") == {"rows": 80}
+    saved = create_savepoint(CheckpointStore(f"{tmp_path}/old/state"), f"{tmp_path}/saved")
+    later.rename(tmp_path / "source" / "002.parquet")
+    assert server.call("moved", tmp_path, name="new", start_from=saved.url) == {"rows": 120}
+    assert CheckpointStore(f"{tmp_path}/new/state").latest().batch_id == 2
+    make_source(tmp_path / "other", files=1, rows=40)
+    refused = server.call("moved", tmp_path / "other", name="new", start_from=saved.url)["refused"]
+    assert "of a query that reads files in" in refused
 
 
 def test_every_operator_makes_what_it_makes_in_a_classic_session(server: ConnectServer, tmp_path: Path) -> None:

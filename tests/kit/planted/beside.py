@@ -18,7 +18,7 @@ from stateline.checkpoint.api import SubtaskState
 from stateline.checkpoint.layout import METADATA, SAVEPOINT_PREFIX, record_name
 from stateline.checkpoint.metadata import encode_retired, encode_savepoint
 from stateline.checkpoint.objects import copy_object, extents_of, flat_names, renamed
-from stateline.checkpoint.retention import Retention, retire
+from stateline.checkpoint.retention import Retention, RetentionRule, retire
 from stateline.environment import Environment
 from stateline.errors import DataLossError, NotFoundError
 from stateline.files import joiner as joiner_module
@@ -163,10 +163,9 @@ def _rows_that_are_there(
         yield from load_rows(store, handles, cache)
 
 
-def _delete_before_retiring(self: Retention, num_retained: int) -> None:
+def _delete_before_retiring(self: Retention, num_retained: int | RetentionRule) -> None:
     live = self._recover() if self._live is None else self._live
-    while len(live) > num_retained:
-        oldest = min(live)
+    for oldest in self.retirable(num_retained):
         tombstone = retire(live[oldest], [reach for number, reach in live.items() if number != oldest])
         self._unfinished = tombstone
         self._finish()

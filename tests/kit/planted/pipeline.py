@@ -16,7 +16,7 @@ from stateline.checkpoint import retention as retention_module
 from stateline.checkpoint.api import Checkpoint
 from stateline.checkpoint.layout import published_name, record_name
 from stateline.checkpoint.metadata import Retired, encode_checkpoint
-from stateline.checkpoint.retention import Reach, Retention
+from stateline.checkpoint.retention import Reach, Retention, RetentionRule
 from stateline.checkpoint.store import CheckpointStore
 from stateline.errors import DataLossError, FencedError, NotFoundError, StatelineError
 from stateline.files import FileJoiner
@@ -128,10 +128,9 @@ def _mark_first(self: MicroBatchCoordinator[Any], record: Checkpoint) -> None:
 _publish = MicroBatchCoordinator._publish
 
 
-def _free_slots(self: Retention, num_retained: int) -> None:
+def _free_slots(self: Retention, num_retained: int | RetentionRule) -> None:
     live = self._recover() if self._live is None else self._live
-    while len(live) > num_retained:
-        oldest = min(live)
+    for oldest in self.retirable(num_retained):
         names = live[oldest].objects
         for checkpoint_id, reach in live.items():
             if checkpoint_id != oldest:

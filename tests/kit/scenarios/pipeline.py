@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from stateline.pipeline.end_of_stream import file_finisher
 from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.messages import Batch, SubtaskInput, SubtaskResult
 from stateline.pipeline.operators.api import BatchContext, OperatorProgram, Processed
-from stateline.pipeline.plan import PLAIN, PipelinePlan, SavepointStart
+from stateline.pipeline.plan import PLAIN, PipelinePlan, PipelineSettings, SavepointStart
 from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.pipeline.upkeep import Upkeep
 from stateline.state.keys import group_rows, key_rows
@@ -122,13 +122,19 @@ class CountingProgram(OperatorProgram):
         return Processed(changes=changes, output=marked)
 
 
+def _settings(retained: int, record_bytes: int) -> PipelineSettings:
+    """Plain settings under the rule of keyed streams: checkpoints count that changed state."""
+    plain = {each.name: getattr(PLAIN, each.name) for each in fields(PLAIN)}
+    return PipelineSettings(**(plain | {"retained_checkpoints": retained, "record_bytes": record_bytes}))
+
+
 class PipelineSystem(MicroBatchSystem):
     """One driver.
 
     Args:
         process: The simulated process it lives in.
         parallelism: Subtasks.
-        retained: Checkpoints kept.
+        retained: Checkpoints kept that changed state.
         rolling: When files are finished.
         merging: When runs are merged.
         places: Where its records and its files are.
@@ -163,7 +169,7 @@ class PipelineSystem(MicroBatchSystem):
             parallelism=parallelism,
             max_parallelism=_MAX_PARALLELISM,
             graph=Graph.of_one_input([operator]),
-            settings=replace(PLAIN, retained_checkpoints=retained, record_bytes=record_bytes),
+            settings=_settings(retained, record_bytes),
             start=start,
         )
         self.upkeep = Upkeep(process.environment)
