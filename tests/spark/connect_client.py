@@ -195,6 +195,7 @@ SCENARIOS = {
         open_files,
         state,
         keyed,
+        moved,
         operators,
         delivered,
         distinct,

@@ -33,21 +33,15 @@ from msgspec.structs import replace
 
 from stateline.blob.api import BlobStore
 from stateline.blob.checksum import crc32c
-from stateline.blob.urls import open_store, relative_name, store_of
+from stateline.blob.urls import relative_name, store_of
 from stateline.checkpoint.api import EARLIER_CHECKPOINTS, Checkpoint, FileState, InlineState, checkpoint_time
 from stateline.checkpoint.claims import DROPPED, claim, hint_of_drop, owned, owner_of
 from stateline.checkpoint.layout import CLAIMED, METADATA, SAVEPOINT_PREFIX, SHARED_PREFIX
 from stateline.checkpoint.metadata import decode_record, decode_savepoint, encode_savepoint
 from stateline.checkpoint.objects import copy_object, extents_of, flat_names, renamed
-from stateline.checkpoint.position import (
-    POSITION,
-    SPARK_CHECKPOINT,
-    PutState,
-    States,
-    carry_position,
-    without_position,
-)
-from stateline.checkpoint.spark_files import SparkFiles, StoreFiles
+from stateline.checkpoint.position import POSITION, without_position
+from stateline.checkpoint.position_reading import carried_position
+from stateline.checkpoint.spark_files import SparkFiles
 from stateline.checkpoint.store import CheckpointStore
 from stateline.checkpoint.table_records import without_tables
 from stateline.environment import Environment, system_environment
@@ -57,7 +51,6 @@ from stateline.errors import (
     ErrorKind,
     InvalidInputError,
     NotFoundError,
-    StatelineError,
 )
 from stateline.options import check_kind
 
@@ -244,7 +237,7 @@ def _created(
         target.put_if_absent(f"{folder}/{name}", data)
         return FileState(name=name, relative=False, size=len(data), crc32c=crc32c(data))
 
-    position, reason = _carried_position(source.store, checkpoint, spark_checkpoint, put, environment)
+    position, reason = carried_position(source.store, checkpoint, spark_checkpoint, put, environment)
     checkpoint = without_position(checkpoint)
     extents = extents_of(checkpoint)
     names = flat_names(extents)
@@ -263,51 +256,6 @@ def _created(
     )
     target.put_if_absent(f"{folder}/{METADATA}", encode_savepoint(record))
     return Savepoint(store=target, folder=folder, checkpoint=record)
-
-
-def _carried_position(
-    root: BlobStore,
-    checkpoint: Checkpoint,
-    given: SparkFiles | str | None,
-    put: PutState,
-    environment: Environment,
-) -> tuple[States, str]:
-    """Where the sources stand, or the reason why that cannot be carried.
-
-    Raises:
-        InvalidInputError: The user gave a Spark checkpoint that is not the one of this record.
-    """
-    if given is not None:
-        files = StoreFiles(open_store(given, {}, environment)) if isinstance(given, str) else given
-        position, reason = carry_position(checkpoint, files, put)
-        if reason:
-            raise InvalidInputError(
-                reason,
-                operation="create_savepoint",
-                subject="spark_checkpoint",
-                hint="Give the folder where Spark keeps the checkpoint of this query, or leave it out",
-            )
-        return position, ""
-    try:
-        return carry_position(checkpoint, _recorded_files(root, checkpoint, environment), put)
-    except (StatelineError, OSError) as error:
-        return {}, f"Spark's checkpoint could not be read: {error}"
-
-
-def _recorded_files(root: BlobStore, checkpoint: Checkpoint, environment: Environment) -> SparkFiles | None:
-    """Spark's checkpoint where the record says; ``None`` if it does not, or if Stateline has no store for that."""
-    url = checkpoint.properties.get(SPARK_CHECKPOINT, "")
-    if not url:
-        return None
-    url = f"s3{url.removeprefix('s3a')}" if url.startswith("s3a:") else url
-    try:
-        return StoreFiles(root, relative_name(root.url, url))
-    except InvalidInputError:  # It is not below the root.
-        pass
-    try:
-        return StoreFiles(open_store(url, {}, environment))
-    except StatelineError:
-        return None
 
 
 def list_savepoints(store: BlobStore | str) -> list[str]:
