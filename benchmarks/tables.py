@@ -3,7 +3,8 @@
 Files: the file sink without Spark, in one process, so that the table's part is not lost in Spark's; micro-batches of
 ``--rows`` rows, each file spans ``--batches-per-file`` of them. PostgreSQL (``--postgresql URI``) is beside one binary
 COPY of the same rows, SQLite beside one transaction of inserts. Rounds alternate; the median of the ratios of each
-round counts. ``--commits``: how long one commit takes, in each hundred of ours.
+round counts. ``--commits``: how long one commit takes, in each hundred of ours. ``--spark``: streams into Delta beside
+Spark's own Delta sink as well; see :mod:`benchmarks.tables_in_spark`.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks import tables_in_spark
 from benchmarks.harness import median, spread, table, write_results
 
 _HUNDRED = 100
@@ -248,6 +250,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--database-rows", type=int, default=500_000, help="rows of one commit into a database")
     parser.add_argument("--postgresql", default="", help="URI of a server; none by default")
     parser.add_argument("--commits", type=int, default=400, help="commits one after the other; 0 for none")
+    parser.add_argument("--spark", action="store_true", help="beside Spark's own Delta sink, too")
     arguments = parser.parse_args(argv)
     rows = make_rows(arguments.rows * arguments.batches, 1)
     some = rows.slice(0, arguments.database_rows)
@@ -279,4 +282,4 @@ def main(argv: list[str]) -> int:
         print("\n" + table(("ms of one commit", *titles), commits))
     figures = {"settings": vars(arguments), "rows_per_second": ours, "ratios": ratios, "commits": commits}
     print(f"\nEvery figure: {write_results('tables', figures)}")
-    return 0
+    return tables_in_spark.main([]) if arguments.spark else 0
