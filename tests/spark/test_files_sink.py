@@ -69,6 +69,28 @@ def test_files_span_micro_batches_and_hold_every_row_once(spark, place):
     assert len(visible_files(place)) == 1, "four micro-batches, one file"
 
 
+def test_filters_find_nan_and_what_is_beside_it(spark, place):
+    rows = [(1, 1.0, (1.0, 2)), (2, float("nan"), (float("nan"), 3)), (3, None, None), (4, -0.0, (-0.0, 4))]
+    schema = "id long, x double, s struct<f float, n int>"
+    spark.createDataFrame(rows, schema).coalesce(1).write.parquet(str(place / "source"), mode="overwrite")
+    run(spark, place, schema=schema)
+    assert len(visible_files(place)) == 1
+    found = spark.read.parquet(str(place / "out"))
+    for condition, expected in (
+        ("x > 5", [2]),
+        ("x >= 1.5", [2]),
+        ("x = double('NaN')", [2]),
+        ("x = 1", [1]),
+        ("x < 1", [4]),
+        ("x = 0.0D", [4]),
+        ("x is null", [3]),
+        ("s.f > 5", [2]),
+        ("s.f = 1", [1]),
+        ("s.n = 3", [2]),
+    ):
+        assert sorted(row.id for row in found.where(condition).collect()) == expected, condition
+
+
 def test_the_listener_finishes_files_when_an_available_now_stream_has_ended(spark, place):
     add_rows(place, 0, 0, 10)
     start(spark, place).awaitTermination()
