@@ -159,6 +159,7 @@ def test_rows_into_iceberg_by_partition(spark, place):
     )
     run(pipeline)
     with iceberg_table(place, "air.counts") as table:
+        assert table.name_mapping() is None, "its files carry the ids of its columns"
         assert pairs(table.scan().to_arrow()) == [(1, 1), (2, 2)]
         assert [field.name for field in table.spec().fields] == ["n"]
 
@@ -223,6 +224,7 @@ def test_the_sink_into_iceberg(spark, place):
     spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
     with iceberg_table(place, "air.events") as table:
         assert sorted(table.scan().to_arrow()["k"].to_pylist()) == [1, 2]
+        assert table.name_mapping() is None, "its files carry the ids of its columns"
 
 
 def test_a_batch_job_into_delta(spark, place):

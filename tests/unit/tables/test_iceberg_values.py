@@ -18,10 +18,12 @@ from stateline.blob import open_store
 from stateline.environment import Environment
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.files import FileOutput, RollingPolicy
+from stateline.pipeline.end_of_stream import finish_root
 from stateline.pipeline.files_decision import FilesDecision, files_plan
 from stateline.pipeline.messages import Batch
 from stateline.pipeline.plan import PLAIN
-from stateline.tables import TableTarget, commit_once
+from stateline.tables import NewFile, TableTarget, commit_once
+from stateline.tables.footers import column_reader
 from tests.unit.tables.table_kit import APP, SCHEMA, IcebergPlace
 
 WORLD = Environment()
@@ -38,7 +40,7 @@ def place(tmp_path):
 class Query:
     """A query of the file sink that writes into the place's Iceberg table, planned at one moment."""
 
-    def __init__(self, place, schema, partition_by=(), root=None):
+    def __init__(self, place, schema, partition_by=(), root=None, rolling=None):
         options = place.target().options
         self.target = TableTarget(format="iceberg", target="air.flights", partition_by=partition_by, options=options)
         table = place.open(schema, self.target)
@@ -48,7 +50,7 @@ class Query:
             partition_by=partition_by,
             columns_in_files=True,
             file_columns=table.file_columns(),
-            rolling=RollingPolicy(every_checkpoint=True),
+            rolling=rolling or RollingPolicy(every_checkpoint=True),
         )
         self.schema = schema
         self.root = root or open_store("memory://" + WORLD.ids.new_id())
@@ -264,6 +266,33 @@ def test_files_carry_the_ids_of_the_table_at_any_depth(place):
 
     assert sorted(ids(in_file)) == sorted(table.schema().field_ids)
     assert table.name_mapping() is None, "the ids are enough"
+
+
+@pytest.mark.parametrize("memory_maps", [True, False])
+def test_a_column_is_read_from_a_file_in_any_store(tmp_path, monkeypatch, memory_maps):
+    store = open_store(tmp_path.as_uri(), {"fsync": "false"})
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"a": [1, 2], "b": ["x" * 5000] * 2}), sink)
+    store.put_if_absent("f", sink.getvalue().to_pybytes())
+    if not memory_maps:
+        monkeypatch.setattr(type(store), "local_path", lambda *_: None)
+    read = column_reader(store, NewFile(name="f", length=sink.getvalue().size, rows=2))
+    assert read(1).to_pylist() == ["x" * 5000] * 2
+    assert read(0).to_pylist() == [1, 2]
+    store.close()
+
+
+def test_files_that_are_finished_without_the_program_carry_ids(tmp_path, place):
+    root = open_store((tmp_path / "root").as_uri(), {"fsync": "false"})
+    query = Query(place, pa.schema([("a.b", pa.int64())]), ("a.b",), root=root, rolling=RollingPolicy())
+    query.write(0, pa.table({"a.b": [1, 2]}))
+    assert place.rows() == []
+    output = FileOutput(url=query.out.url, partition_by=("a.b",), columns_in_files=True)
+    finish_root(
+        root.url, {}, output, WORLD, retained_checkpoints=9, elsewhere=False, table_options=query.target.options
+    )
+    assert place.rows() == [(1,), (2,)]
+    assert place.table().name_mapping() is None
 
 
 TWO = pa.schema([("k", pa.int64()), ("n", pa.int64())])
