@@ -184,6 +184,14 @@ def test_a_table_that_cannot_be_made_is_closed(spark, place, monkeypatch):
         ({"format": "delta", "partition_by": ["x"]}, "'x'"),
         ({"format": "sqlite"}, "option uri"),
         ({"format": "iceberg", "target": "t"}, r"namespace\.table"),
+        ({"format": "delta", "options": {"colour": "red"}}, "'colour': unknown option"),
+        ({"format": "delta", "options": {"roll_byte": "1MB"}}, "Did you mean 'roll_bytes'"),
+        ({"format": "delta", "mode": "upsert", "key": "k", "options": {"roll_bytes": "1MB"}}, "'roll_bytes': unknown"),
+        ({"format": "iceberg", "target": "a.b", "options": {"colour": "red"}}, "'colour': unknown option"),
+        (
+            {"format": "sqlite", "target": "t", "options": {"uri": "t", "busy_timeot": "1s"}},
+            "Did you mean 'busy_timeout'",
+        ),
     ],
 )
 def test_wrong_words_are_refused_by_the_call_that_has_them(spark, place, given, said):
@@ -244,6 +252,8 @@ def test_options_that_contradict_each_other_are_refused(spark, place):
         ({"table": "delta", "format": "csv"}, "Parquet"),
         ({"table": "csv"}, "table"),
         ({"table.name": "x"}, "option table"),
+        ({"table": "delta", "table.colour": "red"}, "'colour': unknown option"),
+        ({"table": "delta", "table.storge.x": "1"}, "'storge.x': unknown option"),
     ):
         with pytest.raises((InvalidInputError, StreamingQueryException), match=said):
             start(spark, place, **options).awaitTermination()
