@@ -176,7 +176,7 @@ class MicroBatchCoordinator(Generic[D]):
             FencedError: Another driver has decided this batch or a later one. Stop this query.
             InvalidInputError: See :func:`next_step`.
         """
-        newest = self.start()
+        newest = self._caught_up(batch)
         if newest is None and batch.batch_id == 0 and self._plan.start is not None:
             newest = self.begin(batch.query_id)
         step = next_step(newest, batch, self._plan.root_url)
@@ -198,6 +198,17 @@ class MicroBatchCoordinator(Generic[D]):
         first = first_checkpoint(self._plan, self._checkpoints, self._outputs, query_id, self._environment)
         self._newest = self._checkpoints.publish(first)
         return self._newest
+
+    def _caught_up(self, batch: Batch[D]) -> Checkpoint | None:
+        """The newest record, read again if the batch does not follow the one that this driver knows.
+
+        Another driver over the same Spark checkpoint may have decided the batches in between since then.
+        """
+        newest = self.start()
+        if batch.batch_id <= (0 if newest is None else newest.batch_id + 1):
+            return newest
+        self._started = False
+        return self.start()
 
     def settle(self, no_rows: Callable[[], D]) -> BatchReport | None:
         """Closes what the newest watermark has passed, in one more checkpoint of the newest batch. Idempotent.

@@ -54,6 +54,36 @@ def test_a_record_that_somebody_deleted_is_lost_and_fences_nobody():
         Engine(PROGRAM, SCHEMA, root=engine.root).run(ROWS, batch_id=13)
 
 
+def test_a_driver_that_finds_a_gap_reads_the_newest_record_again_and_goes_on():
+    """Both have one Spark checkpoint: this driver looked at the root, the other one decided a batch, Spark goes on."""
+    engine = overtaken(2)
+    assert engine.run(ROWS, batch_id=3).checkpoint_id == 3
+    counted = {row["key"]: row["n"] for row in engine.output[3]}
+    assert counted == {"a": 4, "b": 4}, "it goes on from what the other one counted"
+
+
+def test_a_driver_of_a_new_root_that_finds_a_gap_reads_the_newest_record_again():
+    engine = Engine(PROGRAM, SCHEMA)
+    assert engine.coordinator.start() is None
+    Engine(PROGRAM, SCHEMA, root=engine.root).run(ROWS)
+    assert engine.run(ROWS, batch_id=1).checkpoint_id == 1
+
+
+def test_a_driver_that_went_on_fences_the_other_one():
+    engine = overtaken(1)
+    successor = Engine(PROGRAM, SCHEMA, root=engine.root)
+    assert engine.run(ROWS, batch_id=2).batch_id == 2
+    successor.run(ROWS, batch_id=3)
+    with pytest.raises(FencedError):
+        engine.run(ROWS, batch_id=3)
+
+
+def test_a_gap_that_stays_is_refused():
+    engine = overtaken(1)
+    with pytest.raises(InvalidInputError, match="the newest decided batch is 1, so batch 2 must come next"):
+        engine.run(ROWS, batch_id=3)
+
+
 ROOT = "s3://bucket/flights"
 
 
