@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 import sys
 import types
 import weakref
@@ -10,7 +11,7 @@ import weakref
 import pytest
 
 from stateline.spark.job import worker_process
-from stateline.spark.job.worker_process import freeze_imports
+from stateline.spark.job.worker_process import end_quietly, freeze_imports
 
 
 class Node:
@@ -57,3 +58,33 @@ def test_modules_that_come_later_are_frozen_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "comes_later", types.ModuleType("comes_later"))
     freeze_imports()
     assert not any(each is node for each in gc.get_objects())
+
+
+def worker_of(name):
+    """A program named so, whose worker reads what comes and cannot answer where nobody listens."""
+    program = types.ModuleType("__main__")
+    program.__spec__ = types.SimpleNamespace(name=name)
+    program.worker = lambda sock, authenticated: (sock.recv(10), authenticated)
+    return program
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_worker_ends_without_a_word_where_its_connection_ends_between_two_tasks(is_reset):
+    program = worker_of("pyspark.daemon")
+    end_quietly(program)
+    ours, sparks = socket.socketpair()
+    with ours:
+        sparks.sendall(b"task")
+        assert program.worker(ours, True) == (b"task", True), "what has come is left for the worker"
+        if is_reset:
+            ours.sendall(b"an answer that is not read")
+        sparks.close()
+        assert program.worker(ours, True) == 1
+
+
+def test_other_programs_are_left_as_they_are():
+    for name in ("stateline.cli.__main__", "pyspark.worker"):
+        program = worker_of(name)
+        before = program.worker
+        end_quietly(program)
+        assert program.worker is before
