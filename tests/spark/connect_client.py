@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from pyspark.sql.connect.client.retries import DefaultPolicy
 
 from stateline.errors import StatelineError
 from stateline.spark import KeyedStream, count, finish_files, get_or_create_session, register
-from tests.spark import every_operator
+from tests.spark import every_operator, scripts
 from tests.spark.every_operator import finish, timed
 from tests.spark.keyed_driver import SCHEMA, counted
 from tests.spark.marked_processes import wait_until
@@ -44,10 +45,11 @@ def files_sink(spark, folder):
 
 
 def open_files(spark, folder):
-    """A stream whose files nobody finishes but the call of its program."""
+    """An endless stream whose files wait for their time, and a call that finishes them."""
     writer = events(spark, folder).writeStream.format("stateline_files").options(roll_seconds="1h")
-    writer = writer.option("checkpointLocation", f"{folder}/spark").trigger(availableNow=True)
-    writer.start(f"{folder}/out").awaitTermination()
+    query = writer.option("checkpointLocation", f"{folder}/spark").start(f"{folder}/out")
+    query.processAllAvailable()
+    query.stop()
     before = len(list(Path(f"{folder}/out").glob("*.parquet")))
     finish_files(f"{folder}/out")
     return {"before": before, "after": spark.read.parquet(f"{folder}/out").count()}
@@ -63,6 +65,36 @@ def moved(spark, folder, name, start_from=None):
         return {"refused": str(error)}
     register(spark)
     return {"rows": spark.read.format("stateline").load(f"{folder}/{name}/state").agg(F.sum("n")).collect()[0][0]}
+
+
+def ends(spark, folder):
+    """Scripts that read their output on the next line, also after a run without an end that left its files open."""
+    os.environ["SPARK_REMOTE"] = sys.argv[1]
+    places = {name: scripts.prepare(Path(folder) / name) for name in scripts.ON_CONNECT}
+    found = {name: scripts.run(scripts.SCRIPTS[name], place) for name, place in places.items()}
+    for name in ("files, rolled by time", "keyed files"):
+        place = scripts.prepare(Path(folder) / "open" / name)
+        scripts.run(scripts.endless(name), place)
+        before = len(list(place.glob("out/*.parquet")))
+        for query in spark.streams.active:
+            query.stop()
+        found[f"{name}, without new rows"] = scripts.run(scripts.SCRIPTS[name], place) if before == 0 else "before"
+    return found
+
+
+def taken_over(spark, folder):
+    """What the first of two runs of one query raises."""
+    counts = KeyedStream(events(spark, folder), "key", f"{folder}/state").aggregate(n=count())
+    first = counts.write_files(f"{folder}/out").start()
+    first.processAllAvailable()
+    second = counts.write_files(f"{folder}/out").start()
+    try:
+        first.awaitTermination(60)
+    except StatelineError as error:
+        return type(error).__name__
+    finally:
+        second.stop()
+    return ""
 
 
 def state(spark, folder):
@@ -193,6 +225,8 @@ SCENARIOS = {
     for function in (
         files_sink,
         open_files,
+        ends,
+        taken_over,
         state,
         keyed,
         moved,

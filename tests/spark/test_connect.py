@@ -14,7 +14,7 @@ import pytest
 
 from stateline.blob import open_store
 from stateline.checkpoint import CheckpointStore, create_savepoint
-from tests.spark import every_operator
+from tests.spark import every_operator, scripts
 from tests.spark.connect_server import CLIENT_SECONDS_MAX, ConnectServer
 from tests.spark.every_operator import time_of
 from tests.spark.keyed_model import check, make_source, model, newest_id
@@ -54,6 +54,17 @@ def test_a_relative_path_is_refused_at_every_place(server: ConnectServer, tmp_pa
     for name, said in server.call("relative_places", tmp_path).items():
         assert "must be an absolute path or a URL, got '" in said, f"{name}: {said}"
         assert "Write /folder/name" in said
+
+
+def test_a_script_finds_its_rows_on_the_next_line(server: ConnectServer, tmp_path: Path) -> None:
+    found = server.call("ends", tmp_path)
+    assert found == {name: scripts.expected(name) for name in found}
+    assert set(scripts.ON_CONNECT) < set(found)
+
+
+def test_a_run_whose_place_is_taken_is_fenced(server: ConnectServer, tmp_path: Path) -> None:
+    make_source(tmp_path, files=2, rows=40)
+    assert server.call("taken_over", tmp_path) == "FencedError"
 
 
 # -- keyed streams ----------------------------------------------------------------------------------------------------

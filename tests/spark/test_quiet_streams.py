@@ -190,5 +190,4 @@ def test_files_of_any_stream_are_finished_when_their_time_comes_and_no_rows(spar
     write(tmp_path, ("c", 3))
     query = writer.option("roll_seconds", "auto").trigger(availableNow=True).start(str(out))
     query.awaitTermination()
-    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
     assert {row["run"] for row in visible(out) if row["k"] == "c"} == {"none"}, "it ends by itself: no rounds"

@@ -211,7 +211,6 @@ def test_the_sink_into_delta(spark, place):
     add_rows(place, 1, [3])
     for number in range(2):
         start(spark, place, table="delta", partitionBy="part").awaitTermination()
-        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
         add_rows(place, 2 + number, [4 + number])
     start(spark, place, table="delta", partitionBy="part", finish="never").awaitTermination()
     table = DeltaTable(str(place / "out"))
@@ -229,7 +228,6 @@ def test_the_sink_into_iceberg(spark, place):
     options = {f"table.{key}": text for key, text in catalog_options(place).items()}
     query = start(spark, place, "files", table="iceberg", **{"table.name": "air.events"}, **options)
     query.awaitTermination()
-    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
     with iceberg_table(place, "air.events") as table:
         assert sorted(table.scan().to_arrow()["k"].to_pylist()) == [1, 2]
         assert table.name_mapping() is None, "its files carry the ids of its columns"

@@ -31,8 +31,8 @@ class RollingPolicy:
         roll_bytes: Bytes buffered for the file. For encoded formats this is the size of its rows in Arrow; the
             encoded file is usually smaller.
         roll_seconds: Age since the first row; ``None`` or ``"never"`` for no limit. ``"auto"`` is five minutes in a
-            stream that goes on, see :meth:`going_on`, at once in one that nobody watches, see :meth:`unwatched`, and no
-            limit elsewhere: what has an end finishes its files there.
+            stream that goes on, see :meth:`going_on`, at once where no rounds are made, see :meth:`unwatched`, and no
+            limit in a batch job. A stream that ends by itself has no such limit, see :meth:`ending`.
         idle_seconds: Time since the newest row; ``None`` or ``"never"`` for no limit.
         every_checkpoint: Whether every checkpoint finishes its files, for readers that want rows at once.
     """
@@ -51,8 +51,12 @@ class RollingPolicy:
         """The policy in a stream without an end: nobody may ever come to finish its files."""
         return replace(self, roll_seconds=_SECONDS_IN_A_STREAM) if self.roll_seconds == _AUTO else self
 
+    def ending(self) -> RollingPolicy:
+        """The policy in a stream that ends by itself: Spark reports no end, so each batch publishes its own rows."""
+        return replace(self, every_checkpoint=True)
+
     def unwatched(self) -> RollingPolicy:
-        """The policy in a stream whose end nobody notices: files are finished at once where no time for it is given."""
+        """The policy in an endless stream without rounds: no time given means that each batch publishes its rows."""
         is_open_ended = self.roll_seconds == _AUTO and self.idle_seconds is None
         return replace(self, every_checkpoint=True) if is_open_ended else self
 

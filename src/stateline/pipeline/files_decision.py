@@ -129,6 +129,10 @@ class FilesDecision:
                 at_least = newest.checkpoint_id + 1
         if not report.replayed:
             self._remove_unnamed(made, report.checkpoint)
+        elif self._output.rolling.every_checkpoint:
+            # The run that decided the batch left files open, and this run may end with this batch.
+            finished = coordinator.finish(file_finisher(self._segments, {_OPERATOR: (self._output, self._out)}))
+            report = BatchReport(checkpoint=finished or report.checkpoint, replayed=True)
         if self._ahead is not None:
             open_files = (file for output in report.checkpoint.outputs for file in output.open)
             self._ahead.go_on(self._output, self._segments, open_files)

@@ -136,6 +136,11 @@ class OperatorPlan:
         output = self.output
         return self if output is None else replace(self, output=replace(output, rolling=output.rolling.going_on()))
 
+    def ending(self) -> OperatorPlan:
+        """The operator in a stream that ends by itself."""
+        output = self.output
+        return self if output is None else replace(self, output=replace(output, rolling=output.rolling.ending()))
+
     def reads_only(self, *kinds: str) -> bool:
         """Whether all its sources are of these kinds."""
         return all(source.kind in kinds for source in self.sources)

@@ -238,6 +238,11 @@ class PipelinePlan:
         operators = tuple(operator.endless() for operator in self.graph.operators)
         return replace(self, graph=Graph(self.graph.inputs, operators))
 
+    def ending(self) -> PipelinePlan:
+        """The plan in a stream that ends by itself; see :meth:`stateline.files.RollingPolicy.ending`."""
+        operators = tuple(operator.ending() for operator in self.graph.operators)
+        return replace(self, graph=Graph(self.graph.inputs, operators))
+
     @property
     def subtask_inline_bytes(self) -> int:
         """What each subtask may hand back with its result, so that all of them together fit the driver."""

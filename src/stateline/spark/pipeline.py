@@ -138,8 +138,9 @@ class Pipeline:
                 ``{"availableNow": True}``, ``{"once": True}``.
             query_name: Spark's name of the query.
             finish_on_stop: Whether files that are still open are finished when the query is stopped. By default they
-                stay open, and the next start goes on with them. A stream that ends by itself (``availableNow``) always
-                finishes them, and closes what the last watermark has passed, however its program waits for it.
+                stay open, and the next start goes on with them. Each micro-batch of a stream that ends by itself
+                (``availableNow``, ``once``) publishes its files in its commit. When such a stream has ended, it closes
+                what the last watermark has passed.
 
         Returns:
             Spark's handle, which also tells what each batch cost. Its ``awaitTermination()`` raises what failed as
@@ -161,7 +162,7 @@ class Pipeline:
             spark_checkpoint = spark_folder(self.session, self._plan.root_url)
         spark_checkpoint = resolved(spark_checkpoint, "spark_checkpoint", self.session)
         ends = any(chosen.get(name) for name in _TRIGGERS_THAT_END)
-        plan = self._plan if ends else self._plan.endless()
+        plan = self._plan.ending() if ends else self._plan.endless()
         _check_hidden(self._plan, spark_checkpoint)
         job = BatchJob(plan, self._programs, self._initial)
         rows = job.needed_columns(self._frames)

@@ -37,6 +37,7 @@ from pyspark.sql import SparkSession
 from stateline.errors import ErrorKind, InvalidInputError, UnavailableError
 from stateline.options import check_kind
 from stateline.spark.api_mode import is_connect
+from stateline.spark.files_start import wrap_starts
 from stateline.spark.java import JavaRuntime, find_java
 from stateline.spark.job.arrow_batches import ARROW_BATCH_SETTINGS
 from stateline.spark.places import watch_places
@@ -118,21 +119,23 @@ def get_or_create_session(
 
 
 def register(spark: SparkSession) -> None:
-    """Registers ``stateline_files`` and ``stateline`` with a session, and watches the ends of its streams. Idempotent.
+    """Registers ``stateline_files`` and ``stateline`` with a session, and wraps the start of its streams. Idempotent.
 
-    :func:`get_or_create_session` does so by itself. A session whose Python finds the module
-    ``pyspark_stateline`` knows both sources without it, but then nobody watches its streams. Filters reach Python data
-    sources only where a setting of the session says so; unless the user has set it, it is switched on.
+    :func:`get_or_create_session` calls it. A session whose Python finds the module ``pyspark_stateline`` knows both
+    sources without it. Then each micro-batch of ``stateline_files`` publishes its rows, whatever the trigger, and
+    ``start()`` does not publish files that an earlier run left open. Filters reach Python data sources only if a
+    setting of the session allows it; unless the user has set it, it is switched on.
 
     Nothing else is set. In a session that it did not make, ``stateline_files`` is faster by a quarter with the settings
-    of :mod:`stateline.spark.job.arrow_batches`. A session of Spark Connect is told the same, but nobody there notices
-    the ends of streams: ``docs/guides/connect.md``.
+    of :mod:`stateline.spark.job.arrow_batches`. On Spark Connect no files are finished while no rows come:
+    ``docs/guides/connect.md``.
 
     Raises:
         InvalidInputError: It is no session.
     """
     if is_connect(spark):
         _register_on_connect(spark)
+        wrap_starts(spark)
     else:
         check_kind(spark, SparkSession, "spark")
         known = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - PySpark has no question for it
@@ -140,6 +143,7 @@ def register(spark: SparkSession) -> None:
             if not known.dataSourceExists(source.name()):
                 spark.dataSource.register(source)
         listener_of(spark)
+        wrap_starts(spark)  # Within the next one, which resolves places first.
         watch_places()
     if spark.conf.get(_PUSHDOWN, None) is None:
         spark.conf.set(_PUSHDOWN, "true")

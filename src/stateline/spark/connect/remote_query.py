@@ -18,11 +18,12 @@ from stateline.pipeline.query_end import QueryEnd
 from stateline.spark.connect.remote_run import RemoteBatches, RemoteEnd, RunDescription
 from stateline.spark.connect.server_call import call_on_server
 from stateline.spark.job.task_errors import rebuilt
+from stateline.spark.query.takeover import Runs, Watched
 
 __all__ = ["RemoteQuery"]
 
 
-class RemoteQuery(StreamingQuery):
+class RemoteQuery(Watched, StreamingQuery):
     """As :class:`~stateline.spark.query.run.PipelineQuery`, for a query that outlives its program.
 
     What is left to do at its end is done by whoever waits for it here, stops it here or asks here whether it is active:
@@ -53,9 +54,10 @@ class RemoteQuery(StreamingQuery):
             call_on_server(session, RemoteEnd(description))
 
         end = QueryEnd(system_environment(), description.plan.root_url, finish if finishes else None)
-        with rebuilt():
+        with rebuilt(), Runs.beginning(description.plan.root_url) as runs:
             query = writer.foreachBatch(RemoteBatches(description)).start()
-        return cls(session, query, end)
+            made: RemoteQuery = runs.begun(cls(session, query, end))
+        return made
 
     @property
     def metrics(self) -> Metrics:
@@ -103,6 +105,7 @@ class RemoteQuery(StreamingQuery):
             self._run_end()
             if self._end.failure is not None:
                 raise self._end.failure
+            self.check_place()
         return ended
 
     def stop(self) -> None:
@@ -117,7 +120,7 @@ class RemoteQuery(StreamingQuery):
             raise self._end.failure
 
     def _run_end(self) -> None:
-        self._end.run(failed=self.exception() is not None)
+        self._end.run(failed=bool(self.taken_over_by) or self.exception() is not None)
 
 
 def _refuse(name: str) -> NoReturn:

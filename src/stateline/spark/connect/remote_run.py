@@ -122,6 +122,8 @@ class _Batches:
 
     def _start(self, description: RunDescription) -> None:
         self._read = description.open(self._run, makes_folder=description.makes_folder)
+        if description.ends:
+            self._run.finish_earlier_run()
         # A round that fails is told by the next batch: nobody else would hear of it.
         self._run.plan_rounds(description.pause_seconds, self._is_active, lambda: None)
         if not description.ends:

@@ -1,14 +1,16 @@
-"""Notices that a query has ended, however its program waits for it, or if it does not.
+"""Starts and ends of the queries of a session: what the driver does around them.
 
-Spark tells a Python sink nothing of the end of its query, and a program may wait for all queries of its session, or
-look whether they are active. So a listener in the driver watches for the end of every query that has something left to
-do. What it misses (the process is killed) costs nothing but time: the files stay open, and the next start of the query,
-or :func:`stateline.spark.finish_files`, goes on with them.
+Spark calls a Python sink only for a batch. So a listener starts the rounds of an endless ``stateline_files`` query, and
+does what is left to do when a query has ended: it closes windows that the last watermark has passed, finishes files
+where the user asked for that at ``stop()``, and closes stores. Files of a query that ends by itself need none of it:
+each of its batches publishes its own (decision 0077). What the listener misses, because the process is killed, stays
+for the next start of the query, or for :func:`stateline.spark.finish_files`.
 """
 
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - later, at the exit of the program, it cannot be imported any more
 import contextlib
 import logging
 import threading
@@ -34,7 +36,7 @@ from stateline.errors import InvalidInputError
 from stateline.pipeline.files_rounds import FilesRounds
 from stateline.pipeline.query_end import QueryEnd
 from stateline.spark.api_mode import Py4JError
-from stateline.spark.sinks.files import RUN, WATCHED, FilesSink, finish_sink, roll_sink
+from stateline.spark.sinks.files import RUN, FilesSink, finish_sink, roll_sink
 from stateline.spark.sinks.files_options import FilesSinkOptions
 from stateline.threads import new_lock
 
@@ -94,9 +96,10 @@ class EndOfStreamListener(StreamingQueryListener):
         except InvalidInputError as error:
             _LOGGER.debug("the first batch of the query will fail: %s", error)
             return
-        ends = any(name in str(execution.trigger().toString()) for name in _TRIGGERS_THAT_END)
-        rounds = None if ends else _rounds_of(query, options, event, execution)
-        finishes = options.finish == "stop" or (ends and options.finish != "never")
+        if any(name in str(execution.trigger().toString()) for name in _TRIGGERS_THAT_END):
+            return
+        rounds = _rounds_of(query, options, event, execution)
+        finishes = options.finish == "stop"
         if not finishes and rounds is None:
             return
         close = rounds.close if rounds is not None else _nothing
@@ -148,7 +151,11 @@ _LISTENERS: Final[weakref.WeakKeyDictionary[SparkSession, EndOfStreamListener]] 
 """By session."""
 
 _before_exit: Final[Callable[[Callable[[], None]], object]] = getattr(threading, "_register_atexit", atexit.register)
-"""Calls a function when the program has ended, as :mod:`atexit` does, but while pools of threads still take work."""
+"""Calls a function when the program has ended, as :mod:`atexit` does, but while pools of threads still take work.
+
+The pools of the standard library register themselves in the same list, when they are first imported, and nothing can
+be registered any more when the program has ended. So this module imports them.
+"""
 
 
 def listener_of(spark: SparkSession) -> EndOfStreamListener:
@@ -158,7 +165,6 @@ def listener_of(spark: SparkSession) -> EndOfStreamListener:
             _before_exit(_drain)
         _LISTENERS[spark] = EndOfStreamListener(spark)
         spark.streams.addListener(_LISTENERS[spark])
-        spark.conf.set(WATCHED, "true")
     return _LISTENERS[spark]
 
 

@@ -34,6 +34,7 @@ from stateline.pipeline.offsets import (
     ReadFile,
     list_with_hadoop,
     next_batch,
+    query_of,
     read_with_hadoop,
     source_offsets,
 )
@@ -50,6 +51,8 @@ from stateline.spark.job.upstream_state import drain
 from stateline.spark.query.end_listener import listener_of
 from stateline.spark.query.hadoop_files import spark_files
 from stateline.spark.query.spark_folder import make_spark_folder
+from stateline.spark.query.stopping import brief
+from stateline.spark.query.takeover import Runs, Watched
 
 __all__ = ["PipelineQuery", "PipelineRun"]
 
@@ -81,7 +84,7 @@ class PipelineRun:
         self._job = job
         self._schema = schema
         self._deliver = deliver
-        self._session = session
+        self._session = self._started_in = session
         self._prepared: SparkSession | None = None
         self._environment = system_environment()
         self._stores = DriverStores.open(plan, self._environment)
@@ -89,6 +92,7 @@ class PipelineRun:
         self._history = HistoryRecorder(self._stores.root, self._environment)
         self._coordinator: MicroBatchCoordinator[DataFrame]
         self._query: StreamingQuery
+        self._handle: PipelineQuery | None = None
         self._read: ReadFile
         self._spark_checkpoint = ""
         self._looks_again = False
@@ -119,23 +123,28 @@ class PipelineRun:
 
         Raises:
             InvalidInputError: The root is of another program, or does not go with Spark's checkpoint.
+            StatelineError: Files that an earlier run left open could not be finished.
         """
         try:
             read = read_with_hadoop(self._session, spark_checkpoint)
             list_folder = list_with_hadoop(self._session, spark_checkpoint)
             files = spark_files(self._session, spark_checkpoint)
             self.open(spark_checkpoint, read, list_folder, files, makes_folder=makes_folder)
+            if ends:
+                self.finish_earlier_run()
             self.plan_rounds(pause_seconds, lambda: self._query.isActive, self._stop)
             self.end = QueryEnd(self._environment, self._plan.root_url, self.finish if finishes else None, self.close)
             listener = listener_of(self._session)
-            self._query = writer.foreachBatch(self._run_batch).start()
+            with Runs.beginning(self._plan.root_url) as runs:
+                self._query = writer.foreachBatch(self._run_batch).start()
+                self._handle = runs.begun(PipelineQuery(self._query, self))
         except BaseException:
             self._stores.close()
             raise
         if not ends:
             self.rounds.start()
         listener.watch(self._query, self.end)
-        return PipelineQuery(self._query, self)
+        return self._handle
 
     def open(
         self,
@@ -188,6 +197,24 @@ class PipelineRun:
         record = self._coordinator.begin(query_id)
         _LOGGER.info("The query over %s continues a savepoint after batch %d", self._plan.root_url, record.batch_id)
 
+    def finish_earlier_run(self) -> None:
+        """Publishes the files that an earlier run left open: a run that finds no new rows has no batch to do so.
+
+        The root of another query is left as it is; the first batch is refused there. Where a run that this one takes
+        over from goes on meanwhile, the batches and the end of this run publish its files.
+
+        Raises:
+            StatelineError: It failed.
+        """
+        newest = self._coordinator.newest
+        if newest is None or newest.query_id != query_of(self._read):
+            return
+        try:
+            self._finish_open_files()
+        except FencedError:
+            _LOGGER.info("Another run of the query over %s goes on; this one takes over from it", self._plan.root_url)
+            self._coordinator, self._looks_again = self._make_coordinator(), True
+
     def plan_rounds(self, pause_seconds: float, is_active: Callable[[], bool], stop: Callable[[], None]) -> None:
         """Prepares the rounds without rows.
 
@@ -214,7 +241,13 @@ class PipelineRun:
 
     def _run_batch(self, rows: DataFrame, batch_id: int) -> None:
         query_id = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        self.run_batch(rows, batch_id, query_id)
+        try:
+            self.run_batch(rows, batch_id, query_id)
+        except Exception as error:
+            query = self._started_in.streams.get(query_id)
+            if query is None or not query.isActive:
+                raise brief(error) from None
+            raise
 
     def run_batch(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
         """Runs one batch, in the session of its rows.
@@ -273,13 +306,16 @@ class PipelineRun:
 
     def finish(self) -> None:
         """Closes what the last watermark has passed, and finishes the files that are open."""
-        if self.rounds.failure is not None:
+        if self.rounds.failure is not None or (self._handle is not None and self._handle.taken_over_by):
             return
         settled = self._coordinator.settle(self._no_rows)
         if settled is not None:
             self.reporter(settled)
-        finish_open_files(self._plan, self._stores, self._segments(), self._coordinator, self._make_coordinator)
+        self._finish_open_files()
         self._upkeep.settle()
+
+    def _finish_open_files(self) -> None:
+        finish_open_files(self._plan, self._stores, self._segments(), self._coordinator, self._make_coordinator)
 
     def close(self) -> None:
         """Gives back what the run holds."""
@@ -297,7 +333,7 @@ class PipelineRun:
         return empty_rows(self._session, self._schema)
 
 
-class PipelineQuery(StreamingQuery):
+class PipelineQuery(Watched, StreamingQuery):
     """A ``StreamingQuery`` that also knows what each batch cost and what is left to do after the last one."""
 
     def __init__(self, query: StreamingQuery, run: PipelineRun) -> None:
@@ -346,6 +382,7 @@ class PipelineQuery(StreamingQuery):
             failure = self._run.rounds.failure or self._run.end.failure
             if failure is not None:
                 raise failure
+            self.check_place()
         return ended
 
     def stop(self) -> None:

@@ -12,14 +12,17 @@ Facts (Spark 4, Python data sources):
 - A task learns its query from ``TaskContext``'s local properties, which also hold the settings of the session;
   ``commit`` learns it from the messages.
 - Every setting of the query's own session whose name begins with ``spark`` reaches the tasks as a local property. So
-  the driver tells them by :data:`RUN` that it makes rounds while no rows come, and for which run, and by
-  :data:`WATCHED` that it notices the end of the query. In a session that found the sink by itself it does neither.
+  the driver tells them by :data:`RUN` that it makes rounds while no rows come, and for which run.
+- Spark reports neither the trigger of a query nor its end. The option ``trigger`` says which one it is, set by the
+  start of a query (``spark.query.files_start``). Without it the stream may end after any batch, so each batch
+  publishes its rows: nothing after the commit of a batch is needed then (decision 0077).
 - Where ``checkpointLocation`` is a setting of the session, Spark hands the writer no option, and keeps its checkpoint
   below that place under the query's name. Without a name nobody could ever start from it again.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -34,7 +37,7 @@ from stateline.blob import open_store
 from stateline.blob.urls import same_service
 from stateline.checkpoint import CheckpointStore
 from stateline.environment import system_environment
-from stateline.errors import InvalidInputError, NotInstalledError
+from stateline.errors import FencedError, InvalidInputError, NotInstalledError
 from stateline.file_columns import FileColumn
 from stateline.files import EncodingAhead, FileOutput, FilesResult
 from stateline.pipeline.end_of_stream import finish_root
@@ -46,18 +49,17 @@ from stateline.spark.sinks.files_job import FilesJob
 from stateline.spark.sinks.files_options import FilesSinkOptions
 from stateline.spark.sinks.files_stores import check_stores, copies_of, open_decision, open_records
 
-__all__ = ["RUN", "WATCHED", "FilesSink", "finish_sink", "roll_sink"]
+__all__ = ["RUN", "FilesSink", "finish_earlier_run", "finish_sink", "roll_sink"]
 
+_LOGGER: Final = logging.getLogger(__name__)
 _ENVIRONMENT: Final = system_environment()
 RUN: Final = "spark.stateline.run"
 """Setting of a query's own session: the id of its run, where it has no end of its own."""
 
-WATCHED: Final = "spark.stateline.watched"
-"""Setting of a session whose queries are watched: somebody notices their end."""
-
 _QUERY: Final = "sql.streaming.queryId"
 _CHECKPOINTS: Final = "spark.sql.streaming.checkpointLocation"
 _NO_ROWS: Final = pa.schema([])
+_TRIES: Final = 3
 
 
 @dataclass
@@ -94,14 +96,12 @@ class _Staged(WriterCommitMessage):
         query_id: The streaming query; empty for a batch write.
         spark_checkpoint: Where Spark keeps the query's checkpoint; empty if it is not known.
         run_id: The run of a stream that goes on; empty for one that ends by itself, and for a batch.
-        is_watched: Whether somebody notices the end of the query.
     """
 
     files: bytes
     query_id: str = ""
     spark_checkpoint: str = ""
     run_id: str = ""
-    is_watched: bool = True
 
 
 class FilesSink(DataSource):
@@ -178,14 +178,13 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         context, name = TaskContext.get(), self._options.query_name
         query_id = (context.getLocalProperty(_QUERY) if context else None) or ""
         run_id = (context.getLocalProperty(RUN) if context and query_id else None) or ""
-        is_watched = context is not None and context.getLocalProperty(WATCHED) is not None
         checkpoints = context.getLocalProperty(_CHECKPOINTS) if context and query_id and name else None
         location = self._options.checkpoint_location or (f"{checkpoints}/{name}" if checkpoints else "")
         root = open_records(self._options, self._options.root_url)
         output = self._options.output(self._file_columns)
         files = open_decision(self._options, output, self._schema, root).stage(iterator)
         freeze_imports()
-        return _Staged(msgspec.json.encode(files), query_id, location, run_id, is_watched)
+        return _Staged(msgspec.json.encode(files), query_id, location, run_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """The driver's work: decides a batch, exactly once however often it is called."""
@@ -194,9 +193,10 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         told = next((message for message in staged if message.query_id), None)
         location = told.spark_checkpoint if told else options.checkpoint_location
         query_id = told.query_id if told else _query_id(options, location)
-        run_id, is_watched = (staged[0].run_id, staged[0].is_watched) if staged else ("", True)
+        run_id = staged[0].run_id if staged else ""
         known = _recall(options, query_id)
-        output = _output_of_stream(options, run_id, self._file_columns, is_watched=is_watched)
+        columns = self._file_columns
+        output = _output_of_stream(options, run_id, columns) if staged else options.output(columns)
         decision = open_decision(options, output, self._schema, known.records.store, known.records, known.ahead)
         try:
             report = decision.commit(
@@ -238,6 +238,39 @@ class _BatchWriter(DataSourceArrowWriter):
         """Nothing, as for streams."""
 
 
+def finish_earlier_run(options: FilesSinkOptions, location: str, read: ReadFile | None = None) -> None:
+    """Publishes what an earlier run of a query left open, before the next run starts. Idempotent.
+
+    A run that finds no new rows runs no batch, so this is where those files are finished. The root of another query is
+    left as it is: the first batch of this one is refused there.
+
+    Args:
+        options: Of the sink.
+        location: Where Spark keeps the checkpoint of the query; empty if that is not known.
+        read: Reads files of that checkpoint; ``None`` for a store of Stateline's.
+
+    Raises:
+        StatelineError: What the stores or a table raise.
+    """
+    if not location or options.finish == "never":
+        return
+    query_id = query_of(read or _spark_files(options, location))
+    records = CheckpointStore(open_records(options, options.root_url), environment=_ENVIRONMENT)
+    try:
+        newest = records.latest()
+    finally:
+        records.store.close()
+    if newest is None or newest.query_id != query_id:
+        return
+    for _ in range(_TRIES - 1):
+        try:
+            finish_sink(options)
+            return
+        except FencedError:  # A run that this one takes over from decided a batch meanwhile.
+            _LOGGER.info("Another run of the query into %s goes on", options.path)
+    finish_sink(options)
+
+
 def finish_sink(options: FilesSinkOptions) -> bool:
     """Finishes the open files of a stream's sink; see :func:`stateline.spark.finish_files`.
 
@@ -258,19 +291,19 @@ def finish_sink(options: FilesSinkOptions) -> bool:
 
 def roll_sink(options: FilesSinkOptions, query_id: str, run_id: str, quiet_seconds: float) -> float | None:
     """A round of the driver of a stream that goes on; see :meth:`FilesDecision.roll`."""
-    output = _output_of_stream(options, run_id, is_watched=True)
+    output = _output_of_stream(options, run_id)
     decision = open_decision(options, output, _NO_ROWS, open_records(options, options.root_url))
     return decision.roll(query_id=query_id, run_id=run_id, quiet_seconds=quiet_seconds)
 
 
-def _output_of_stream(
-    options: FilesSinkOptions, run_id: str, file_columns: tuple[FileColumn, ...] = (), *, is_watched: bool
-) -> FileOutput:
-    """The output of one run; time finishes the files of a stream without an end."""
+def _output_of_stream(options: FilesSinkOptions, run_id: str, file_columns: tuple[FileColumn, ...] = ()) -> FileOutput:
+    """The output of one run: what finishes its files depends on whether the stream ends by itself."""
     output = options.output(file_columns)
-    if not is_watched:
+    if run_id:
+        return replace(output, rolling=output.rolling.going_on())
+    if options.trigger == "endless":
         return replace(output, rolling=output.rolling.unwatched())
-    return replace(output, rolling=output.rolling.going_on()) if run_id else output
+    return output if options.finish == "never" else replace(output, rolling=output.rolling.ending())
 
 
 def _files(staged: Sequence[_Staged]) -> list[FilesResult]:

@@ -26,6 +26,10 @@ def _finish(value: str, name: str) -> str:
     return parse_choice(value, ("available_now", "stop", "never"), name)
 
 
+def _trigger(value: str, name: str) -> str:
+    return parse_choice(value, ("auto", "ends", "endless"), name)
+
+
 def _table(value: str, name: str) -> str:
     return parse_choice(value, FILE_TABLES, name) if value else ""
 
@@ -37,8 +41,11 @@ class FilesSinkOptions(StorageSettings, DataSourceOptions):
     Attributes:
         roll_seconds: ``auto`` is five minutes, and no limit in a stream that ends by itself and in a batch, which
             finish their files at the end; ``never`` for no limit.
-        finish: ``available_now`` (when a stream that ends by itself has ended), ``stop`` (also when the query is
-            stopped) or ``never``.
+        finish: ``available_now`` (each micro-batch of a stream that ends by itself publishes its rows), ``stop`` (also,
+            files are finished when an endless query is stopped) or ``never``.
+        trigger: Whether the stream ends by itself (``ends``, as with ``availableNow`` and ``once``) or runs until it is
+            stopped (``endless``). ``start()`` sets it in programs that called ``register()``. ``auto``: not known, so
+            each micro-batch publishes its rows.
         checkpoint_location: Spark's ``checkpointLocation``, as Spark passes it on.
         query_name: Spark's ``queryName``, in the same way.
         root_options: Options of the records' store, given as ``root.<option>``; where the records lie below the output,
@@ -66,6 +73,9 @@ class FilesSinkOptions(StorageSettings, DataSourceOptions):
     )
     checkpoint: str = setting("", _text, help="root URL of the sink's records; `.stateline` below the output if empty")
     table: str = setting("", _table, help=f"the files belong to a table: {' or '.join(FILE_TABLES)}")
+    trigger: Literal["auto", "ends", "endless"] = setting(
+        "auto", _trigger, help="whether the stream ends by itself: auto, ends or endless; start() sets it"
+    )
     checkpoint_location: str = setting("", _text, help="Spark's checkpointLocation")
     query_name: str = setting("", _text, help="Spark's queryName")
     root_options: Mapping[str, str] = field(default_factory=dict, repr=False)
