@@ -24,13 +24,17 @@
 A class exists only where a handler would act differently; finer causes are values of :class:`ErrorKind`, which is
 append-only. Everything that is I/O also inherits from :class:`OSError`, so that code written against files keeps
 working. An error always carries the operation that failed and the name of the object it failed on, and says what to do.
+No error shows a secret (:mod:`stateline.redaction`).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, ClassVar
+
+from stateline.redaction import clean, redacted
 
 __all__ = [
     "AccessDeniedError",
@@ -105,17 +109,18 @@ class StatelineError(Exception):
         hint: str | None = None,
         kind: ErrorKind | None = None,
     ) -> None:
-        self.message = message
+        clean(sys.exception())  # What this error is being raised from.
+        self.message = redacted(message)
         self.operation = operation
-        self.subject = subject
-        self.hint = hint
+        self.subject = subject and redacted(subject)
+        self.hint = hint and redacted(hint)
         self.kind = kind or self.default_kind
         super().__init__(self._render())
 
     def _render(self) -> str:
         where = " ".join(part for part in (self.operation, self.subject) if part)
         text = f"{where}: {self.message}" if where else self.message
-        return f"{text}. {self.hint}" if self.hint else text
+        return redacted(f"{text}. {self.hint}" if self.hint else text)
 
     def __str__(self) -> str:
         return self._render()

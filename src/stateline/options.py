@@ -24,6 +24,7 @@ from types import UnionType
 from typing import Any, Final, SupportsIndex, TypeVar
 
 from stateline.errors import ErrorKind, InvalidInputError
+from stateline.redaction import hide, hide_options
 
 __all__ = [
     "Secret",
@@ -85,6 +86,7 @@ class Secret:
 
     def __init__(self, value: str) -> None:
         self._value = value
+        hide(value)
 
     def reveal(self) -> str:
         """The credential itself. Pass it straight to the SDK; do not keep it."""
@@ -241,6 +243,8 @@ def normalise_settings(settings: Any) -> None:
 def plain_options(options: Mapping[str, str] | None) -> dict[str, str]:
     """A dictionary of one's own from what a user gave as options; an empty one for ``None``.
 
+    From then on no error shows a secret among their values.
+
     Raises:
         InvalidInputError: It is no mapping.
     """
@@ -249,6 +253,7 @@ def plain_options(options: Mapping[str, str] | None) -> dict[str, str]:
     check_kind(options, Mapping, "options")
     for name in options:
         check_kind(name, str, f"option {name!r}")
+    hide_options(options)
     return dict(options)
 
 

@@ -6,7 +6,6 @@ thread runs it. What that means for a creation is decided in :mod:`stateline.blo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextvars import ContextVar
 from enum import Enum
@@ -21,24 +20,17 @@ from stateline.errors import (
     OutcomeUnknownError,
     StatelineError,
     UnavailableError,
-    chain_of,
 )
+from stateline.redaction import redacted
 
 __all__ = [
     "Answer",
     "Asking",
     "Refusal",
     "answer_of_status",
-    "safe_cause",
-    "scrubbed",
     "try_unanswered",
     "typed_error",
 ]
-
-_SECRETS: Final = re.compile(
-    r"((?:sig|signature|x-amz-signature|x-amz-credential|x-amz-security-token|access_token|accountkey)=)[^&\s'\";]+",
-    re.IGNORECASE,
-)
 
 
 class Answer(Enum):
@@ -65,7 +57,7 @@ class Refusal(Exception):  # noqa: N818 - an answer, which never leaves the stor
     """
 
     def __init__(self, answer: Answer, error: BaseException, *, said: str = "", unanswered: bool = False) -> None:
-        self.said = scrubbed(said or str(error)).partition("\n")[0]
+        self.said = redacted(said or str(error)).partition("\n")[0]
         super().__init__(f"{answer.value}: {self.said}")
         self.answer = answer
         self.error = error
@@ -130,11 +122,6 @@ def answer_of_status(status: int) -> Answer:
     return Answer.REFUSED
 
 
-def scrubbed(text: str) -> str:
-    """``text`` without the values of signatures, tokens and keys that URLs and connection strings carry."""
-    return _SECRETS.sub(r"\1***", text)
-
-
 def typed_error(refusal: Refusal, operation: str, subject: str) -> StatelineError:
     """The error that a caller sees."""
     if refusal.answer is Answer.ABSENT:
@@ -150,10 +137,3 @@ def typed_error(refusal: Refusal, operation: str, subject: str) -> StatelineErro
         kind, hint = OutcomeUnknownError, "It may have happened, or may happen yet: repeat the call"
         message = f"no answer came ({refusal.said})"
     return kind(message, operation=operation, subject=subject, hint=hint)
-
-
-def safe_cause(error: BaseException) -> BaseException:
-    """``error`` itself, or a stand-in for one whose text, or that of its causes, would show a secret."""
-    if any(_SECRETS.search(str(link)) for link in chain_of(error)):
-        return RuntimeError(f"{type(error).__name__}: {scrubbed(str(error))}")
-    return error

@@ -36,7 +36,7 @@ from azure.core import exceptions as sdk
 from azure.identity import DefaultAzureCredential
 from azure.storage.blob import BlobBlock, BlobServiceClient, ContainerClient, ExponentialRetry
 
-from stateline.blob.answers import Answer, Refusal, answer_of_status, scrubbed, try_unanswered
+from stateline.blob.answers import Answer, Refusal, answer_of_status, try_unanswered
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.arguments import checked_names, checked_parts, own_bytes
 from stateline.blob.azure_blocks import check_count, fits_one_put, is_block, recalled, remembered, runs_of
@@ -49,6 +49,7 @@ from stateline.environment import Environment
 from stateline.errors import InvalidInputError
 from stateline.handles import Part
 from stateline.options import Secret, parse_bool, parse_size, setting, settings_from_options
+from stateline.redaction import redacted
 
 __all__ = ["AzureStore", "AzureStoreSettings"]
 
@@ -290,7 +291,7 @@ class AzureStore(CloudStore[ContainerClient, AzureStoreSettings]):
             raise
         except ValueError as error:
             raise InvalidInputError(
-                scrubbed(str(error)), operation="connect", subject=self.url, hint="Check account, endpoint and key"
+                redacted(str(error)), operation="connect", subject=self.url, hint="Check account, endpoint and key"
             ) from None
         return service.get_container_client(self._container)
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
-from stateline.blob.answers import Answer, Asking, Refusal, safe_cause, typed_error
+from stateline.blob.answers import Answer, Asking, Refusal, typed_error
 from stateline.blob.api import BlobStore, Buffer, ObjectInfo, closed_store
 from stateline.blob.arguments import check_range, checked_parts, own_bytes
 from stateline.blob.checksum import crc32c
@@ -36,6 +36,7 @@ from stateline.environment import Environment, Executor, system_environment
 from stateline.errors import InvalidInputError, NotFoundError, OutcomeUnknownError, StatelineError
 from stateline.handles import Part
 from stateline.options import settings_from_options
+from stateline.redaction import safe_error
 from stateline.threads import new_lock
 
 __all__ = ["CloudStore"]
@@ -335,7 +336,7 @@ class CloudStore(BlobStore, Generic[C, S]):
             if not isinstance(error, Refusal):
                 return None
             made = typed_error(error, operation, url or (f"{self.url}/{name}" if name else self.url))
-            made.__cause__ = safe_cause(error.error)
+            made.__cause__ = safe_error(error.error)
             return made
 
         return Translated(typed)

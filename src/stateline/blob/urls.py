@@ -20,7 +20,6 @@ from dataclasses import fields
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from stateline.blob.answers import scrubbed
 from stateline.blob.api import BlobStore
 from stateline.blob.names import check_name
 from stateline.environment import Environment
@@ -56,6 +55,9 @@ _KNOWN: Final = ", ".join(["memory", "file", *_CLOUDS])
 
 _OTHER_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 """Such as ``dbfs:/folder``, which Spark knows, and ``file:/folder``."""
+
+_MISSPELT: Final = re.compile(r"([A-Za-z][\w+.-]*(?::/?(?!/)|//))[^:@]*:[^@]*@")
+"""What would be a local path, and was meant as a URL with a password: ``s3//user:password@bucket``."""
 
 _ALIASES: Final = {"s3a": "s3", "abfs": "az", "abfss": "az"}
 """Spellings of one scheme: what is stored under the first is found under the second."""
@@ -158,11 +160,15 @@ def refuse_credentials(url: str) -> None:
     The error does not show it.
     """
     scheme, _, rest = url.partition("://")
+    misspelt = _MISSPELT.match(url)
+    if misspelt is not None:
+        hint = "Write scheme://bucket/folder, and leave credentials to the SDK's own chain, or give them as options"
+        raise _refused(f"{misspelt[1]}***", "must not contain a credential: URLs are stored and shown", hint)
     if _written_scheme(url) in (None, "file", "memory"):
         return
     authority, query = rest.partition("/")[0], rest.partition("?")[2]
-    user = authority.rpartition("@")[0]
-    if ":" in user or "=" in query:
+    user = rest.rpartition("@")[0].partition("/")[0]  # A password may have a slash or another @ in it.
+    if (":" in user and ":" in authority) or "=" in query:
         hint = "Leave credentials to the SDK's own chain, or give them as options"
         raise _refused(f"{scheme}://***", "must not contain a credential: URLs are stored and shown", hint)
 
@@ -172,7 +178,7 @@ def split_cloud_url(url: str) -> tuple[str, str]:
     refuse_credentials(url)
     container, _, prefix = url.split("://", 1)[1].partition("/")
     if not container:
-        raise _refused(scrubbed(url), "must name a bucket", "Write scheme://bucket/folder")
+        raise _refused(url, "must name a bucket", "Write scheme://bucket/folder")
     return container, prefix.strip("/")
 
 

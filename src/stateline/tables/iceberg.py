@@ -55,6 +55,7 @@ from stateline.errors import (
 )
 from stateline.file_columns import FileColumn
 from stateline.partition_fields import TIME_TRANSFORMS, PartitionField
+from stateline.redaction import safe_error
 from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, TableLoss, TableState
 from stateline.tables.columns import check_fit, check_kinds, refused_columns
 from stateline.tables.footers import column_reader, read_footer
@@ -374,14 +375,14 @@ class IcebergCommits(Table):
             hint = "Mend the rights or credentials of the catalog; no row is lost"
             raise AccessDeniedError(
                 f"is refused ({error})", operation=operation, subject=self.name, hint=hint
-            ) from error
-        except Exception as error:
+            ) from safe_error(error)
+        except Exception as error:  # noqa: BLE001 - a stand-in may take the place of the cause
             raise UnavailableError(
                 f"cannot be reached ({type(error).__name__}: {error})",
                 operation=operation,
                 subject=self.name,
                 hint="Check the options catalog.* and the service; no row is lost, and the next start goes on",
-            ) from error
+            ) from safe_error(error)
 
 
 class _Staging(Transaction):

@@ -65,6 +65,11 @@ _WIDER: Final[dict[str, tuple[pa.DataType, ...]]] = {
 }
 """What each type of a table is sent as, and which types may become that."""
 
+_KEYWORDS: Final = re.compile(r"\s*(?:\w+\s*=\s*(?:'(?:[^'\\]|\\.)*'|(?:[^\s'\\]|\\.)*)(?:\s+|\Z))+")
+"""A connection string of libpq: ``host=... user=...``."""
+
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|%00|\s")
+_SLASH_BEFORE_HOST: Final = re.compile(r"[^@/?]*:[^@?]*/[^?]*@")
 _NUMERIC: Final = re.compile(r"numeric(?:\((\d+),(\d+)\))?\Z")
 _INT_DIGITS: Final = 19
 _MARK: Final = re.compile(r'"[^"]*"|\?')
@@ -131,6 +136,7 @@ class PostgresqlTable(SqlTable):
                 subject=self.name,
                 hint="Give the option uri; lock_timeout and idle_timeout have defaults",
             )
+        _check_uri(self._uri, self.name)
         self._database: adbc_driver_manager.AdbcDatabase | None = None
         folder, _, table = target.target.rpartition(".")
         self._schema_name = folder
@@ -326,6 +332,31 @@ class _PostgresqlSession:
             for name, column in zip(columns, rows.schema, strict=True)
         ]
         return rows.rename_columns(list(columns)).cast(pa.schema(fields))
+
+
+def _check_uri(uri: str, subject: str) -> None:
+    """Refuses what libpq would not understand: it quotes parts of such text, and so of a password."""
+    if "://" not in uri:
+        if "=" in uri and _KEYWORDS.fullmatch(uri):
+            return
+        reason = "must begin with postgresql://"
+    else:
+        scheme, _, rest = uri.partition("://")
+        if scheme not in ("postgresql", "postgres"):
+            reason = "must begin with postgresql://"
+        elif _BAD_ESCAPE.search(rest):
+            reason = "has a % that begins no escape such as %25, or a space"
+        elif "@" in rest.partition("?")[0].partition("@")[2] or _SLASH_BEFORE_HOST.match(rest):
+            reason = "has a user name or a password with @ or / in it"
+        else:
+            return
+    raise InvalidInputError(
+        reason,
+        operation="write_table",
+        subject=f"option 'uri' of {subject}",
+        hint='Give "postgresql://user:password@host:5432/database", with urllib.parse.quote(password, safe="") as the '
+        "password",
+    )
 
 
 def sent_type(ours: pa.DataType, theirs: str) -> pa.DataType | None:

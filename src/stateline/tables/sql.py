@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 import pyarrow as pa
 
 from stateline.errors import AccessDeniedError, InvalidInputError, UnavailableError
+from stateline.redaction import redacted
 from stateline.tables.api import Attempt, Outcome, Table, TableChange, TableState, TableToken
 from stateline.tables.columns import plain_schema, refused_columns
 from stateline.tables.rows import check_keys, joined_rows
@@ -66,7 +67,7 @@ class DatabaseError(Exception):
     """
 
     def __init__(self, message: str, outcome: Outcome | None, *, denied: bool = False) -> None:
-        super().__init__(message)
+        super().__init__(redacted(message))
         self.outcome = outcome
         self.denied = denied
 

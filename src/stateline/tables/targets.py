@@ -9,11 +9,12 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from stateline.blob import BlobStore, open_store
-from stateline.blob.urls import is_relative, store_options
+from stateline.blob.urls import is_relative, refuse_credentials, store_options
 from stateline.environment import Environment
 from stateline.errors import InvalidInputError, NotInstalledError
 from stateline.extras import extra_module
 from stateline.options import check_kind, check_known, parse_choice, plain_options, pop_prefixed
+from stateline.redaction import hide_options
 from stateline.tables.api import Table
 
 __all__ = ["FILE_TABLES", "TABLE_FORMATS", "TableTarget", "open_table", "resolve_options"]
@@ -93,6 +94,9 @@ class TableTarget:
         check_kind(self.format, str, "format", f"one of {', '.join(TABLE_FORMATS)}")
         parse_choice(self.format, TABLE_FORMATS, "format")
         check_kind(self.target, str, "target", "the name or URL of a table")
+        hide_options(self.options)
+        if self.format == "delta":
+            refuse_credentials(self.target)
         if not self.target.strip():
             raise _refused("must not be empty", "target", "Give the name or URL of a table")
         parse_choice(self.mode, (_APPEND, _UPSERT), "mode")
