@@ -17,7 +17,7 @@ $(shell rm -f $(STAMP))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check audit format docs bench demo nexmark fuzz soak clean
+.PHONY: help setup browser test check audit format docs bench demo nexmark fuzz soak clean
 
 help: ## Explain every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,10 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib src || echo "These files run without bytecode, if at all." >&2
 	@echo $(CURDIR) > $(STAMP)
 
-test: $(STAMP) ## Run every test, in TEST_PROCESSES (2); ARGS="-k name" picks some
+browser: $(STAMP) ## Install Chromium, which tests of pages need, by the system's package manager, unless it is there
+	@$(BIN)/python -m tests.kit.browser
+
+test: $(STAMP) browser ## Run every test, in TEST_PROCESSES (2); ARGS="-k name" picks some
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
 check: $(STAMP) ## Check format, lint, types, layers, security and known vulnerabilities

@@ -81,12 +81,14 @@ class GcsServer(LoopbackServer):
         rewrite_bytes: Bytes that one rewrite call copies before it asks to be called again.
         omitted: What it does not tell of an object without bytes: Google's own test bench leaves out ``size``.
         address: Of the loopback interface.
+        ignores_conditions: Whether it ignores preconditions, and so breaks every race.
     """
 
     def __init__(
         self,
         environment: Environment | None = None,
         *,
+        ignores_conditions: bool = False,
         rewrite_bytes: int = 1024 * 1024,
         omitted: Collection[str] = (),
         address: str = "127.0.0.1",
@@ -95,6 +97,7 @@ class GcsServer(LoopbackServer):
         self._environment = environment or system_environment()
         self._rewrite_bytes = rewrite_bytes
         self._omitted = omitted
+        self._ignores_conditions = ignores_conditions
         self._lock = threading.RLock()
         self._buckets: dict[str, dict[str, _Object]] = {}
         self._sessions: dict[str, _Session] = {}
@@ -305,6 +308,8 @@ class GcsServer(LoopbackServer):
         return found
 
     def _check(self, found: _Object | None, conditions: dict[str, str]) -> None:
+        if self._ignores_conditions:
+            return
         generation = 0 if found is None else found.generation
         wanted, unwanted = conditions.get("ifGenerationMatch"), conditions.get("ifGenerationNotMatch")
         if (wanted is not None and int(wanted) != generation) or (unwanted is not None and int(unwanted) == generation):

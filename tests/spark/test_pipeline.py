@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 import threading
+import time
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -582,7 +583,10 @@ def test_threads_and_folders_do_not_pile_up_over_batches(place):
         place.add(number, 5)
     before = threading.active_count()
     place.run(files={"every_checkpoint": True})
-    assert threading.active_count() <= before + 4
+    deadline = time.monotonic() + 60
+    while threading.active_count() > before + 4:  # Threads that have nothing to do end soon, on a busy machine later.
+        assert time.monotonic() < deadline, "threads pile up"
+        time.sleep(0.05)
     assert not (place.folder / "out" / ".inprogress").exists(), "no pieces are left"
     kept = [path.parent.name for path in (place.folder / "state").glob("chk-*/_metadata")]
     assert len(kept) == 12, "retired slots stay taken until a whole block is closed"

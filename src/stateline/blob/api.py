@@ -242,6 +242,11 @@ class BlobStore(Closable):
         """
         return (info for info in self.list(STAGING_PREFIX) if is_staged_name(info.name))
 
+    @property
+    def rests_on_conditions(self) -> bool:
+        """Whether create-if-absent rests on a condition in a request, which a service may ignore."""
+        return False
+
     def local_path(self, name: str) -> Path | None:  # noqa: ARG002 - the protocol, not its use
         """The file that holds an object, where this host can memory-map it; ``None`` elsewhere. Never write to it."""
         return None

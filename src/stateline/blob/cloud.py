@@ -226,6 +226,10 @@ class CloudStore(BlobStore, Generic[C, S]):
                     raise ours.conflict(target, found) from error
                 return found
 
+    @property
+    def rests_on_conditions(self) -> bool:
+        return True
+
     # -- clients and threads --------------------------------------------------------------------------------------
 
     @property

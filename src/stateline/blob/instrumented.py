@@ -62,6 +62,10 @@ class StoreDecorator(BlobStore):
     def copies_cheaply(self) -> bool:
         return self.inner.copies_cheaply
 
+    @property
+    def rests_on_conditions(self) -> bool:
+        return self.inner.rests_on_conditions
+
     def local_path(self, name: str) -> Path | None:
         return self.inner.local_path(name)
 

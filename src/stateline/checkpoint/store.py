@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Self
 
 from stateline.blob.api import BlobStore
+from stateline.blob.conditions import check_create_if_absent
 from stateline.blob.urls import store_of
 from stateline.checkpoint.api import Checkpoint
 from stateline.checkpoint.layout import published_name, record_name
@@ -169,6 +170,8 @@ class CheckpointStore:
     def publish(self, checkpoint: Checkpoint) -> Checkpoint:
         """Decides a checkpoint: **this is the commit**. One create-if-absent and one GET; no LIST, no HEAD.
 
+        The first checkpoint of a root also tries the service: see :mod:`stateline.blob.conditions`.
+
         Everything that the checkpoint reaches must be durable before. Repeat the call with the same checkpoint after
         :class:`OutcomeUnknownError`, :class:`UnavailableError` or a crash: it returns if it had happened.
 
@@ -177,7 +180,8 @@ class CheckpointStore:
 
         Raises:
             FencedError: Another driver decided this checkpoint, or retired it already. Stop.
-            InvalidInputError: The checkpoint breaks a rule of the format, or would leave a gap after the newest one.
+            InvalidInputError: The checkpoint breaks a rule of the format, or would leave a gap after the newest one;
+                or the service of a new root does not create if absent.
             CorruptDataError: The slot holds something that cannot be read.
             OutcomeUnknownError: The record may exist, or the floor could not be read after it was created.
         """
@@ -190,6 +194,8 @@ class CheckpointStore:
             )
         data = encode_checkpoint(checkpoint)
         self._check_no_gap(checkpoint)
+        if checkpoint.checkpoint_id == 0 and self._newest_id is None:
+            check_create_if_absent(self.store, checkpoint.nonce)
         try:
             self.store.put_if_absent(record_name(checkpoint.checkpoint_id), data)
         except OSError as error:

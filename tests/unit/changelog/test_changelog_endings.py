@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator
@@ -16,7 +17,6 @@ import numpy as np
 import pytest
 
 from stateline.blob import StoreDecorator
-from stateline.blob.answers import safe_cause
 from stateline.blob.api import Buffer, ObjectInfo
 from stateline.blob.memory import MemoryStore
 from stateline.changelog import (
@@ -35,6 +35,7 @@ from stateline.changelog import (
 from stateline.environment import system_environment
 from stateline.errors import ClosedError, InternalError, InvalidInputError, UnavailableError, chain_of
 from stateline.key_groups import KeyGroupRange
+from stateline.redaction import safe_error
 from tests.unit.changelog.worlds import memory_store, results_of, task_of, values
 
 WAIT = 30
@@ -92,7 +93,7 @@ def test_an_error_that_is_its_own_cause_is_an_error_as_any_other(made: Callable[
 
     store = Broken(MemoryStore("endings-circle"))
     assert len(list(chain_of(made()))) <= 2
-    assert isinstance(safe_cause(made()), OSError)
+    assert isinstance(safe_error(made()), OSError)
     with ChangelogStorage.open(store, ChangelogSettings(persist_delay=0, retry_delay=0)) as storage:
         writer = storage.create_writer("operator", KeyGroupRange(0, 9))
         writer.append(1, b"x")
@@ -103,8 +104,7 @@ def test_an_error_that_is_its_own_cause_is_an_error_as_any_other(made: Callable[
 def test_a_secret_in_a_circle_of_causes_is_not_shown() -> None:
     error = in_a_circle()
     error.__cause__.args = ("https://x/?sig=canary",)  # type: ignore[union-attr]
-    shown = safe_cause(error)
-    assert shown is not error
+    shown = safe_error(error)
     assert "canary" not in "".join(traceback.format_exception(shown))
 
 
@@ -135,9 +135,12 @@ def test_readers_in_a_loop_leave_no_threads(use: str) -> None:
                 kept.append(changes)
             if use == "closed":
                 reader.close()
-        assert threading.active_count() - before <= 8 * storage.settings.num_download_threads
-        if use != "begun and kept":
-            assert threading.active_count() - before <= 2 * storage.settings.num_download_threads
+        readers = 8 if use == "begun and kept" else 2
+        # A thread that has nothing to do any more ends soon, and how soon depends on how busy the machine is.
+        deadline = time.monotonic() + WAIT
+        while threading.active_count() - before > readers * storage.settings.num_download_threads:
+            assert time.monotonic() < deadline, "the threads of readers do not end"
+            time.sleep(0.01)
         assert all(len(list(changes)) == 5 for changes in kept)
 
 
