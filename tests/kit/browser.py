@@ -76,12 +76,13 @@ def install() -> None:
     as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
     manager = next((name for name in MANAGERS if shutil.which(name)), None)
     if manager is not None and (not as_root or shutil.which("sudo")):
-        print("Installing Chromium, for the tests of pages.", flush=True)
+        sys.stdout.write("Installing Chromium, for the tests of pages.\n")
+        sys.stdout.flush()
         quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for command in MANAGERS[manager]:
             subprocess.run([*as_root, *command], check=False, env=quiet, stdout=subprocess.DEVNULL)
     if installed() is None:
-        print(f"There is no browser, so the tests of pages will fail. {advice()}", file=sys.stderr)
+        sys.stderr.write(f"There is no browser, so the tests of pages will fail. {advice()}\n")
 
 
 class Browser:
