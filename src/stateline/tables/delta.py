@@ -33,10 +33,10 @@ from stateline.tables.api import Attempt, NewFile, Outcome, Table, TableChange, 
 from stateline.tables.columns import check_fit, check_kinds, plain_schema, refused_columns, with_promises
 from stateline.tables.delta_columns import check_names
 from stateline.tables.delta_history import MARK, LogEntry, find_loss, parse_entry
-from stateline.tables.delta_merge import canonical_keys, limit_bounds, merge_rows, properties_for_bounds
+from stateline.tables.delta_merge import limit_bounds, merge_rows, properties_for_bounds
 from stateline.tables.delta_statistics import check_partition_kind, file_statistics, partition_values
 from stateline.tables.footers import read_footer
-from stateline.tables.rows import check_keys, joined_rows
+from stateline.tables.rows import canonical_keys, check_keys, joined_rows
 from stateline.tables.targets import TableTarget
 
 __all__ = ["DeltaLog", "open_table"]
@@ -205,7 +205,7 @@ class DeltaLog(Table):
         else:
             if limit_bounds(table, there):
                 return Attempt(outcome=Outcome.NOT_DONE)
-            rows = canonical_keys(joined_rows(change.rows(), self._schema), self._target.key)
+            rows = canonical_keys(joined_rows(change.rows(), self._schema), self._target.key, newest=False)
             check_fit(with_promises(plain_schema(rows.schema), there), there, self.name)
             check_keys(rows, self._target.key, self.name)
         try:
@@ -219,7 +219,7 @@ class DeltaLog(Table):
                     post_commithook_properties=_cleaning(table),
                 )
             else:
-                gone = canonical_keys(joined_rows(change.gone()), self._target.key)
+                gone = canonical_keys(joined_rows(change.gone()), self._target.key, newest=False)
                 rows = rows.cast(plain_schema(rows.schema))
                 merge_rows(table, rows, gone, self._target.key, properties, _cleaning(table))
         except CommitFailedError as error:

@@ -7,7 +7,7 @@ Facts (delta-rs 1.6):
 - A bound that is left out without that property makes its own reader of Arrow datasets skip the file.
 - ``streamed_exec=False`` skips files of the target by the bounds of the keys. With NaN, infinities or long decimals
   among the keys of the rows, it skips too many.
-- ``=`` tells NaN from NaN with other bits, so keys go in canonical form.
+- ``=`` distinguishes NaN values with different bits, so keys must be in canonical form.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import pyarrow.compute as pc
 from deltalake import ColumnProperties, CommitProperties, DeltaTable, PostCommitHookProperties, WriterProperties
 from deltalake.exceptions import DeltaError
 
-from stateline.floats import canonical_floats
 from stateline.tables.columns import leaves_of, plain_schema
 
-__all__ = ["canonical_keys", "limit_bounds", "merge_rows", "properties_for_bounds"]
+__all__ = ["limit_bounds", "merge_rows", "properties_for_bounds"]
 
 _GONE: Final = "stateline_gone"
 """A column of the rows of a merge that no table has: whether the row must be deleted."""
@@ -70,16 +69,6 @@ def limit_bounds(table: DeltaTable, schema: pa.Schema) -> bool:
     except DeltaError:
         return False  # Others may keep the properties from being changed: the rows go in all the same.
     return True
-
-
-def canonical_keys(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Rows whose keys have one form for each number."""
-    for column in key:
-        index = rows.schema.get_field_index(column)
-        if index >= 0 and pa.types.is_floating(rows.schema.field(index).type):
-            numbers = canonical_floats(rows.column(index).combine_chunks())
-            rows = rows.set_column(index, rows.schema.field(index), numbers)
-    return rows
 
 
 def merge_rows(
