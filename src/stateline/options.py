@@ -25,6 +25,7 @@ from typing import Any, Final, SupportsIndex, TypeVar
 
 from stateline.errors import ErrorKind, InvalidInputError
 from stateline.redaction import hide, hide_options
+from stateline.sizes import sizes
 
 __all__ = [
     "Secret",
@@ -221,15 +222,26 @@ def parse_choice(value: str, choices: Iterable[C], name: str = "choice") -> C:
     raise _bad(name, value, f"one of {', '.join(known)}")
 
 
-def setting(default: Any, parse: Callable[[Any, str], Any], *, help: str) -> Any:  # noqa: A002 - the word users know
+def setting(
+    default: Any,
+    parse: Callable[[Any, str], Any],
+    *,
+    help: str,  # noqa: A002 - the word users know
+    size: str = "",
+) -> Any:
     """A dataclass field whose value is parsed from what the user gave.
 
     Args:
         default: The default as a user would write it, such as ``"5MB"``.
         parse: ``parse(value, name)`` returns the typed value or raises :class:`InvalidInputError`.
         help: One sentence for the table of options in the docs.
+        size: The field of :class:`~stateline.sizes.Sizes` that is the default, where it decides which way the code
+            takes; ``default`` is how a user would write it.
     """
-    return dataclasses.field(default=default, metadata={"parse": parse, "help": help, "default": default})
+    metadata = {"parse": parse, "help": help, "default": default}
+    if size:
+        return dataclasses.field(default_factory=lambda: getattr(sizes(), size), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def normalise_settings(settings: Any) -> None:

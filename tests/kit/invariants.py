@@ -36,6 +36,8 @@ INVARIANTS: Final = {
     "E3": "each key group is restored by exactly one subtask",
     "E4": "a crash between materialise, truncate and snapshot restores",
     "E5": "a restore of a restore changes nothing",
+    "E6": "an append-only table holds exactly the rows that were appended and have not expired",
+    "E7": "the changes from one retained checkpoint to another, applied to the state at the first, give the second",
     "F1": "a record appears last and at once, and what it names is readable",
     "F2": "nothing that a retained record reaches is deleted",
     "F3": "retention frees no slot that still fences",

@@ -3,10 +3,12 @@
 import pytest
 
 from stateline.files import FileJoiner, folding
+from stateline.sizes import Sizes, resized
 from tests.kit.explore import Setting, fault_pairs, single_faults, zombie_sweep
 from tests.kit.power_failure import power_loss, power_losses
 from tests.kit.scenarios import SCENARIOS
 from tests.kit.simulation import replay, run_seed, simulate
+from tests.kit.sizes import TINY
 
 MEMORY = ["create_race", "store_publish", "micro_batch_reference", "recoverable"]
 LOCAL = ["create_race_local", "store_publish_local", "recoverable_local"]
@@ -105,6 +107,15 @@ def test_the_real_components_hold(name):
     assert holds(simulate(entry.large(), range(6), setting(entry))).points == 6
 
 
+@pytest.mark.parametrize("name", ["pipeline_spanning", "savepoint_copy", "files_sink"])
+def test_tiny_sizes_hold(name):
+    """Few rows take the ways that only large state takes; ``make soak`` runs all scenarios with them."""
+    entry = SCENARIOS[name]
+    with resized(TINY):
+        assert holds(single_faults(entry.small(), setting(entry), sample=10)).points > 5
+        assert holds(simulate(entry.large(), range(3), setting(entry))).points == 3
+
+
 @pytest.mark.parametrize("name", ["pipeline_spanning", "files_sink"])
 def test_rows_that_wait_may_be_joined_at_every_checkpoint(name, monkeypatch):
     """Where files stay open for long, sixteen objects are joined now and then; no scenario is as long as that."""
@@ -114,7 +125,7 @@ def test_rows_that_wait_may_be_joined_at_every_checkpoint(name, monkeypatch):
         joins.append(names)
         store_again(joiner, files, names, segment)
 
-    monkeypatch.setattr(folding, "_OBJECTS_IN_TIER", 2)
+    monkeypatch.setattr(folding, "sizes", lambda: Sizes(waiting_objects=2))
     monkeypatch.setattr(FileJoiner, "_store_again", counted)
     entry = SCENARIOS[name]
     assert holds(single_faults(entry.small(), setting(entry), sample=40)).points > 20

@@ -5,6 +5,9 @@ killed at every step of the protocol and at random times; drivers of every kind 
 in each second; many micro-batches of one driver. Each has its share of the time; ``SOAK_SUITES`` picks some of them by
 name, separated by commas, which then share it all.
 
+Slices of even numbers run with the sizes of production, those of odd numbers with tiny ones, so that few rows take the
+ways of large state.
+
 Each slice appends one line of JSON to the report, so that a soak can be stopped and resumed: it goes on with the seeds
 after those of the report. Exit status 1 at the first violation, whose line has the whole story.
 """

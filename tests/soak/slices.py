@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -11,11 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stateline.sizes import VARIABLE, resized
 from tests.kit.explore import Setting, zombie_sweep
 from tests.kit.power_failure import power_losses
 from tests.kit.results import Exploration
 from tests.kit.scenarios import SCENARIOS, ScenarioEntry
 from tests.kit.simulation import simulate
+from tests.kit.sizes import SIZES, as_text
 from tests.processes.table_drivers import TABLES
 from tests.spark.keyed_driver import STEPS
 from tests.spark.killing import survive
@@ -39,6 +42,9 @@ KILLS = 10
 TABLE_KILLS = 60
 BATCHES = 400
 
+SIZES_BY_NUMBER = ("default", "tiny")
+"""Slices of even and of odd numbers: the same work with the sizes of production, and with tiny ones."""
+
 Found = dict[str, Any]
 """``points``: how much was tried. ``failures``: stories, none for a good end. Figures by name."""
 
@@ -48,7 +54,21 @@ class Slice(NamedTuple):
 
     suite: str
     scenario: str
-    run: Callable[[int], Found]
+    work: Callable[[int], Found]
+
+    def run(self, number: int) -> Found:
+        """Does the work with the sizes of its number, also in the processes that it starts."""
+        chosen = SIZES_BY_NUMBER[number % len(SIZES_BY_NUMBER)]
+        before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = as_text(SIZES[chosen])
+        try:
+            with resized(SIZES[chosen]):
+                return {"sizes": chosen, **self.work(number)}
+        finally:
+            if before is None:
+                del os.environ[VARIABLE]
+            else:
+                os.environ[VARIABLE] = before
 
 
 def _simulated(suite: str, name: str, explore: Callable[[ScenarioEntry, int], Exploration]) -> Slice:

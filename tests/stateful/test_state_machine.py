@@ -10,6 +10,7 @@ import contextlib
 import datetime as dt
 import decimal
 import math
+from dataclasses import replace as replaced
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint.api import OperatorState, SubtaskState
 from stateline.environment import system_environment
 from stateline.key_groups import hash_columns, range_for_subtask
+from stateline.sizes import resized
 from stateline.state import keys as keys_module
-from stateline.state import merge as merge_module
 from stateline.state.keys import group_rows, key_rows
 from stateline.state.merge import MergeSettings
 from stateline.state.open_runs import OpenRuns
@@ -36,7 +37,10 @@ from stateline.state.run import RunSettings
 from stateline.state.run_store import RunReader, RunReaderSettings, RunWriter
 from stateline.state.schema import StateSchema
 from stateline.state.snapshot import snapshot
+from stateline.state.stored import StoredState
 from stateline.state.table import StateTable
+from tests.kit.sizes import SIZES
+from tests.kit.state_invariants import check_feed
 
 GROUPS = 16
 D = decimal.Decimal
@@ -85,6 +89,7 @@ class StateMachine(RuleBasedStateMachine):
         whole_bytes=st.sampled_from([0, 1 << 20]),
         inline_bytes=st.sampled_from([0, 0, 10_000, 1 << 20]),
         segment_bytes=st.sampled_from([1, 1 << 20]),
+        chosen=st.sampled_from(sorted(SIZES)),
     )
     def open(
         self,
@@ -100,6 +105,7 @@ class StateMachine(RuleBasedStateMachine):
         whole_bytes: int,
         inline_bytes: int,
         segment_bytes: int,
+        chosen: str,
     ) -> None:
         self.kinds = kinds
         keys = pa.schema([(f"k{number}", COLUMNS[kind][0]) for number, kind in enumerate(kinds)])
@@ -108,9 +114,8 @@ class StateMachine(RuleBasedStateMachine):
         patch = self.stack.enter_context(pytest.MonkeyPatch.context())
         mask = np.uint64(((1 << bits) - 1) << (64 - bits))
         patch.setattr(keys_module, "hash_columns", lambda columns: hash_columns(columns) & mask)
-        patch.setattr(
-            merge_module, "_ROWS_FREE", rows_free
-        )  # Few rows at a time leave stacks that are merged half way.
+        # Few rows at a time leave stacks that are merged half way.
+        self.stack.enter_context(resized(replaced(SIZES[chosen], merge_free_rows=rows_free)))
         self.merging = MergeSettings(
             runs_max=runs_max, tier_runs=tier_runs, small_rows=small_rows, piece_bytes=piece_bytes
         )
@@ -123,6 +128,8 @@ class StateMachine(RuleBasedStateMachine):
         self.model: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self.uncommitted: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self.checkpoint_id = 0
+        self.written: list[tuple[list[tuple[Any, ...]], list[Any], list[bool]]] = []
+        self.retained: list[tuple[StoredState, dict[Any, Any]]] = []
         ranges = [range_for_subtask(index, parallelism, GROUPS) for index in range(parallelism)]
         self.stored = tuple(SubtaskState(first_key_group=r.start, last_key_group=r.end) for r in ranges)
         self.reopen()
@@ -159,6 +166,16 @@ class StateMachine(RuleBasedStateMachine):
         keys = self.keys_of(data, 12)
         rows = [data.draw(values) for _ in keys]
         deleted = [data.draw(st.integers(0, 3)) == 0 for _ in keys]
+        self.written.append((keys, rows, deleted))
+        self.apply(keys, rows, deleted)
+
+    @rule(number=st.integers(1, 3))
+    def change_again(self, number: int) -> None:
+        """An earlier change comes back: a run of it has the bytes of the earlier one."""
+        if len(self.written) >= number:
+            self.apply(*self.written[-number])
+
+    def apply(self, keys: list[tuple[Any, ...]], rows: list[Any], deleted: list[bool]) -> None:
         for key, row, gone in zip(keys, rows, deleted, strict=True):
             self.model.pop(identity(key), None)
             if not gone:
@@ -177,6 +194,11 @@ class StateMachine(RuleBasedStateMachine):
         placed = segment.finish().of
         self.stored = tuple(replace(state, runs=tuple(map(placed, state.runs))) for state in made)
         self.reopen()
+        operator = OperatorState(name="op", schema=self.schema.encode(), definition="", subtasks=self.stored)
+        retained = StoredState(self.store, self.checkpoint_id, operator, GROUPS)
+        for before, rows in self.retained:
+            check_feed(before, retained, rows, self.model)
+        self.retained = [*self.retained[-2:], (retained, dict(self.model))]
 
     @rule()
     def crash(self) -> None:

@@ -32,6 +32,7 @@ from stateline.changelog.segment import SECTION_ALIGNMENT, EncodedSegment, Secti
 from stateline.environment import Environment, Ids
 from stateline.errors import InternalError
 from stateline.handles import SectionHandle
+from stateline.sizes import sizes
 
 __all__ = [
     "SEGMENTS_PREFIX",
@@ -51,7 +52,6 @@ SEGMENT_SUFFIX: Final = ".segment"
 """How their names end."""
 
 _ON_THEIR_WAY: Final = 2
-_SEGMENT_BYTES: Final = 64 * 1024 * 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Segments:
     store: BlobStore
     environment: Environment
     copies: HostCache | None = None
-    segment_bytes: int = _SEGMENT_BYTES
+    segment_bytes: int = dataclasses.field(default_factory=lambda: sizes().segment_bytes)
 
     def writer(self, inline_bytes: int = 0) -> SegmentWriter:
         """A writer; sections of at most so many bytes in all travel with their handles."""

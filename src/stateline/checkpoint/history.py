@@ -1,9 +1,9 @@
 """What each checkpoint did and cost, for more of them than are retained. It decides nothing.
 
 A record carries the summaries of the checkpoints of its block, its own among them, as the state :data:`HISTORY`. When a
-block of :data:`HISTORY_BLOCK` ids is complete, its summaries become one object beside the records, ``history/<block>``,
-create-if-absent. So the history costs no request of its own but one in so many checkpoints, and is there for whoever
-reads the root, after the death of its driver, from any machine.
+block of ``Sizes.history_block`` ids is complete, its summaries become one object beside the records,
+``history/<block>``, create-if-absent. So the history costs no request of its own but one in so many checkpoints, and it
+can be read from any machine, also after the death of its driver.
 
 Format: the summaries in columns, as JSON, because values of one column are alike. In an object they are the members of
 a document ``stateline.history`` in the envelope of all documents below a root; in a record they are compressed by zlib.
@@ -37,7 +37,6 @@ from stateline.blob.api import BlobStore
 from stateline.checkpoint.api import HISTORY, MAX_FILE_STATE_THRESHOLD, Checkpoint, InlineState
 from stateline.checkpoint.envelope import corrupt, decode_value, seal, unseal
 from stateline.checkpoint.layout import (
-    HISTORY_BLOCK,
     HISTORY_BLOCKS,
     block_of_history,
     fenced_name,
@@ -45,6 +44,7 @@ from stateline.checkpoint.layout import (
     id_of_fenced,
 )
 from stateline.errors import AlreadyExistsError
+from stateline.sizes import sizes
 
 __all__ = [
     "CheckpointSummary",
@@ -187,7 +187,7 @@ def by_block(summaries: Iterable[CheckpointSummary]) -> dict[int, list[Checkpoin
     """Summaries by the block that their ids belong to."""
     blocks: dict[int, list[CheckpointSummary]] = {}
     for summary in summaries:
-        blocks.setdefault(summary.checkpoint_id // HISTORY_BLOCK, []).append(summary)
+        blocks.setdefault(summary.checkpoint_id // sizes().history_block, []).append(summary)
     return blocks
 
 
@@ -229,7 +229,7 @@ def read_block(store: BlobStore, block: int) -> tuple[CheckpointSummary, ...]:
     name = history_name(block)
     subject = f"{store.url}/{name}"
     found = decode_block(store.get(name), subject)
-    if any(summary.checkpoint_id // HISTORY_BLOCK != block for summary in found):
+    if any(summary.checkpoint_id // sizes().history_block != block for summary in found):
         raise corrupt("holds checkpoints of another block: objects were swapped or copied by hand", subject)
     return found
 
@@ -256,8 +256,8 @@ def is_outdated(name: str, newest_id: int) -> bool:
     block = block_of_history(name)
     fenced = id_of_fenced(name)
     if block is None and fenced is not None:
-        block = fenced // HISTORY_BLOCK
-    return block is not None and block < newest_id // HISTORY_BLOCK - HISTORY_BLOCKS
+        block = fenced // sizes().history_block
+    return block is not None and block < newest_id // sizes().history_block - HISTORY_BLOCKS
 
 
 def _members(summaries: Sequence[CheckpointSummary]) -> bytes:

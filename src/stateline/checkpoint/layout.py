@@ -30,6 +30,7 @@ from typing import Final
 
 from stateline.blob.names import STAGING_PREFIX, check_name
 from stateline.errors import InvalidInputError
+from stateline.sizes import Sizes
 
 __all__ = [
     "CLAIMED",
@@ -82,8 +83,8 @@ SPARK_PREFIX: Final = "spark/"
 FLOOR_BLOCK: Final = 256
 """Ids per floor marker. So a root keeps fewer than twice as many tombstones."""
 
-HISTORY_BLOCK: Final = 64
-"""Ids per object of the history: so many checkpoints cost it one request."""
+HISTORY_BLOCK: Final = Sizes().history_block
+"""Ids per object of the history, by default: so many checkpoints cost it one request."""
 
 HISTORY_BLOCKS: Final = 157
 """Objects of the history that stay: a little more than 10,000 checkpoints."""

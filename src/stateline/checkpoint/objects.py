@@ -3,14 +3,14 @@
 Facts:
 - A state file is a whole object: its size and CRC32C are known. Of a segment, what counts are its sections: some of
   them may belong to nobody any more.
-- Objects are read in pieces of :data:`PIECE_BYTES`, so memory stays bounded however large a run is.
+- Objects are read in pieces of ``Sizes.copied_bytes``, so memory stays bounded however large a run is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -30,6 +30,7 @@ from stateline.checkpoint.api import (
 from stateline.checkpoint.layout import SHARED_PREFIX
 from stateline.errors import CorruptDataError
 from stateline.handles import Part, RunHandle, SectionHandle
+from stateline.sizes import sizes
 
 __all__ = [
     "Extent",
@@ -42,8 +43,6 @@ __all__ = [
     "renamed",
     "with_sections",
 ]
-
-PIECE_BYTES: Final = 16 * 1024 * 1024
 
 H = TypeVar("H", bound=SectionHandle)
 
@@ -120,7 +119,7 @@ def copy_object(source: BlobStore, name: str, extents: Iterable[Extent], target:
         return
     size = source.head(name).size
     pieces = _checked_pieces(source, name, size, _all_extents(source, name, size, extents))
-    if size <= PIECE_BYTES:
+    if size <= sizes().copied_bytes:
         target.put_if_absent(target_name, b"".join(pieces))
         return
     parts: list[Part] = []
@@ -165,8 +164,9 @@ def _check_within(store: BlobStore, name: str, extent: Extent, size: int) -> Non
 def _checked_pieces(store: BlobStore, name: str, size: int, extents: Sequence[Extent]) -> Iterator[bytes]:
     """All bytes of an object, with an error at the end if some are not what was written."""
     checksums = dict.fromkeys(extents, 0)
-    for start in range(0, size, PIECE_BYTES):
-        piece = store.get_range(name, start, min(start + PIECE_BYTES, size))
+    step = sizes().copied_bytes
+    for start in range(0, size, step):
+        piece = store.get_range(name, start, min(start + step, size))
         for extent in extents:
             found = piece[max(extent.offset - start, 0) : max(extent.end - start, 0)]
             checksums[extent] = crc32c(found, checksums[extent])

@@ -11,7 +11,8 @@ from stateline.blob import BlobStore
 from stateline.changelog.segment import DirectoryEntry, SectionKind
 from stateline.files.pending import decode_rows
 from stateline.handles import SectionHandle
-from stateline.state.run import TAIL_GUESS_BYTES, check_whole, decode_batches, described, read_index, tail_bytes
+from stateline.sizes import sizes
+from stateline.state.run import check_whole, decode_batches, described, read_index, tail_bytes
 from stateline.state.schema import StateSchema
 
 __all__ = ["batches_of", "row_count"]
@@ -47,7 +48,7 @@ def row_count(store: BlobStore, name: str, entry: DirectoryEntry) -> int | None:
     section = _handle(name, entry)
     sparse = np.zeros(section.length, np.uint8)  # As long as the run; only the pages of its tail are ever touched.
     known = 0
-    wanted = min(TAIL_GUESS_BYTES, section.length)
+    wanted = min(sizes().run_tail_bytes, section.length)
     while known < wanted:
         tail = store.get_range(name, section.end - wanted, section.end)
         known = wanted

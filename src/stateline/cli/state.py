@@ -29,6 +29,7 @@ from stateline.errors import AlreadyExistsError, DataLossError, InvalidInputErro
 from stateline.files.formats import FORMATS
 from stateline.handles import Part
 from stateline.recoverable import RecoverableWriter, RecoverableWriterSettings
+from stateline.sizes import sizes
 from stateline.state.changes import changes_of_stored
 from stateline.state.plain_values import key_columns
 from stateline.state.stored import StoredState
@@ -44,7 +45,6 @@ _COLUMNS: Final = {
     "bytes": "bytes",
     "state": "state",
 }
-_ROWS_PER_SLICE: Final = 1_000_000
 _ROW_GROUP_ROWS: Final = 1_048_576
 
 _operator_option = click.option("--operator", help="Name of the operator; not needed where there is one only.")
@@ -202,7 +202,7 @@ def export(
     if len(set(names)) < len(names):
         raise click.BadParameter("a column is named twice", param_hint="--columns")
     reader = stored.reader()
-    slices = stored.slices(max(stored.stored_rows // _ROWS_PER_SLICE, 1))
+    slices = stored.slices(max(stored.stored_rows // sizes().feed_rows, 1))
     folder, _, name = target.rpartition("/")
     settings = {
         key: target_options.pop(key) for key in RecoverableWriterSettings.option_names() & target_options.keys()

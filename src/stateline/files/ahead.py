@@ -21,12 +21,11 @@ from stateline.files.encoding import PartialFile, first_full_group, joined
 from stateline.files.folding import is_short
 from stateline.files.pending import load_rows
 from stateline.handles import OpenFile, RowsHandle
+from stateline.sizes import sizes
 
 __all__ = ["EncodingAhead"]
 
 _LOGGER: Final = logging.getLogger(__name__)
-
-_HELD_BYTES_MAX: Final = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +45,12 @@ class EncodingAhead:
 
     Args:
         environment: The thread.
-        max_bytes: Encoded bytes held in memory, about; beside them there are the rows of one row group.
+        max_bytes: Encoded bytes held in memory, about, and the rows of one row group besides. ``Sizes.held_bytes`` by
+            default.
     """
 
-    def __init__(self, environment: Environment, max_bytes: int = _HELD_BYTES_MAX) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, environment: Environment, max_bytes: int | None = None) -> None:
+        self._max_bytes = sizes().held_bytes if max_bytes is None else max_bytes
         self._monitor = environment.executors.monitor()
         self._executor = environment.executors.executor("stateline-ahead", 1)
         self._open: dict[str, tuple[FileOutput, Segments, tuple[RowsHandle, ...]]] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 import pyarrow as pa
 
@@ -22,10 +22,9 @@ from stateline.files.background import BackgroundSink
 from stateline.files.formats.format import Encoder, Sink
 from stateline.handles import CommitPoint, RowsHandle
 from stateline.recoverable import RecoverableWriter
+from stateline.sizes import sizes
 
 __all__ = ["PartialFile", "encode_file", "first_full_group", "joined", "row_groups"]
-
-_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 class _HeldBytes:
@@ -146,4 +145,4 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _is_over(rows: int, size: int, max_rows: int) -> bool:
-    return rows > max_rows or size > _BYTES_MAX
+    return rows > max_rows or size > sizes().encoded_bytes

@@ -12,21 +12,16 @@ a tier: about three times, for rows of a few hundred bytes a batch.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from stateline.handles import RowsHandle
+from stateline.sizes import sizes
 
 __all__ = ["is_short", "objects_to_fold"]
-
-_SHORT_BYTES: Final = 256 * 1024
-_OBJECTS_IN_TIER: Final = 16
-_OBJECTS_AT_ONCE: Final = 256
-"""Bounds what one file has in a fold to 64 MiB, however many tasks a batch has."""
 
 
 def is_short(handle: RowsHandle) -> bool:
     """Whether a piece is short enough to be stored again."""
-    return handle.length < _SHORT_BYTES
+    return handle.length < sizes().waiting_short_bytes
 
 
 def objects_to_fold(handles: Iterable[RowsHandle]) -> list[frozenset[str]]:
@@ -45,6 +40,7 @@ def objects_to_fold(handles: Iterable[RowsHandle]) -> list[frozenset[str]]:
     for name, found in lengths.items():
         tiers.setdefault((sum(found) // len(found)).bit_length() // 4, []).append(name)
     for _, names in sorted(tiers.items()):
-        if len(names) >= _OBJECTS_IN_TIER:
-            return [frozenset(names[at : at + _OBJECTS_AT_ONCE]) for at in range(0, len(names), _OBJECTS_AT_ONCE)]
+        if len(names) >= sizes().waiting_objects:
+            step = sizes().waiting_objects_at_once
+            return [frozenset(names[at : at + step]) for at in range(0, len(names), step)]
     return []

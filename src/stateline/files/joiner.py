@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final
 
 import pyarrow as pa
 
@@ -25,10 +24,9 @@ from stateline.files.folding import is_short, objects_to_fold
 from stateline.files.nulls import with_nulls_inside
 from stateline.files.pending import add_rows, load_rows, load_short_rows
 from stateline.handles import FinishedFile, OpenFile, RowsHandle
+from stateline.sizes import sizes
 
 __all__ = ["FileJoiner", "FilesContext"]
-
-_BUFFER_BYTES: Final = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,7 @@ class FilesContext:
     now: float
     subtask: int = 0
     ahead: EncodingAhead | None = None
-    buffer_bytes: int = _BUFFER_BYTES
+    buffer_bytes: int = field(default_factory=lambda: sizes().waiting_buffer_bytes)
 
     @property
     def file_rows(self) -> pa.Schema:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final
 
 import pyarrow as pa
 
@@ -19,11 +18,9 @@ from stateline.changelog.segment_writer import SegmentWriter
 from stateline.errors import CorruptDataError, DataLossError, NotFoundError
 from stateline.files.formats.format import SinkFile
 from stateline.handles import RowsHandle, SectionHandle
+from stateline.sizes import sizes
 
 __all__ = ["add_rows", "decode_rows", "encoded_rows", "load_rows", "load_short_rows"]
-
-_BATCH_ROWS: Final = 32_768
-"""Rows of a record batch, on average; shorter ones are joined before they are stored."""
 
 
 class _Pieces:
@@ -47,7 +44,7 @@ def encoded_rows(rows: pa.Table) -> list[memoryview]:
 
 
 def _in_long_batches(rows: pa.Table) -> pa.Table:
-    return rows if len(rows.to_batches()) <= 1 + rows.num_rows // _BATCH_ROWS else rows.combine_chunks()
+    return rows if len(rows.to_batches()) <= 1 + rows.num_rows // sizes().waiting_batch_rows else rows.combine_chunks()
 
 
 def add_rows(segment: SegmentWriter, owner: str, rows: pa.Table, number: int = 0) -> RowsHandle:

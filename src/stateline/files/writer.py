@@ -7,7 +7,6 @@ row group while it is encoded. What was encoded before (``ahead``) has a bound o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 import pyarrow as pa
 
@@ -18,13 +17,12 @@ from stateline.files.joiner import FileJoiner, FilesContext
 from stateline.files.nulls import filled_variants
 from stateline.files.partitions import split_by_folder
 from stateline.handles import OpenFile
+from stateline.sizes import sizes
 
 __all__ = ["FileWriter"]
 
-_GATHERED_ROWS: Final = 65_536
-_GATHERED_BYTES: Final = 8 * 1024 * 1024
-"""How much is split by folder at a time. Spark hands over 1,024 rows at once, of which each of 500 folders gets two:
-that would make almost as many tables as rows. The second bound is for long rows."""
+# Spark hands over 1,024 rows at once, of which each of 500 folders gets two: that would make almost as many tables as
+# rows. So rows are gathered before they are split by folder; the bound of bytes is for long rows.
 
 
 class FileWriter:
@@ -56,8 +54,8 @@ class FileWriter:
         self._gathered.append(rows)
         self._gathered_rows += rows.num_rows
         self._gathered_bytes += rows.nbytes
-        bytes_max = min(_GATHERED_BYTES, self._context.buffer_bytes)
-        if self._gathered_rows >= _GATHERED_ROWS or self._gathered_bytes >= bytes_max:
+        bytes_max = min(sizes().gathered_bytes, self._context.buffer_bytes)
+        if self._gathered_rows >= sizes().gathered_rows or self._gathered_bytes >= bytes_max:
             self._split()
 
     def finish(self, segment: SegmentWriter) -> FilesResult:

@@ -32,17 +32,14 @@ from stateline.checkpoint.history import (
     summaries_in,
     with_summaries,
 )
-from stateline.checkpoint.layout import HISTORY_BLOCK
 from stateline.checkpoint.table_records import table_records
 from stateline.environment import Environment
 from stateline.errors import CorruptDataError, StatelineError
 from stateline.pipeline.messages import SubtaskResult
 from stateline.quantities import bytes_text, count_text
+from stateline.sizes import sizes
 
 __all__ = ["HistoryRecorder", "described", "state_figures"]
-
-_CARRIED_BLOCKS: Final = 3
-"""Complete blocks that a record carries while their objects cannot be written; older ones are given up."""
 
 _STATE_FIGURES: Final = ("state_rows", "state_bytes", "state_bytes_written", "runs")
 """Figures that are told of each operator, too."""
@@ -149,14 +146,14 @@ class HistoryRecorder:
 
     def _not_written(self, summaries: Sequence[CheckpointSummary], next_id: int) -> list[CheckpointSummary]:
         """What the next record goes on carrying."""
-        first = next_id // HISTORY_BLOCK - _CARRIED_BLOCKS
+        first = next_id // sizes().history_block - sizes().history_blocks_carried
         blocks = by_block(summaries).items()
         return [summary for block, each in blocks if block >= first and block not in self._written for summary in each]
 
     def _write(self, summaries: Sequence[CheckpointSummary], newest_id: int) -> None:
         """Writes the blocks below that of the newest checkpoint, which are complete, where they may be missing."""
         for block, found in by_block(summaries).items():
-            if block >= newest_id // HISTORY_BLOCK or block in self._written:
+            if block >= newest_id // sizes().history_block or block in self._written:
                 continue
             try:
                 create_block(self._store, block, found)

@@ -1,8 +1,8 @@
 """Rows on their way from one operator to the subtasks of another: parcels.
 
 A parcel holds the rows of one sender for one subtask of one reader, as an Arrow IPC stream. Spark moves parcels, not
-rows: one row of its shuffle is a parcel of up to :data:`PARCEL_BYTES` bytes. The results of subtasks travel in parcels
-as well, from task to task, until the last level hands them to the driver.
+rows: one row of its shuffle is a parcel of up to ``Sizes.parcel_bytes``, unless a row is longer. The results of
+subtasks travel in parcels as well, from task to task, until the last level hands them to the driver.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateline.key_groups import key_group_of
+from stateline.sizes import sizes
 from stateline.state.columns import take
 
 __all__ = [
     "PARCELS",
-    "PARCEL_BYTES",
     "Parcel",
     "decode_parcels",
     "encode_parcels",
@@ -28,12 +28,6 @@ __all__ = [
     "split_by_subtask",
     "write_rows",
 ]
-
-PARCEL_BYTES: Final = 8 * 1024 * 1024
-"""About how many bytes of rows a parcel has at most. A longer row makes a longer one."""
-
-_BATCH_BYTES: Final = 32 * 1024 * 1024
-"""About how many bytes of parcels are handed on at a time."""
 
 PARCELS: Final = pa.schema(
     [
@@ -73,7 +67,7 @@ def encode_parcels(parcels: Iterable[Parcel]) -> Iterator[pa.RecordBatch]:
     for parcel in parcels:
         waiting.append(parcel)
         size += len(parcel.content)
-        if size >= _BATCH_BYTES:
+        if size >= sizes().parcel_batch_bytes:
             yield _encoded(waiting)
             waiting, size = [], 0
     if waiting:
@@ -137,7 +131,7 @@ def split_by_subtask(
     if int(counts.max()) < rows.num_rows:
         order = np.argsort(subtasks.astype(np.uint16), kind="stable")  # Of 16 bits: numpy sorts these by counting.
         rows = pa.RecordBatch.from_arrays([take(column, order) for column in rows.columns], schema=rows.schema)
-    at_once = max(1, int(rows.num_rows * PARCEL_BYTES / max(rows.nbytes, 1)))
+    at_once = max(1, int(rows.num_rows * sizes().parcel_bytes / max(rows.nbytes, 1)))
     ends = np.cumsum(counts)
     for subtask in np.flatnonzero(counts).tolist():
         end = int(ends[subtask])

@@ -39,6 +39,7 @@ from stateline.environment import Closable, Environment, system_environment
 from stateline.errors import ClosedError, ErrorKind, InvalidInputError
 from stateline.key_groups import KeyGroupRange, check_parallelism
 from stateline.options import check_kind, check_text, parse_int
+from stateline.sizes import sizes
 from stateline.state.aggregate.plan import KeyedAggregation
 from stateline.state.columns import contiguous, take
 from stateline.state.evolution import carried_properties, check_evolution
@@ -59,7 +60,6 @@ Rows: TypeAlias = Any
 
 _PROGRAM: Final = "stateline.state.KeyedStateBackend"
 _KEY_VALUE: Final = "key-value"
-_RUNS_IN_MEMORY_MAX: Final = 8
 _KEY_GROUPS: Final = "a KeyGroupRange, such as KeyGroupRange(0, 63)"
 
 
@@ -149,7 +149,7 @@ class KeyedState:
         table = self.table.with_changes(changes)
         runs = table.runs
         durable = [run for run in runs if run.handle is not None]
-        if len(runs) - len(durable) > _RUNS_IN_MEMORY_MAX:
+        if len(runs) - len(durable) > sizes().runs_in_memory:
             recent = merge_runs(runs[len(durable) :], table.key_groups, table.max_parallelism, drop_tombstones=False)
             table = StateTable(table.schema, table.key_groups, table.max_parallelism, (*durable, recent))
         self.table = table

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from stateline.checkpoint.api import SubtaskState
 from stateline.handles import RunHandle, SectionIdentity
 from stateline.key_groups import KeyGroupRange
+from stateline.sizes import sizes
 from stateline.state.columns import Mask, Rows, fixed_words, valid_mask
 from stateline.state.keys import Hashes, KeyRows
 from stateline.state.merge import merge_windows
@@ -47,7 +48,6 @@ class ChangeType(StrEnum):
     DELETE = "delete"
 
 
-_ROWS_PER_SLICE: Final = 1_000_000
 _INSERT, _BEFORE, _AFTER, _DELETE = range(4)
 
 
@@ -61,7 +61,7 @@ def changes_of_stored(before: StoredState, after: StoredState) -> Iterator[pa.Re
 
     Rows are read as the newer checkpoint has them. Yields and raises what :func:`changes_between` does.
     """
-    parts = max(after.stored_rows // _ROWS_PER_SLICE, 1)
+    parts = max(after.stored_rows // sizes().feed_rows, 1)
     reader = max(before, after, key=lambda state: state.checkpoint_id).reader()  # Rows become newer, never older.
     for was, now in zip(before.slices(parts), after.slices(parts), strict=True):
         yield from changes_between(reader, was, now)

@@ -37,15 +37,13 @@ import numpy as np
 from stateline.errors import InvalidInputError
 from stateline.key_groups import KeyGroupRange, hash_bounds
 from stateline.options import normalise_settings, parse_int, parse_size, setting
+from stateline.sizes import sizes
 from stateline.state.columns import Mask
 from stateline.state.keys import group_starts
 from stateline.state.rows import StateRows
 from stateline.state.runs import Run
 
 __all__ = ["Counts", "Expired", "MergeSettings", "SlicedStack", "merge_runs", "merge_windows", "plan_merges"]
-
-_WINDOW_ROWS: Final = 65_536
-"""Rows merged at a time: few enough to stay in the cache, enough to make numpy's overhead vanish."""
 
 _TIER_SLACK: Final = 1.2
 """How much bigger than all newer runs together the next older one may be to be of their size. Batches vary."""
@@ -58,9 +56,6 @@ _STORED_MAX: Final = 2.5
 
 _PATIENCE: Final = 2.0
 """How many times ``rows_per_change`` a checkpoint may pay because much is due."""
-
-_ROWS_FREE: Final = 65_536
-"""Rows that any checkpoint may merge, however few have changed: a few milliseconds."""
 
 Expired = Callable[[StateRows], Mask]
 
@@ -98,10 +93,13 @@ class MergeSettings:
     )
     space_factor: float = setting(2.0, _factor, help="rows stored for each live row, at most")
     small_rows: int = setting(
-        10_000, lambda value, name: parse_int(value, name, minimum=0), help="smaller stacks are not merged for space"
+        10_000,
+        lambda value, name: parse_int(value, name, minimum=0),
+        help="smaller stacks are not merged for space",
+        size="merge_small_rows",
     )
     rows_per_change: float = setting(4.0, _factor, help="rows that may be merged for each row that changed")
-    piece_bytes: int = setting("256MiB", parse_size, help="bytes that are merged at a time")
+    piece_bytes: int = setting("256MiB", parse_size, help="bytes that are merged at a time", size="merge_piece_bytes")
 
     def __post_init__(self) -> None:
         normalise_settings(self)
@@ -149,7 +147,7 @@ def plan_merges(stack: SlicedStack, settings: MergeSettings | None = None) -> li
     due.sort(key=lambda item: (not item.at_once, -item.height, item.slice))
     allowed = settings.rows_per_change * stack.changed
     budget = min(max(allowed, sum(item.rows for item in due) / _DEBT_SHARE), _PATIENCE * allowed)
-    budget = max(budget, _ROWS_FREE)
+    budget = max(budget, sizes().merge_free_rows)
     for number, item in enumerate(due):
         budget -= item.rows
         if budget < 0 and number and not item.at_once:
@@ -231,7 +229,7 @@ def merge_windows(
     drop_tombstones: bool,
     expired: Expired | None = None,
     append_only: bool = False,
-    window_rows: int = _WINDOW_ROWS,
+    window_rows: int | None = None,
 ) -> Iterator[StateRows]:
     """The newest row of each key, ascending by hash, window after window; see :func:`merge_runs`.
 
@@ -242,12 +240,12 @@ def merge_windows(
         drop_tombstones: Whether nothing is left to hide.
         expired: Which rows have outlived their time.
         append_only: Whether no key is in two of the runs, as of :attr:`StateSchema.append_only`.
-        window_rows: Rows merged at a time, about.
+        window_rows: Rows merged at a time, about; by default ``Sizes.merge_window_rows``.
 
     Yields:
         Rows of neighbouring, disjoint ranges of hashes; none is empty.
     """
-    borders = _window_borders(runs, key_groups, max_parallelism, window_rows)
+    borders = _window_borders(runs, key_groups, max_parallelism, window_rows or sizes().merge_window_rows)
     for low, high in itertools.pairwise(borders):
         stacks = [parts for run in reversed(runs) if (parts := run.between(low, high))]
         # The rows of one run are merged already: they are handed on as they lie.

@@ -54,6 +54,7 @@ from stateline.errors import CorruptDataError, InvalidInputError, UnsupportedVer
 from stateline.handles import RunHandle, SectionHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds, key_group_of
 from stateline.options import normalise_settings, parse_choice, parse_int, parse_size, setting
+from stateline.sizes import sizes
 from stateline.state.evolution import apply_evolution, plan_evolution
 from stateline.state.keys import Hashes, KeyRows, group_sorted
 from stateline.state.rows import StateRows
@@ -64,7 +65,6 @@ from stateline.state.widths import narrowed_schema, retyped
 
 __all__ = [
     "RUN_VERSION",
-    "TAIL_GUESS_BYTES",
     "EncodedRun",
     "RunSettings",
     "check_slice",
@@ -79,9 +79,6 @@ __all__ = [
 
 RUN_VERSION: Final = 2
 
-TAIL_GUESS_BYTES: Final = 32 * 1024
-"""How much of the end of a run a reader of slices asks for first: the tail of all but huge runs."""
-
 _MAGIC: Final = b"ARROW1"
 _PREFIX: Final = b"stateline."
 _FORMAT: Final = _PREFIX + b"format"
@@ -90,11 +87,6 @@ _EXACT: Final = _PREFIX + b"exact"
 _FOOTER_LENGTH: Final = struct.Struct("<i")
 _END_OF_STREAM_BYTES: Final = 64
 """More than the end-of-stream marker and its padding take."""
-
-_BATCHES_WANTED: Final = 64
-"""Into how many record batches a run is cut, if they do not become smaller than :data:`_BATCH_ROWS_MIN` by it."""
-
-_BATCH_ROWS_MIN: Final = 8192
 
 _COMPRESSION_SLACK: Final = 64
 """LZ4 and zstd grow incompressible bytes by less than one part in this many."""
@@ -146,7 +138,7 @@ def encode_run(run: Run, schema: StateSchema, max_parallelism: int, settings: Ru
         )
     tombstones = run.tombstones
     declared = schema.run(tombstones=tombstones > 0)
-    batch_rows = min(settings.batch_rows, max(len(run) // _BATCHES_WANTED, _BATCH_ROWS_MIN))
+    batch_rows = min(settings.batch_rows, max(len(run) // sizes().run_batches, sizes().run_batch_rows))
     parts = [_columns(rows, with_marks=tombstones > 0) for rows in run.batches]
     arrow_schema = narrowed_schema(declared, parts)
     batches = [

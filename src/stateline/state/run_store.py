@@ -34,10 +34,10 @@ from stateline.key_groups import KeyGroupRange
 from stateline.options import normalise_settings, parse_int, parse_size, setting
 from stateline.progress import ProgressLog
 from stateline.quantities import bytes_text
+from stateline.sizes import sizes
 from stateline.state.open_runs import OpenKey, OpenRun, OpenRuns, StackKey
 from stateline.state.rows import StateRows
 from stateline.state.run import (
-    TAIL_GUESS_BYTES,
     RunSettings,
     check_slice,
     check_whole,
@@ -74,8 +74,12 @@ class RunReaderSettings:
         fetch_threads: Runs fetched at a time.
     """
 
-    whole_bytes: int = setting("1MiB", parse_size, help="runs up to this size are fetched at once")
-    range_bytes: int = setting("8MiB", parse_size, help="bytes per ranged read of a bigger run")
+    whole_bytes: int = setting(
+        "1MiB", parse_size, help="runs up to this size are fetched at once", size="fetch_whole_bytes"
+    )
+    range_bytes: int = setting(
+        "8MiB", parse_size, help="bytes per ranged read of a bigger run", size="fetch_range_bytes"
+    )
     fetch_threads: int = setting(
         8, lambda value, name: parse_int(value, name, minimum=1, maximum=256), help="runs fetched at a time"
     )
@@ -303,7 +307,7 @@ class RunReader:
         Pages that are never written cost no memory, so a slice of a huge run is a small buffer. There is no space
         before the object has proved to be as long as the handle says.
         """
-        start = max(handle.length - TAIL_GUESS_BYTES, 0)
+        start = max(handle.length - sizes().run_tail_bytes, 0)
         while True:
             data = self._store.get_range(handle.name, handle.offset + start, handle.end)
             needed = max(handle.length - tail_bytes(data), 0)

@@ -19,6 +19,7 @@ import numpy as np
 
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange, hash_bounds
+from stateline.sizes import sizes
 from stateline.state.columns import Mask, Rows, take, words_of
 from stateline.state.gather import Places, Scattered, one_stretch
 from stateline.state.hash_index import HashIndex
@@ -107,15 +108,6 @@ class Run:
         low, high = max(low, self.low), min(high, self.high)
         return self.searched.between(low, high) if low < high else []
 
-
-_ROWS_INDEXED_PER_MISS: Final = 16
-"""For so many rows an index is made in the time that it saves where one hash is not there."""
-
-_SAMPLE: Final = 256
-"""So many hashes tell how many of all are not there."""
-
-_STEPS_MAX: Final = 3
-"""By then all but one in fifty hashes have met their row, or a higher one."""
 
 _UPPER_HALF: Final = np.uint64(0xFFFF_FFFF_0000_0000)
 
@@ -267,7 +259,7 @@ class SearchedBatches:
             starts = np.where(same & (before >= 0), before, starts)
         hits = np.flatnonzero(ends > starts)
         self._misses += len(numbers) - len(hits)
-        if self._index_of_upper_halves is None and self._misses * _ROWS_INDEXED_PER_MISS >= len(self):
+        if self._index_of_upper_halves is None and self._misses * sizes().index_rows_per_miss >= len(self):
             self._index_of_upper_halves = HashIndex(self._upper_halves())
         return self._cut_at_batches(numbers.take(hits), starts.take(hits), ends.take(hits))
 
@@ -382,11 +374,11 @@ class SearchedBatches:
     def _is_index_due(self, hashes: Hashes) -> bool:
         """Whether an index saves what making it costs, by the misses so far and those that a sample foretells."""
         misses = self._misses + len(hashes)
-        if misses * _ROWS_INDEXED_PER_MISS < len(self):
+        if misses * sizes().index_rows_per_miss < len(self):
             return False
-        sample = hashes[:: max(len(hashes) // _SAMPLE, 1)]
+        sample = hashes[:: max(len(hashes) // sizes().index_sample, 1)]
         misses -= len(hashes) * len(self._searched(sample)[0]) // max(len(sample), 1)
-        return misses * _ROWS_INDEXED_PER_MISS >= len(self)
+        return misses * sizes().index_rows_per_miss >= len(self)
 
     def _searched(self, hashes: Hashes) -> tuple[Rows, Places]:
         """As :meth:`_hits`, by a search in each batch."""
@@ -403,7 +395,7 @@ class SearchedBatches:
         found = self._hashes_at(places)
         lower = np.flatnonzero(found < hashes)
         # Rows of one group lie so close together that steps lead nowhere.
-        for _ in range(_STEPS_MAX if 2 * len(lower) < len(hashes) else 0):
+        for _ in range(sizes().index_steps if 2 * len(lower) < len(hashes) else 0):
             lower = lower[rows.take(lower) < lasts.take(lower)]
             rows[lower] += 1
             found[lower] = self._hashes_at(places.take(lower))

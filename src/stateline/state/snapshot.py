@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from stateline.checkpoint.api import SubtaskState
 from stateline.handles import RunHandle, SectionIdentity
 from stateline.key_groups import KeyGroupRange, hash_bounds
+from stateline.sizes import sizes
 from stateline.state.merge import Counts, Expired, MergeSettings, SlicedStack, merge_windows, plan_merges
 from stateline.state.rows import StateRows
 from stateline.state.run_store import RunWriter
@@ -32,12 +33,6 @@ from stateline.state.runs import Run
 from stateline.state.table import StateTable
 
 __all__ = ["Layers", "Snapshot", "snapshot"]
-
-_SLICES_MAX: Final = 32
-_SLICE_ROWS_MIN: Final = 65_536
-"""A slice of so few rows is merged in a few milliseconds: smaller ones would cost more than they could even out."""
-
-_BATCH_ROWS_MIN: Final = 8192
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -244,9 +239,9 @@ def _borders(key_groups: KeyGroupRange, rows: int, pieces: float) -> list[int]:
 
     Their number is a power of two wherever there are enough key groups, so that a border stays one while state grows.
     """
-    most = rows // _SLICE_ROWS_MIN
+    most = rows // sizes().slice_rows
     # Each slice costs every checkpoint the same, so of many rows they are larger: four of 65,536, 16 of 262,144.
-    wanted = max(min(most, math.isqrt(4 * most), _SLICES_MAX), math.ceil(pieces), 1)
+    wanted = max(min(most, math.isqrt(4 * most), sizes().slices_max), math.ceil(pieces), 1)
     count = min(1 << (wanted - 1).bit_length(), len(key_groups))
     return [key_groups.start + number * len(key_groups) // count for number in range(count + 1)]
 
@@ -301,13 +296,14 @@ def _within(run: Run, part: KeyGroupRange, max_parallelism: int) -> Run:
 def _gathered(windows: Iterable[StateRows]) -> Iterator[StateRows]:
     """The same rows without small batches, which would cost every search: those of narrow layers are put together."""
     small: list[StateRows] = []
+    enough = sizes().run_batch_rows
     for window in windows:
-        if len(window) < _BATCH_ROWS_MIN:
+        if len(window) < enough:
             small.append(window)
-        if small and (len(window) >= _BATCH_ROWS_MIN or sum(map(len, small)) >= _BATCH_ROWS_MIN):
+        if small and (len(window) >= enough or sum(map(len, small)) >= enough):
             yield _whole(small)
             small = []
-        if len(window) >= _BATCH_ROWS_MIN:
+        if len(window) >= enough:
             yield window
     if small:
         yield _whole(small)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from stateline.errors import InvalidInputError
 from stateline.key_groups import KeyGroupRange, hash_bounds
+from stateline.sizes import sizes
 from stateline.state.columns import Mask, Rows, take
 from stateline.state.gather import Piece, Places, gather
 from stateline.state.keys import Hashes, KeyRows
@@ -59,9 +59,6 @@ class Located:
     def take(self, chosen: Rows) -> Located:
         """Those numbered, ascending."""
         return Located(self.numbers.take(chosen), self.places.take(chosen), self.source)
-
-
-_LOCATED_MAX: Final = 1 << 20
 
 
 class StateTable:
@@ -162,7 +159,7 @@ class StateTable:
         lows: Hashes,
         highs: Hashes,
         looking: Mask | None = None,
-        rows_max: int = _LOCATED_MAX,
+        rows_max: int | None = None,
         *,
         preceded: bool = False,
     ) -> Iterator[Located]:
@@ -175,14 +172,15 @@ class StateTable:
             highs: Where it ends, inclusive; ascending, and of the same upper half.
             looking: Which ranges are still of interest. The caller may take some out between two answers: so it is
                 asked about the first row of each range, before any other one is looked at.
-            rows_max: Rows that come at a time, if no single range has more of them in one batch of a run.
+            rows_max: Rows that come at a time, if no single range has more of them in one batch of a run. By default
+                ``Sizes.located_rows``.
             preceded: Whether of each object that last row comes, too, which lies before a range, has its upper half and
                 deletes nothing; and what deletes something between the two.
 
         Yields:
             Rows of one object each; none is empty.
         """
-        located = self._located(lows, highs, looking, rows_max, preceded=preceded)
+        located = self._located(lows, highs, looking, rows_max or sizes().located_rows, preceded=preceded)
         return self._first_copies(located) if self.schema.append_only and not self.is_append_only else located
 
     def _located(

@@ -31,19 +31,22 @@ from stateline.pipeline.operators.api import BatchContext, OperatorProgram, Proc
 from stateline.pipeline.plan import PLAIN, PipelinePlan, PipelineSettings, SavepointStart
 from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.pipeline.upkeep import Upkeep
-from stateline.state.keys import group_rows, key_rows
+from stateline.state.keys import Groups, group_rows, key_rows
 from stateline.state.merge import MergeSettings
 from stateline.state.open_runs import OpenRuns
 from stateline.state.rows import StateRows
 from stateline.state.run_store import RunReader
 from stateline.state.schema import StateSchema
+from stateline.state.subkeys import subkey_changes
 from stateline.state.table import StateTable
 from stateline.tables import TableTarget
 from tests.kit.invariants import require
 from tests.kit.scenarios.micro_batch import MicroBatch, MicroBatchAdapter, MicroBatchSystem, Row
+from tests.kit.state_invariants import check_feeds
 from tests.kit.world import Process, World
 
 __all__ = [
+    "ARRIVALS",
     "FIRST_QUERY",
     "ROWS",
     "CountingProgram",
@@ -61,7 +64,16 @@ _MAX_PARALLELISM: Final = 8
 _SCHEMA: Final = StateSchema.of(
     pa.schema([("key", pa.string()), ("count", pa.int64()), ("attempt", pa.string())]), ["key"]
 )
+APPENDED: Final = StateSchema(
+    pa.schema([("key", pa.string()), ("batch", pa.int64()), ("number", pa.int64())]),
+    pa.schema([("attempt", pa.string())]),
+    append_only=True,
+    subkeys=2,
+)
+"""The schema of the table called ``arrivals``: it keeps each row that it gets."""
+
 ROWS: Final = pa.schema([("batch", pa.int64()), ("number", pa.int64()), ("key", pa.string()), ("attempt", pa.string())])
+ARRIVALS: Final = "arrivals"
 _PARALLELISMS: Final = (2, 1, 3)
 """One incarnation after the other: the first restart merges subtasks, the second splits them."""
 
@@ -99,7 +111,7 @@ class CountingProgram(OperatorProgram):
     @property
     def tables(self) -> Mapping[str, StateSchema]:
         """See :attr:`stateline.pipeline.operators.api.OperatorProgram.tables`."""
-        return dict.fromkeys(self.names, _SCHEMA)
+        return {name: APPENDED if name == ARRIVALS else _SCHEMA for name in self.names}
 
     def process(
         self,
@@ -114,6 +126,9 @@ class CountingProgram(OperatorProgram):
         groups = group_rows(key_rows(_SCHEMA, [rows["key"]]))
         changes = {}
         for name in self.names:
+            if name == ARRIVALS:
+                changes[name] = _appended(tables[name], groups, rows, self.attempt)
+                continue
             before = tables[name].probe(groups.keys).values[0].fill_null(0).to_numpy(zero_copy_only=False)
             marks = self.attempt if name == self.names[0] else f"{self.attempt} in {name}"
             attempts = pa.array([marks] * len(before), pa.string())
@@ -126,6 +141,15 @@ def _settings(retained: int, record_bytes: int) -> PipelineSettings:
     """Plain settings under the rule of keyed streams: checkpoints count that changed state."""
     plain = {each.name: getattr(PLAIN, each.name) for each in fields(PLAIN)}
     return PipelineSettings(**(plain | {"retained_checkpoints": retained, "record_bytes": record_bytes}))
+
+
+def _appended(table: StateTable, groups: Groups, rows: pa.Table, attempt: str) -> StateRows:
+    """Each row of a batch as the table of arrivals keeps it."""
+    order = pa.array(groups.order)
+    subkeys = [rows[name].combine_chunks().take(order) for name in ("batch", "number")]
+    marks = pa.array([attempt] * len(order), pa.string())
+    owners = np.repeat(np.arange(len(groups)), groups.sizes)
+    return subkey_changes(table, groups.keys, owners, subkeys, [marks], np.zeros(len(order), dtype=np.bool_))
 
 
 class PipelineSystem(MicroBatchSystem):
@@ -409,6 +433,8 @@ class Pipeline(MicroBatch):
         wanted = {key: attempt for key, (_, attempt) in newest.items()}
         found = self._pipeline.changed_by(world)
         require(found == wanted, "C3", f"the state was changed by {found}, the rows were written by {wanted}")
+        root = world.objects(self._pipeline.places.root)
+        check_feeds(root, CheckpointStore(root).list())
 
     def _drive(self, process: Process, incarnation: int) -> None:
         super()._drive(process, incarnation)
@@ -421,10 +447,11 @@ class Pipeline(MicroBatch):
 
 def rows_of(root: BlobStore, operator: OperatorState) -> Iterator[dict[str, Any]]:
     """The rows of a table as a record names them, past every cache."""
-    reader = RunReader(root, _SCHEMA, open_runs=OpenRuns())
+    schema = StateSchema.decode(operator.schema)
+    reader = RunReader(root, schema, open_runs=OpenRuns())
     for subtask in operator.subtasks:
         runs = [reader.open(run) for run in subtask.runs]
-        for batch in StateTable(_SCHEMA, subtask.key_groups, _MAX_PARALLELISM, runs).scan():
+        for batch in StateTable(schema, subtask.key_groups, _MAX_PARALLELISM, runs).scan():
             yield from batch.to_pylist()
 
 

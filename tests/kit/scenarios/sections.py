@@ -9,11 +9,14 @@
   where it is new, those of earlier batches where it is not, and some of them damaged.
 - Runs have record batches of a few rows, and are never fetched whole where a slice will do: so after a restart with
   other subtasks, hosts keep slices of runs.
-- Each record is read, as a whole and past every copy, the moment it is decided: its two tables must say the same.
+- Each record is read, as a whole and past every copy, the moment it is decided: its table of arrivals, which is only
+  appended to, must have as many rows of a key as its table of counts says. Now and then the changes since the record
+  before must lead to its state, too.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -26,8 +29,6 @@ from stateline.files import RollingPolicy
 from stateline.pipeline.messages import SubtaskInput
 from stateline.pipeline.plan import SavepointStart
 from stateline.pipeline.subtask import TaskResources
-from stateline.state import merge as merge_module
-from stateline.state import run as run_module
 from stateline.state import run_store as run_store_module
 from stateline.state.merge import MergeSettings
 from stateline.state.run_store import RunReaderSettings
@@ -36,6 +37,7 @@ from tests.kit.effects import Effect
 from tests.kit.invariants import require
 from tests.kit.planted.planting import replaced
 from tests.kit.scenarios.pipeline import (
+    ARRIVALS,
     FIRST_QUERY,
     Pipeline,
     PipelineAdapter,
@@ -43,11 +45,13 @@ from tests.kit.scenarios.pipeline import (
     incarnation_of,
     rows_of,
 )
+from tests.kit.sizes import smaller
+from tests.kit.state_invariants import check_appended, check_feeds
 from tests.kit.world import Process, World
 
 __all__ = ["SectionedPipeline"]
 
-_TABLES: Final = ("counts", "twins")
+_TABLES: Final = ("counts", ARRIVALS)
 _INLINE_BYTES: Final = 1 << 20
 _RECORD_BYTES: Final = {2: 6000, 1: 0, 3: _INLINE_BYTES}
 """What a record may carry, by the number of subtasks, which each incarnation has of its own: some sections of a few
@@ -79,8 +83,7 @@ class SectionedPipeline(Pipeline):
 
     def prepare(self, world: World) -> None:
         """See :meth:`Scenario.prepare`. No rows are merged beyond the budget, and none fetched beyond a slice."""
-        world.during(replaced(merge_module, "_ROWS_FREE", 0))
-        world.during(replaced(run_module, "_BATCH_ROWS_MIN", _BATCH_ROWS))
+        world.during(smaller(slice_rows=4, merge_free_rows=0, merge_window_rows=8, run_batch_rows=_BATCH_ROWS))
         world.during(replaced(run_store_module, "RunReaderSettings", lambda: _READING))
         world.acknowledge(("hosts",), world.during(scratch_folder()))
 
@@ -92,8 +95,12 @@ class SectionedPipeline(Pipeline):
             return
         root = world.objects(FIRST_QUERY.root)
         record = CheckpointStore(root).get(checkpoint_id)
-        first, second = ({row["key"]: row["count"] for row in rows_of(root, table)} for table in record.operators)
-        require(first == second, "E1", f"checkpoint {checkpoint_id} has {first} in one table, {second} in the other")
+        counts, arrivals = (list(rows_of(root, operator)) for operator in record.operators)
+        found, wanted = Counter(row["key"] for row in arrivals), {row["key"]: row["count"] for row in counts}
+        require(set(found) == set(wanted), "E1", f"checkpoint {checkpoint_id} has {wanted} and rows of {found}")
+        check_appended(found.elements(), Counter(wanted).elements(), f"checkpoint {checkpoint_id}")
+        if checkpoint_id % 3 == 0:
+            check_feeds(root, CheckpointStore(root).list()[-2:])
         carried = sum(map(len, {section.data for section in record.sections()}))
         bound = _RECORD_BYTES[record.parallelism]
         require(carried <= bound, "H3", f"checkpoint {checkpoint_id} carries {carried} bytes, allowed are {bound}")

@@ -41,6 +41,7 @@ from stateline.errors import (
     UnavailableError,
 )
 from stateline.handles import Part, RowsHandle, RunHandle
+from stateline.sizes import Sizes
 from stateline.testing import ManualClock
 
 URL = "memory://old-out"
@@ -48,7 +49,7 @@ URL = "memory://old-out"
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(objects_module, "PIECE_BYTES", 64)
+    monkeypatch.setattr(objects_module, "sizes", lambda: Sizes(copied_bytes=64))
 
 
 def memory():

@@ -22,6 +22,7 @@ from stateline.changelog.segment import Section, SectionKind, encode_segment
 from stateline.cli.commands import stateline
 from stateline.files.pending import encoded_rows
 from stateline.key_groups import KeyGroupRange
+from stateline.sizes import Sizes
 from stateline.state.run import RunSettings, encode_run
 from stateline.state.runs import Run
 from stateline.state.schema import StateSchema
@@ -76,7 +77,7 @@ def test_ls_of_a_root_lists_every_section_of_its_segments(root: MemoryStore) -> 
 
 
 def test_ls_reads_only_the_tail_of_a_long_run(root: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stateline.cli.sections.TAIL_GUESS_BYTES", 64)
+    monkeypatch.setattr("stateline.cli.sections.sizes", lambda: Sizes(run_tail_bytes=64))
     fetched: list[int] = []
     fetch = MemoryStore.get_range
     monkeypatch.setattr(

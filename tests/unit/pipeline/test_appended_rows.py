@@ -9,21 +9,25 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from stateline.state import snapshot as snapshot_module
 from stateline.state.changes import changes_of_stored
+from stateline.state.snapshot import Layers
 from stateline.state.stored import StoredState
 from stateline.testing import KeyedStreamHarness
-from tests.kit.early_versions import copying_merges
+from tests.kit.early_versions import copying_merges, parts_across_gaps
+from tests.kit.invariants import InvariantViolation
+from tests.kit.planted.planting import replaced
+from tests.kit.sizes import smaller
+from tests.kit.state_invariants import rows_at
 
 LEFT = pa.schema([("k", pa.int64()), ("l", pa.int64())])
 RIGHT = pa.schema([("k", pa.int64()), ("r", pa.int64())])
 
 
 @pytest.fixture
-def small_slices(monkeypatch):
-    """Thirty-two slices, as 1,200,000 rows have."""
-    monkeypatch.setattr(snapshot_module, "_SLICE_ROWS_MIN", 16)
-    monkeypatch.setattr(snapshot_module, "_SLICES_MAX", 32)
+def small_slices():
+    """As many slices as 1,200,000 rows have."""
+    with smaller(slice_rows=16):
+        yield
 
 
 def joined(how="inner"):
@@ -157,3 +161,12 @@ def test_the_change_feed_leaves_rows_out_that_were_stored_twice(small_slices):
     found = [row for batch in changes_of_stored(before, after) for row in batch.to_pylist()]
     assert Counter(row["k"] for row in found) == Counter(range(rows - 6, rows))
     assert {row["__change"] for row in found} == {"insert"}
+
+
+def test_the_invariant_sees_a_merge_that_copies_a_gap(small_slices):
+    with replaced(Layers, "_parts", parts_across_gaps):
+        stage = joined()
+        lives(stage, 3000)
+    record = stage.checkpoint
+    with pytest.raises(InvariantViolation, match="E6"):
+        rows_at(StoredState.of(stage.root, record, record.operators[0].name))

@@ -22,6 +22,7 @@ from stateline.pipeline.operators.api import BatchContext, OperatorProgram, Proc
 from stateline.pipeline.operators.late_output import LateRowsProgram
 from stateline.pipeline.parcels import Parcel, decode_parcels, encode_parcels, read_rows, split_by_subtask, write_rows
 from stateline.pipeline.windows import in_windows
+from stateline.sizes import Sizes
 from stateline.state.aggregate import count, sum
 from stateline.testing import GraphHarness
 
@@ -176,8 +177,7 @@ def _inputs(flow, level, context):
 
 
 def test_parcels_cross_as_they_are_and_long_ones_are_cut(monkeypatch):
-    monkeypatch.setattr(parcels_module, "PARCEL_BYTES", 200)
-    monkeypatch.setattr(parcels_module, "_BATCH_BYTES", 2000)
+    monkeypatch.setattr(parcels_module, "sizes", lambda: Sizes(parcel_bytes=200, parcel_batch_bytes=2000))
     batch = pa.record_batch({"key": [f"k{number % 7}" for number in range(300)], "n": range(300)})
     hashes = hash_columns([batch.column("key")])
     made = [Parcel(partition=to, reader="r", content=rows) for to, rows in split_by_subtask(batch, hashes, 3, 8)]

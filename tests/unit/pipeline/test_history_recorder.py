@@ -15,10 +15,10 @@ from stateline.checkpoint.history import read_block, summaries_in
 from stateline.checkpoint.layout import HISTORY_BLOCK, HISTORY_PREFIX, history_name
 from stateline.environment import system_environment
 from stateline.errors import FencedError, UnavailableError
-from stateline.pipeline import history as history_module
 from stateline.pipeline.history import HistoryRecorder, described
 from stateline.pipeline.messages import Batch
 from stateline.pipeline.operators.aggregation import AggregateProgram
+from stateline.sizes import sizes
 from stateline.state.aggregate import count
 from tests.unit.pipeline.engine import Engine
 from tests.unit.pipeline.records import record
@@ -138,7 +138,7 @@ def test_an_incomplete_block_is_left_alone_at_a_restart(engine, store):
 
 def test_a_store_that_takes_no_history_stops_nothing(engine, store, caplog):
     store.fails = True
-    carried = history_module._CARRIED_BLOCKS
+    carried = sizes().history_blocks_carried
     newest = run(engine, HISTORY_BLOCK * (carried + 2))
     found = summaries_in(newest)
     assert len(found) <= HISTORY_BLOCK * (carried + 1)

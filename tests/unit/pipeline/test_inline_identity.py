@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 
 import pyarrow as pa
 import pytest
 
 from stateline.checkpoint.objects import renamed
 from stateline.handles import RunHandle
+from stateline.sizes import resized
 from stateline.state.aggregate import max as max_of
 from stateline.state.aggregate import sum as sum_of
 from stateline.state.changes import changes_of_stored
 from stateline.state.stored import StoredState
 from stateline.testing import KeyedStreamHarness
 from tests.kit.early_versions import unnamed_inline_sections
+from tests.kit.invariants import InvariantViolation
+from tests.kit.sizes import SIZES
+from tests.kit.state_invariants import check_feeds
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 PACKING = [{"record_bytes": "20KiB"}, {"record_bytes": "3500"}, {"record_bytes": "0"}, {"inline_bytes": "0"}]
@@ -110,3 +115,25 @@ def test_sections_of_one_record_have_identities_of_their_own_also_when_packed():
         assert {section.identity for section in first if isinstance(section, RunHandle)} <= {
             section.identity for section in last
         }
+
+
+def test_the_invariant_sees_sections_that_are_known_by_their_bytes():
+    with unnamed_inline_sections():
+        stage = stage_of()
+        for value in (100, 50, -50):
+            stage.run_batch([{"k": "a", "v": value}])
+        with pytest.raises(InvariantViolation, match="E7"):
+            check_feeds(stage.root, stage.checkpoints.list())
+    check_feeds(stage.root, stage.checkpoints.list())
+
+
+@pytest.mark.parametrize("chosen", SIZES)
+@pytest.mark.parametrize("options", PACKING)
+def test_changes_lead_from_each_retained_checkpoint_to_each_later_one(options, chosen):
+    dice = random.Random(7)
+    with resized(SIZES[chosen]):
+        stage = stage_of(**options)
+        for _ in range(12):
+            stage.run_batch([{"k": dice.choice("abcdefgh"), "v": dice.choice([-1, 0, 1])} for _ in range(4)])
+        check_feeds(stage.root, stage.checkpoints.list())
+    assert len(stage.checkpoints.list()) == 12

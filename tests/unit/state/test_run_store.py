@@ -20,6 +20,7 @@ from stateline.environment import Environment, SystemClock
 from stateline.errors import CorruptDataError, DataLossError, InvalidInputError
 from stateline.handles import RunHandle
 from stateline.key_groups import KeyGroupRange
+from stateline.sizes import Sizes
 from stateline.state.backend import KeyedStateBackend
 from stateline.state.open_runs import OpenRun, OpenRuns
 from stateline.state.rescale import narrowed
@@ -107,7 +108,7 @@ def test_slices_partition_the_rows(remote: InstrumentedStore) -> None:
 def test_a_tail_longer_than_the_guess_is_fetched_again(
     remote: InstrumentedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stateline.state.run_store.TAIL_GUESS_BYTES", 64)
+    monkeypatch.setattr("stateline.state.run_store.sizes", lambda: Sizes(run_tail_bytes=64))
     handle = written(remote)
     assert keys(reader(remote).open(part_of(handle, 0, 7)))
 
