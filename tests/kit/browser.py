@@ -76,8 +76,7 @@ def install() -> None:
     as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
     manager = next((name for name in MANAGERS if shutil.which(name)), None)
     if manager is not None and (not as_root or shutil.which("sudo")):
-        sys.stdout.write("Installing Chromium, for the tests of pages.\n")
-        sys.stdout.flush()
+        sys.stderr.write("Installing Chromium, for the tests of pages.\n")
         quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for command in MANAGERS[manager]:
             subprocess.run([*as_root, *command], check=False, env=quiet, stdout=subprocess.DEVNULL)
