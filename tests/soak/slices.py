@@ -30,7 +30,8 @@ SHARES = {
     "zombies": 0.07,
     "powerloss": 0.04,
     "processes": 0.03,
-    "spark": 0.6,
+    "spark": 0.57,
+    "scripts": 0.03,
     "batches": 0.03,
     "tables": 0.17,
 }
@@ -136,6 +137,10 @@ def _killed_drivers(number: int) -> Found:
     return {"points": KILLS, "steps": steps, "failures": failures}
 
 
+def _killed_scripts(number: int) -> Found:
+    return _json_of("tests.spark.killed_scripts", "--seed", str(number))
+
+
 def _many_batches(number: int) -> Found:
     return _json_of("tests.spark.many_batches", "--batches", str(BATCHES))
 
@@ -150,5 +155,6 @@ SLICES = [
     *(_killed_process(job) for job in ("FileJob", "ChangelogJob", "PipelineJob")),
     *(_killed_tables(kind) for kind in TABLES),
     Slice("spark", "driver kills", _killed_drivers),
+    Slice("scripts", "killed", _killed_scripts),
     Slice("batches", "spark", _many_batches),
 ]

@@ -37,6 +37,7 @@ def test_a_whole_soak_holds_a_hundred_kills_of_drivers_and_two_hundred_of_each_f
     """Ten of drivers take three minutes and less, sixty of a table half a minute; the slowest sweeps take four."""
     seconds = {
         "spark": 200,
+        "scripts": 100,
         "zombies": 240,
         "seeds": 30,
         "powerloss": 60,
