@@ -70,7 +70,7 @@ class SavepointAndStart(BesideQuery):
     def watch(self, world: World, effect: Effect) -> None:
         """See :meth:`Scenario.watch`. F1: a savepoint that can be found is whole, until a query claims it."""
         if effect.store in (_SECOND.out, _SECOND.root, "kept"):
-            name = effect.names[0]
+            name = next(iter(effect.names), "")  # What discards no piece names none.
             if effect.operation == "put_if_absent" and name.startswith("savepoint-") and name.endswith("/_metadata"):
                 folder = name.partition("/")[0]
                 savepoint = open_savepoint(world.objects(effect.store), folder)
