@@ -342,15 +342,14 @@ class PipelineJob(Job):
         self.check_disk(checkpoints)
 
     def check_disk(self, checkpoints: CheckpointStore) -> None:
-        """After the sweeps: the retained checkpoints, what they reach, floors, marks and final files; nothing else."""
+        """After the sweeps: the retained checkpoints, what they reach, floors, history, marks, final files; no more."""
         live = list(checkpoints.list())
         assert len(live) == self.retained
         out = files_below(self.folder / "out")
         assert all(name.startswith("part-") for name in out), out
         reached = {name for record in live for name in record.object_names()}
-        rest = {
-            name for name in files_below(self.folder / "root") if name not in reached and not name.startswith("floor/")
-        }
+        own = (layout.FLOOR_PREFIX, layout.HISTORY_PREFIX)
+        rest = {name for name in files_below(self.folder / "root") if name not in reached and not name.startswith(own)}
         first = live[0].checkpoint_id // layout.FLOOR_BLOCK * layout.FLOOR_BLOCK
         slots = {f"chk-{number}" for number in range(first, live[-1].checkpoint_id + 1)}
         assert {name.split("/")[0] for name in rest} == slots, (rest, slots)
