@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -9,6 +11,7 @@ import click
 
 from stateline.blob import BlobStore, open_store
 from stateline.blob.api import ObjectInfo
+from stateline.blob.places import check_named
 from stateline.blob.sweep import SweepResult, reachable_names
 from stateline.blob.sweep import sweep as sweep_staged
 from stateline.checkpoint import Checkpoint, CheckpointStore, RootSweep, sweep_root
@@ -24,6 +27,7 @@ from stateline.cli.output import (
     time_text,
 )
 from stateline.environment import system_environment
+from stateline.errors import InvalidInputError
 from stateline.options import parse_duration
 
 __all__ = ["sweep"]
@@ -63,9 +67,10 @@ def sweep(
     finished file) and that is older than --min-age. Give more than the longest time between writing an object
     and recording it, which is one micro-batch with all its retries.
 
-    With --outputs the hidden staging folders of the outputs are swept, too. Give every ROOT whose query writes to
-    them: pieces of a query whose root is not given look like leftovers. What is younger than the newest checkpoint
-    stays, even if --min-age is shorter, until it is 7 days old: the next checkpoint may name it.
+    With --outputs the hidden staging folders of the outputs are swept, too: of those that lie in the folder where ROOT
+    lies, or below an --also. An output elsewhere is refused, so that a record cannot lead a sweep to it. Give every
+    ROOT whose query writes to them: pieces of a query whose root is not given look like leftovers. What is younger than
+    the newest checkpoint stays, even if --min-age is shorter, until it is 7 days old: the next checkpoint may name it.
 
     Where ROOT belongs to stateline_files, its batch jobs are looked at, too. If only batch jobs write to an output,
     there is no checkpoint: give the place where a stream's would be, OUTPUT/.stateline/stream, and --also OUTPUT.
@@ -103,6 +108,8 @@ def sweep(
     checkpoints += [checkpoint for result in swept for checkpoint in result.checkpoints]
     targets = {store.url: store for store in stores}
     urls = {output.url for checkpoint in checkpoints for output in checkpoint.outputs} if outputs else set()
+    for url in sorted(urls):
+        _check_named(url, stores, also)
     for url in sorted(urls.union(also)):
         output = open_store(url, output_options)
         targets.setdefault(output.url, output)
@@ -121,6 +128,21 @@ def sweep(
         tell.result(store, found, what="staged pieces")
     if not delete and not as_json:
         click.echo("Nothing was deleted: add --delete")
+
+
+def _check_named(url: str, roots: Sequence[BlobStore], also: Sequence[str]) -> None:
+    """Refuses an output that a record names, unless it lies beside one of the roots or below an ``--also``.
+
+    Raises:
+        InvalidInputError: It lies elsewhere.
+    """
+    hint = f"Add --also {url} if it is yours: otherwise somebody has written to the root. Nothing was deleted there"
+    *others, last = roots
+    for root in others:
+        with suppress(InvalidInputError):
+            check_named(url, root.url, also, operation="sweep", hint=hint)
+            return
+    check_named(url, last.url, also, operation="sweep", hint=hint)
 
 
 class _Teller:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from stateline.blob import BlobStore, open_store
+from stateline.blob.places import check_named
+from stateline.blob.urls import absolute_url
 from stateline.changelog.host_cache import HostCache
 from stateline.changelog.segment_writer import Segments
 from stateline.checkpoint import Checkpoint, CheckpointStore
@@ -79,6 +81,7 @@ def finish_root(
     elsewhere: bool,
     copies: HostCache | None = None,
     table_options: Mapping[str, str] | None = None,
+    named: Sequence[str] = (),
 ) -> bool:
     """Finishes the files that the newest record of a root left open, whatever program made it.
 
@@ -91,17 +94,22 @@ def finish_root(
         elsewhere: Whether the files are where the record says, and not at the URL of ``output``.
         copies: The copies of this host; ``None`` for none.
         table_options: How the tables are reached that the rows go to: no record has that.
+        named: Where outputs may be, besides the folder in which the root lies, if they are ``elsewhere``.
 
     Returns:
         Whether there is a record.
 
     Raises:
         FencedError: A driver went on with the files meanwhile.
-        InvalidInputError: The record's output is another one; or rows wait for a function of the program's.
+        InvalidInputError: The record's output is another one, or lies where the caller named no place; or rows wait for
+            a function of the program's.
     """
     newest = _newest(root_url, root_options, environment)
     if newest is None:
         return False
+    for each in newest.outputs if elsewhere else ():
+        hint = f"Give outputs=[{each.url!r}] if it is yours: otherwise somebody has written to the root"
+        check_named(each.url, absolute_url(root_url), named, operation="finish_files", hint=hint)
     plan = _plan_of(newest, root_url, root_options, output, retained_checkpoints, elsewhere=elsewhere)
     plan = replace(plan, graph=_with_tables(plan.graph, newest, table_options or {}))
     with DriverStores.open(plan, environment) as stores:

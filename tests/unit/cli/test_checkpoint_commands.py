@@ -437,6 +437,25 @@ def test_a_sweep_removes_what_nothing_reaches_and_nothing_else(root: Root) -> No
     assert run("checkpoint", "verify", root.url).exit_code == 0
 
 
+def test_a_sweep_is_not_led_to_a_place_that_its_caller_does_not_name(root: Root, tmp_path_factory: Any) -> None:
+    foreign = tmp_path_factory.mktemp("foreign")
+    store = open_store(foreign)
+    dead = store.stage("dead.csv", b"dead")
+    everything_aged(root, 30)
+    record = root.checkpoints.get(2)
+    [output] = record.outputs
+    led = msgspec.structs.replace(output, url=store.url)
+    changed = msgspec.structs.replace(record, checkpoint_id=3, batch_id=3, nonce="n3", outputs=(led,))
+    root.checkpoints.publish(changed)
+    for delete in ([], ["--delete"]):
+        refused = run("sweep", root.url, "--outputs", "--min-age", "0s", *delete)
+        assert refused.exit_code == 2, refused.output
+        assert f"--also {store.url}" in refused.output
+        assert store.read_staged(dead) == b"dead"
+    named = run("sweep", root.url, "--outputs", "--also", str(foreign.parent))
+    assert named.exit_code == 0, named.output
+
+
 def test_a_sweep_spares_what_others_put_into_its_folders(root: Root) -> None:
     foreign = ["shared/report.pdf", f"shared/sub/{LEFT}", "taskowned/left", "chk-1/notes", f"chk-x/{LEFT}"]
     foreign += [f"shared/{'0' * 64}", ".inprogress/notes", f".inprogress/sub/{LEFT}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -19,7 +20,7 @@ __all__ = ["finish_files"]
 _JOB: Final = re.compile("[0-9a-f]{32}")
 
 
-def finish_files(path: str, *, job: str | None = None, **options: str) -> None:
+def finish_files(path: str, *, job: str | None = None, outputs: Sequence[str] = (), **options: str) -> None:
     """Finishes the files that streams left open, in one more record. Idempotent.
 
     Call it when no query writes there: where one still runs, it or this call may be fenced (``FencedError``). When it
@@ -31,6 +32,8 @@ def finish_files(path: str, *, job: str | None = None, **options: str) -> None:
             outputs are finished.
         job: A batch job that was decided and then failed, or was killed, before all its files were visible: makes them
             so. The error of the job names it, and so does a folder in ``<path>/.stateline/jobs``.
+        outputs: Of a keyed stream: places of its outputs that lie elsewhere than in the folder where its checkpoint
+            lies. An output that is in neither is refused, so that a record cannot lead this call to any other place.
         options: The sink's other options that say where things are, such as ``checkpoint``, and ``compression``. Of a
             keyed stream: ``root.<option>`` for the store of its checkpoint, ``store.<option>`` for its outputs', and
             ``table.<option>`` for the tables that its rows go to: the options that ``write_table`` was given.
@@ -39,8 +42,8 @@ def finish_files(path: str, *, job: str | None = None, **options: str) -> None:
         FencedError: A query went on with the files meanwhile.
         NotFoundError: No stream has written anything there; or there is no such job: it was never decided, and nothing
             of it is visible, or an earlier call has finished it.
-        InvalidInputError: An option that there is not, or a job that cannot be one; or rows of a keyed stream wait for
-            their function.
+        InvalidInputError: An option that there is not, an output elsewhere, or a job that cannot be one; or rows of a
+            keyed stream wait for their function.
     """
     parsed = FilesSinkOptions.from_spark({"path": path, **options})
     if job is not None:
@@ -49,7 +52,7 @@ def finish_files(path: str, *, job: str | None = None, **options: str) -> None:
     # How many records are to stay, only the query knows: its next batch retires the others.
     if finish_sink(replace(parsed, retained_checkpoints=sys.maxsize)):
         return
-    if parsed.checkpoint or not _finish_keyed(parsed):
+    if parsed.checkpoint or not _finish_keyed(parsed, outputs):
         raise NotFoundError(
             "no stream has written anything there",
             operation="finish_files",
@@ -59,7 +62,7 @@ def finish_files(path: str, *, job: str | None = None, **options: str) -> None:
         )
 
 
-def _finish_keyed(options: FilesSinkOptions) -> bool:
+def _finish_keyed(options: FilesSinkOptions, outputs: Sequence[str]) -> bool:
     """Finishes the files of a keyed stream whose checkpoint the path is; whether it has any."""
     return finish_root(
         options.path,
@@ -69,6 +72,7 @@ def _finish_keyed(options: FilesSinkOptions) -> bool:
         retained_checkpoints=sys.maxsize,
         elsewhere=True,
         table_options=options.reaching_table(),
+        named=outputs,
     )
 
 
