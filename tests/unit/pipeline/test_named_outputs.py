@@ -22,7 +22,7 @@ def finished(root, **more):
 def test_a_record_that_names_an_output_elsewhere_is_refused_unless_the_caller_names_it(tmp_path):
     root, elsewhere = tmp_path / "place/state", tmp_path / "elsewhere/out"
     output = OutputState(operator="flights", url=open_store(elsewhere).url, finished=(), open=())
-    CheckpointStore(open_store(root)).publish(checkpoint(0, outputs=(output,)))
+    CheckpointStore(open_store(root)).publish(checkpoint(0, outputs=(output,), operators=()))
     with pytest.raises(InvalidInputError, match=r"finish_files .*elsewhere/out.*outputs=\['file://"):
         finished(root)
     with pytest.raises(InvalidInputError, match="names this output"):
@@ -33,5 +33,5 @@ def test_a_record_that_names_an_output_elsewhere_is_refused_unless_the_caller_na
 
 def test_an_output_beside_the_root_needs_no_name(tmp_path):
     output = OutputState(operator="flights", url=open_store(tmp_path / "out").url, finished=(), open=())
-    CheckpointStore(open_store(tmp_path / "state")).publish(checkpoint(0, outputs=(output,)))
+    CheckpointStore(open_store(tmp_path / "state")).publish(checkpoint(0, outputs=(output,), operators=()))
     assert finished(tmp_path / "state")
