@@ -87,11 +87,16 @@ def test_what_fails_in_the_end_is_raised_and_finish_files_goes_on_by_hand(flight
 
     encode = ending.encode_file
     monkeypatch.setattr(ending, "encode_file", full)
-    query = flights.start(trigger=AVAILABLE_NOW)
+    query = flights.start(finish_on_stop=True)
+    query.processAllAvailable()
+    with pytest.raises(StorageFullError, match="no room"):
+        query.stop()
     for _ in range(2):
         with pytest.raises(StorageFullError, match="no room"):
             query.awaitTermination()
     assert query.exception() is None, "Spark knows nothing of it"
+    with pytest.raises(StorageFullError, match="no room"):
+        flights.start(trigger=AVAILABLE_NOW)
     with pytest.raises(StorageFullError, match="no room"):
         finish_files(flights.root)
     assert flights.counted() == 0
