@@ -19,6 +19,9 @@ __all__ = ["PRICES_AS_OF", "Estimate", "Prices", "Stream", "estimate", "write_re
 
 PRICES_AS_OF: Final = "2025-06-01"
 DAY_SECONDS: Final = 86_400
+LOCAL_COPIES_BYTES = 10_000_000_000
+"""Room for the copies of a host, by default."""
+
 MONTH_SECONDS: Final = 365 * DAY_SECONDS / 12
 
 ROW_BYTES: Final = 21
@@ -81,7 +84,7 @@ class Stream:
         output_row_bytes: Of an output row, in its file; 0 where nothing is written to files.
         folders: Into which each file's rows are split by ``partition_by``.
         roll_seconds: Age at which a file is finished.
-        retained_checkpoints: As the option of that name.
+        retained_checkpoints: As the option of that name; ``None`` for its default.
         hosts: With executors.
     """
 
@@ -93,8 +96,15 @@ class Stream:
     output_row_bytes: float = 0
     folders: int = 1
     roll_seconds: float = 300
-    retained_checkpoints: int = 3
+    retained_checkpoints: int | None = None
     hosts: int = 1
+
+    @property
+    def retained(self) -> int:
+        """Checkpoints that are kept: by default 10, and those of the last hour, up to 100."""
+        if self.retained_checkpoints is not None:
+            return self.retained_checkpoints
+        return min(max(10, int(3600 / self.trigger) + 1), 100)
 
     @property
     def changed_keys(self) -> float:
@@ -171,7 +181,7 @@ def estimate(stream: Stream, prices: Prices | None = None) -> Estimate:
     files = stream.folders / max(stream.roll_seconds, stream.trigger) if stream.output_row_bytes else 0.0
     pieces = math.ceil(file_bytes / files / PIECE_BYTES) if files else 0
     file_puts = files * (2 * pieces + 2)  # Staged, copied by S3; the upload begun and completed.
-    state = stream.keys * stream.row_bytes * STORED_ROWS + stream.retained_checkpoints * written
+    state = stream.keys * stream.row_bytes * STORED_ROWS + stream.retained * written
     checkpoints = MONTH_SECONDS / stream.trigger
     a_month = (checkpoints * puts + MONTH_SECONDS * file_puts) * prices.put + checkpoints * gets * prices.get
     batch_rows = stream.rows_per_second * stream.trigger / stream.subtasks
@@ -183,7 +193,7 @@ def estimate(stream: Stream, prices: Prices | None = None) -> Estimate:
         written_bytes_per_checkpoint=written,
         file_bytes_per_second=file_bytes,
         state_bytes=state,
-        host_disk_bytes=state / stream.hosts,
+        host_disk_bytes=min(state / stream.hosts, LOCAL_COPIES_BYTES),
         worker_bytes=WORKER_BYTES + batch_rows * BATCH_ROW_BYTES + state_rows * INDEX_ROW_BYTES,
         driver_bytes=written if written / stream.subtasks <= inline_bytes(stream.subtasks) else 0.0,
         cores=max(1, math.ceil(stream.rows_per_second / CORE_ROWS_PER_SECOND / BUSY)),
@@ -237,7 +247,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--folders", type=int, default=1, help="that partition_by makes (1)")
     parser.add_argument("--roll-seconds", type=_positive, default=300.0, help="age at which files are finished (300)")
-    parser.add_argument("--retained-checkpoints", type=int, default=3, help="as the option of that name (3)")
+    parser.add_argument("--retained-checkpoints", type=int, help="as the option of that name (by default 10 to 100)")
     parser.add_argument("--hosts", type=int, default=1, help="with executors (1)")
     parser.add_argument("--put-usd", type=float, default=Prices.put, help=f"1,000 writes ({Prices.put})")
     parser.add_argument("--get-usd", type=float, default=Prices.get, help=f"1,000 reads ({Prices.get})")
