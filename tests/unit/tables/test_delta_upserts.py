@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, QueryBuilder, Schema
+from deltalake import DeltaTable, QueryBuilder, Schema, write_deltalake
 
 from stateline.environment import system_environment
-from stateline.tables import TableTarget, commit_once, open_table
+from stateline.tables import TableTarget, commit_once, delta, open_table
 from stateline.tables.api import TableChange, TableToken
 
 WORLD = system_environment()
@@ -211,3 +211,18 @@ def test_tables_that_others_made_lose_only_the_bounds_that_would_be_wrong(tmp_pa
         ):
             found = pa.table(query.execute(f"select * from t where {condition}").read_all())
             assert found.num_rows == count, (given, condition)
+
+
+@pytest.mark.parametrize("may_limit", [True, False])
+def test_rows_that_others_wrote_with_wrong_bounds_are_replaced(tmp_path, monkeypatch, may_limit):
+    if not may_limit:  # A table whose properties cannot be changed.
+        monkeypatch.setattr(delta, "limit_bounds", lambda *_: False)
+    keys = {"d": pa.array([NAN, 1.0]), "m": pa.array([D("9" * 38), D(1)], pa.decimal128(38, 0))}
+    for kind, values in keys.items():
+        rows = pa.table({"k": values, "v": [1, 2]})
+        upserts = upserts_of(tmp_path / kind, rows, ("k",))
+        upserts.place.parent.mkdir()
+        write_deltalake(str(upserts.place), rows)
+        for part in (rows, rows.slice(0, 1), rows):
+            upserts.merge(part)
+        assert upserts.rows() == shown(*rows.to_pylist()), kind
