@@ -252,7 +252,8 @@ def _insert(dice: random.Random, case: Case, values: _Values, steps: list[Step])
     row = values.row()
     if case.key or any(is_broken(value) for value in row):
         return None
-    return Step("insert", (row,), spark=dice.random() < 0.5)
+    # deltalake names a folder by all digits of a number, which may be more than a name can have.
+    return Step("insert", (row,), spark=bool(case.partition_by) or dice.random() < 0.5)
 
 
 def _remove(dice: random.Random, case: Case, values: _Values, steps: list[Step]) -> Step | None:

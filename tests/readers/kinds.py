@@ -183,8 +183,18 @@ def _quantized(value: Decimal, kind: pa.DataType) -> Decimal:
 
 def texts_of(column: pa.ChunkedArray | pa.Array) -> list[str | None]:
     """The texts of the values of a column."""
-    kind = plain_type(column.type)
-    return [as_text(value, kind) for value in _plain(column, kind)]
+    kind = _without_views(plain_type(column.type))
+    return [as_text(value, kind) for value in _plain(column.cast(kind), kind)]
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_without_views(each.type)) for each in kind])
+    return pa.list_(_without_views(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def _plain(column: Any, kind: pa.DataType) -> list[Any]:

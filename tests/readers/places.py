@@ -102,7 +102,13 @@ def _by_arrow(name: str, table: Any, filters: Sequence[Filter], model: Model) ->
     for each in filters:
         condition = each.arrow(model.schema)
         expected = _ids(whole.to_table(columns=[ID], filter=condition))
-        yield name, each, _ids(table.to_table(columns=[ID], filter=condition)), expected
+        try:
+            found = _ids(table.to_table(columns=[ID], filter=condition))
+        except pa.ArrowNotImplementedError as error:
+            if "string_view" in str(error):  # Arrow cannot filter text in files of deltalake: they have views.
+                continue
+            raise
+        yield name, each, found, expected
 
 
 class DeltaPlace(Place):
@@ -124,11 +130,22 @@ class DeltaPlace(Place):
         return DeltaTable(str(self.folder))
 
     def texts(self) -> Texts:
+        if self._has_decimal_partitions:
+            from deltalake import QueryBuilder
+
+            query = QueryBuilder().register("t", self._table())
+            return _texts(pa.table(query.execute("SELECT * FROM t").read_all()))
         return _texts(self._table().to_pyarrow_table())
+
+    @property
+    def _has_decimal_partitions(self) -> bool:
+        """Whether deltalake's way to Arrow fails: it writes a decimal below zero as ``0.-1`` in its partitions."""
+        kinds = dict(self.case.columns)
+        return any("decimal" in kinds.get(name, "") for name in self.case.partition_by)
 
     def find(self, filters: Sequence[Filter], model: Model) -> Iterator[Finding]:
         table = self._table()
-        if not self.case.key:  # Arrow cannot filter text in files of merges: they say that it is in views.
+        if not self._has_decimal_partitions:
             yield from _by_arrow("deltalake, pyarrow", table.to_pyarrow_dataset(), filters, model)
         yield from self._by_datafusion(table, filters, model)
 
@@ -213,7 +230,11 @@ class IcebergPlace(Place):
                 if pa.types.is_list(each.kind(model.schema)) or any(is_nan(value) for value in each.values):
                     continue  # pyiceberg has no filters on lists, and compares with NaN by IsNaN alone.
                 condition = each.iceberg(model.schema)
-                plain = expression_to_pyarrow(bind(table.schema(), condition, case_sensitive=True), table.schema())
+                if "." in each.column:  # The library reads it as a path, but in files, where it knows ids.
+                    plain = each.arrow(model.schema)
+                else:
+                    bound = bind(table.schema(), condition, case_sensitive=True)
+                    plain = expression_to_pyarrow(bound, table.schema())
                 expected = _ids(rows.to_table(columns=[ID], filter=plain))
                 found = _ids(table.scan(row_filter=condition, selected_fields=(ID,)).to_arrow())
                 yield "pyiceberg", each, found, expected

@@ -1,12 +1,10 @@
-"""A query that writes drawn rows into a table, without Spark: the real ``write_table``, coordinator and commit.
-
-Every batch is run by a driver of its own, so a fault that stops the next driver from starting is found, too.
-"""
+"""A query that writes drawn rows into a table, without Spark: the real ``write_table``, coordinator and commit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -118,12 +116,15 @@ class Query:
             graph=graph,
             settings=PipelineSettings(retained_checkpoints=3),
         )
-        stage = StageOutputs(Pipeline(plan, {}, {_OPERATOR: self._program}), operator, self._program)
+        frames: Any = {_OPERATOR: SimpleNamespace(sparkSession=None)}
+        stage = StageOutputs(Pipeline(plan, frames, {_OPERATOR: self._program}), operator, self._program)
         written = stage.write_table(**table) if table is not None else stage.write_files(**files or {})
         self._plan: PipelinePlan = written.plan
         (made,) = self._plan.graph.operators
         self._out = None if made.output is None else open_store(made.output.url, {"fsync": "false"})
-        self._number = 0
+        self._coordinator = self._driver()
+        newest = self.newest
+        self._number = 0 if newest is None else newest + 1
 
     @property
     def newest(self) -> int | None:
@@ -145,19 +146,19 @@ class Query:
         data = pa.concat_tables(
             [each.append_column(_GONE, pa.array([mark] * each.num_rows, pa.bool_())) for each, mark in parts]
         )
-        coordinator = self._driver()
-        coordinator.start()
         batch = Batch(query_id="q", batch_id=self._number, offsets_digest=f"{self._number:064}", data=data)
-        coordinator.run_batch(batch)
+        self._coordinator.run_batch(batch)
         self._number += 1
 
     def start(self) -> None:
-        """Begin a driver, which finishes what an earlier one decided.
+        """Begin, as a program does: finish what an earlier one decided, and check the table.
 
         Raises:
             StatelineError: It refuses to go on.
         """
-        self._driver().start()
+        self._coordinator = self._driver()
+        self._coordinator.start()
+        self._coordinator.check_tables()
 
     def close(self) -> None:
         """Close the stores."""

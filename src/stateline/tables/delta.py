@@ -95,6 +95,9 @@ class DeltaLog(Table):
         self._environment = environment
         self._place = split_local_url(target.target) if is_local(target.target) else _cloud_url(target.target)
         self._storage = _storage_options(target)
+        if is_local(target.target) and "%" in self._place:
+            reason = f"cannot be in the folder {self._place!r}: Delta readers take what follows '%' as a code"
+            raise refused_columns(reason, self.name, "Give the folder a name without '%'")
         if self._schema is not None:
             check_kinds(self._schema, _holds, "Delta table", self.name)
             check_names(self._schema, self.name, is_merged=target.mode == "upsert")
