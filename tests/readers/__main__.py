@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tests.integration.tables.postgresql_server import PostgresqlServer
 from tests.readers.cases import Case, Step
-from tests.readers.drawing import TABLES, draw
+from tests.readers.drawing import SPARK_READS, TABLES, draw
 from tests.readers.run import Outcome, run_case
 from tests.readers.spark_client import SparkReader
 
@@ -57,6 +57,7 @@ def explore(
         How many ``cases`` and ``filters``, how the cases ended, and the stories of ``failures``.
     """
     ends_at, ended, failures, filters, notes = time.monotonic() + seconds, Counter[str](), [], 0, Counter[str]()
+    reads_with_spark = with_spark and any(table.startswith(SPARK_READS) for table in tables)
     with ExitStack() as stack:
         uri = ""
         if any(table.startswith("postgresql") for table in tables):
@@ -67,7 +68,7 @@ def explore(
         for number in range(cases):
             if time.monotonic() > ends_at:
                 break
-            if with_spark and number % CASES_OF_A_SPARK == 0:
+            if reads_with_spark and number % CASES_OF_A_SPARK == 0:
                 if spark is not None:
                     spark.close()
                 spark = stack.enter_context(SparkReader())

@@ -10,7 +10,7 @@ from tests.readers.cases import Case, Step
 from tests.readers.filters import COMPARISONS, Filter, is_broken
 from tests.readers.kinds import KINDS
 
-__all__ = ["TABLES", "draw"]
+__all__ = ["SPARK_READS", "TABLES", "draw"]
 
 TABLES: Final = (
     "delta",
@@ -22,6 +22,8 @@ TABLES: Final = (
     "postgresql",
     "postgresql-upsert",
 )
+SPARK_READS: Final = ("delta", "iceberg", "files")
+"""How the names of tables begin that Spark reads."""
 _PLAIN: Final = ("a", "b", "c", "d", "n")
 _NAMES: Final = (
     "a.b",

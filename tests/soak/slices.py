@@ -20,6 +20,8 @@ from tests.kit.scenarios import SCENARIOS, ScenarioEntry
 from tests.kit.simulation import simulate
 from tests.kit.sizes import SIZES, as_text
 from tests.processes.table_drivers import TABLES
+from tests.readers.drawing import SPARK_READS
+from tests.readers.drawing import TABLES as DRAWN_TABLES
 from tests.spark.keyed_driver import STEPS
 from tests.spark.killing import survive
 
@@ -30,10 +32,11 @@ SHARES = {
     "zombies": 0.07,
     "powerloss": 0.04,
     "processes": 0.03,
-    "spark": 0.57,
+    "spark": 0.47,
     "scripts": 0.03,
     "batches": 0.03,
-    "tables": 0.17,
+    "tables": 0.12,
+    "readers": 0.15,
 }
 """How much of its time a soak gives to each suite. A kill of a driver takes a session of Spark, and is what a soak has
 too little of: the other suites find in minutes what they find."""
@@ -42,6 +45,8 @@ SEEDS = 200
 KILLS = 10
 TABLE_KILLS = 60
 BATCHES = 400
+DRAWN_CASES = 40
+DRAWN_CASES_WITHOUT_SPARK = 400
 
 SIZES_BY_NUMBER = ("default", "tiny")
 """Slices of even and of odd numbers: the same work with the sizes of production, and with tiny ones."""
@@ -122,6 +127,17 @@ def _killed_tables(kind: str) -> Slice:
     return Slice("tables", kind, run)
 
 
+def _read_tables(table: str) -> Slice:
+    cases = DRAWN_CASES if table.startswith(SPARK_READS) else DRAWN_CASES_WITHOUT_SPARK
+
+    def run(number: int) -> Found:
+        options = ("--seed", str(number * cases), "--cases", str(cases), "--keep-going")
+        found = _json_of("tests.readers", table, *options)
+        return {"points": found.pop("cases", 0), **found}
+
+    return Slice("readers", table, run)
+
+
 def _killed_drivers(number: int) -> Found:
     """Every step in turn, from slice to slice, and as many random times; row by row against a model."""
     dice = random.Random(number)
@@ -154,6 +170,7 @@ SLICES = [
     ),
     *(_killed_process(job) for job in ("FileJob", "ChangelogJob", "PipelineJob")),
     *(_killed_tables(kind) for kind in TABLES),
+    *(_read_tables(table) for table in DRAWN_TABLES),
     Slice("spark", "driver kills", _killed_drivers),
     Slice("scripts", "killed", _killed_scripts),
     Slice("batches", "spark", _many_batches),
