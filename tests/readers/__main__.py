@@ -22,6 +22,7 @@ from tests.readers.run import Outcome, run_case
 from tests.readers.spark_client import SparkReader
 
 TRIES: Final = 60
+SECONDS_OF_TRIES: Final = 60
 CASES_OF_A_SPARK: Final = 200
 
 
@@ -117,13 +118,13 @@ def program_of(case: Case) -> str:
 
 def smaller(outcome: Outcome, run: Callable[[Case], Outcome]) -> Outcome:
     """The smallest case found that fails in the same way."""
-    kind, tries = _kind(outcome), 0
+    kind, tries, ends_at = _kind(outcome), 0, time.monotonic() + SECONDS_OF_TRIES
     is_smaller = True
     while is_smaller and tries < TRIES:
         is_smaller = False
         for one in _parts(outcome.case):
             tries += 1
-            if tries > TRIES:
+            if tries > TRIES or time.monotonic() > ends_at:
                 break
             again = run(one)
             if again.violations and _kind(again) == kind:

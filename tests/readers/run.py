@@ -58,17 +58,21 @@ class _EndedError(Exception):
     """The case has ended early, as it may."""
 
 
-def run_case(case: Case, spark: SparkReader | None = None, uri: str = "") -> Outcome:
+def run_case(
+    case: Case, spark: SparkReader | None = None, uri: str = "", filters_of_spark: int = FILTERS_OF_SPARK
+) -> Outcome:
     """Run a case.
 
     Args:
         case: What is tried.
         spark: The other Spark; ``None`` leaves out what it would do and read.
         uri: Of a PostgreSQL server, for its tables.
+        filters_of_spark: How many filters the other Spark runs at most.
     """
     outcome = Outcome(case)
     with tempfile.TemporaryDirectory(prefix="stateline-case-") as folder:
         run = _Run(case, Path(folder), spark, uri, outcome)
+        run.filters_of_spark = filters_of_spark
         try:
             run.everything()
         except _EndedError:
@@ -92,6 +96,7 @@ class _Run:
         self.folder = folder
         self.is_open_in_spark = False
         self.is_changed = False
+        self.filters_of_spark = FILTERS_OF_SPARK
 
     def close(self) -> None:
         if self.query is not None:
@@ -214,7 +219,7 @@ class _Run:
             spark.view("expected", "parquet", f"{self._copied()}")
             if self.case.table == "files":
                 spark.view("files", "parquet", str(self.place.folder))
-            chosen = filters[:: max(1, -(-len(filters) // FILTERS_OF_SPARK))]
+            chosen = filters[:: max(1, -(-len(filters) // self.filters_of_spark))]
             conditions = [each.spark(self.model.schema) for each in chosen]
             expected, found = spark.find("expected", conditions), spark.find(name, conditions)
             for each, mine, theirs in zip(chosen, found, expected, strict=True):

@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.xdist_group("readers"), pytest.mark.timeout(900)]
 
 LAKES = ("delta", "delta-upsert", "iceberg", "files")
 SEEDS = range(1000, 1010)
-SEEDS_OF_SPARK = (2000, 2001)
+SEEDS_OF_SPARK = (2000,)
+FILTERS_OF_SPARK = 12
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +41,13 @@ def uri() -> Iterator[str]:
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_what_went_wrong_once(name: str, spark: SparkReader, uri: str) -> None:
-    assert run_case(INPUTS[name], spark, uri).violations == []
+    assert run_case(INPUTS[name], spark, uri, FILTERS_OF_SPARK).violations == []
 
 
 @pytest.mark.parametrize("table", LAKES)
 def test_drawn_cases_under_spark(table: str, spark: SparkReader) -> None:
     for seed in SEEDS_OF_SPARK:
-        outcome = run_case(draw(table, seed), spark)
+        outcome = run_case(draw(table, seed), spark, filters_of_spark=FILTERS_OF_SPARK)
         assert outcome.violations == [], program_of(outcome.case)
 
 
