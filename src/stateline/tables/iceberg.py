@@ -134,7 +134,10 @@ class IcebergCommits(Table):
         return self._checked_place(table.properties.get(_DATA_PATH) or f"{table.location().rstrip('/')}/data")
 
     def file_columns(self) -> tuple[FileColumn, ...]:
-        return self._columns_of(self._made())
+        table = self._made()
+        if self._schema is not None:  # A file whose column has no id would lose its values in silence.
+            check_fit(self._schema, plain_columns(table.schema().as_arrow()), self.name)
+        return self._columns_of(table)
 
     def look(self, app: str) -> TableState:
         with self._asking("load"):

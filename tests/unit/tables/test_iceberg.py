@@ -224,3 +224,15 @@ def test_files_that_are_gone_or_others_are_never_named(tmp_path, place):
     with pytest.raises(InvalidInputError, match="cannot take the files"):
         commit_once(table, place.change(0, None, [], rows=odd), WORLD)
     assert place.rows() == []
+
+
+@pytest.mark.parametrize("change", ["rename", "drop"])
+def test_columns_of_rows_that_the_table_has_lost_are_refused(place, change):
+    """A file whose column has no id in the table would lose its values, and the commit would succeed."""
+    with place.open() as table:
+        table.create()
+        assert [column.path for column in table.file_columns()] == [("k",), ("v",)]
+    with place.catalog() as catalog, catalog.load_table("air.flights").update_schema() as schema:
+        schema.rename_column("v", "w") if change == "rename" else schema.delete_column("v")
+    with place.open() as table, pytest.raises(InvalidInputError, match="has no column 'v'"):
+        table.file_columns()
