@@ -348,7 +348,11 @@ def _is_of_spark(each: Filter, case: Case) -> bool:
     """Whether Spark's own tables lose rows by a filter.
 
     - Delta: a field of a structure compared with a zero, whose statistics have the other zero.
+    - Iceberg: a comparison of floats, in files that Spark wrote. Their bounds leave NaN out, which Spark orders last.
     """
+    kind = each.kind(case.schema) if each.column in case.schema.names else pa.null()
+    if case.table == "iceberg" and pa.types.is_floating(kind) and any(step.spark for step in case.steps):
+        return True
     return case.table == "delta" and bool(each.field) and any(is_zero(value) for value in each.values)
 
 
@@ -358,7 +362,7 @@ def _is_of_library(reader: str, each: Filter, case: Case) -> bool:
     - Arrow: ``is_in`` with a zero finds nothing in a file whose bounds are both zeros, and a comparison with NaN is
       simplified by bounds as if NaN were above all numbers.
     - deltalake: bounds of files of its own are wrong where values are infinite or have 38 digits, and bounds of a
-      structure that is null everywhere are turned into a condition that never holds.
+      structure that is null everywhere, or of booleans in files of Spark, which have none, never hold.
     - pyiceberg: ``In`` with an infinity, for a column of 32 bits, finds nothing at all, and ``NotEqualTo`` finds the
       rows of files that were written before the column was added.
     """
@@ -370,7 +374,8 @@ def _is_of_library(reader: str, each: Filter, case: Case) -> bool:
             return True
         is_rewritten = bool(case.key) or any(not step.spark and step.do != "write" for step in case.steps)
         is_wide = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-        return pa.types.is_struct(kind) or (is_rewritten and is_wide)
+        is_bool_of_spark = pa.types.is_boolean(kind) and any(step.spark for step in case.steps)
+        return pa.types.is_struct(kind) or is_bool_of_spark or (is_rewritten and is_wide)
     if reader == "pyiceberg" and each.op == "!=" and any(step.do in ("add", "rename") for step in case.steps):
         return True
     is_infinite = any(value in _INFINITE for value in each.values)

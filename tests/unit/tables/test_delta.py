@@ -497,3 +497,10 @@ def test_every_other_name_is_found_by_a_filter(tmp_path, mode):
         quoted = '"' + name.replace('"', '""') + '"'
         found = pa.table(query.execute(f"select k from t where {quoted} = {at + 1}").read_all())
         assert found["k"].to_pylist() == [2], name
+
+
+def test_a_folder_with_a_percent_sign_is_refused(tmp_path):
+    """The library decodes the path twice: such a table could be created, and never be read."""
+    target = TableTarget(format="delta", target=(tmp_path / "a%20b").as_uri())
+    with pytest.raises(InvalidInputError, match="'%'"):
+        open_table(target, schema=SCHEMA)
