@@ -53,6 +53,9 @@ INPUTS: Final[dict[str, Case]] = {
     "a name with a dot": _written("iceberg", "a.b:int64", [(1,), (2,)]),
     "a date by a name with a dot": _written("iceberg", "D.x:date", [(1,), (None,)], partition_by=("D.x",)),
     "a day by a name with a dot": _written("iceberg", "t.s:timestamp", [(1,), (None,)], partition_by=("day(t.s)",)),
+    "a timestamp without a zone beside a column without nulls": Case(
+        "delta", (("n", "timestamp_ntz"),), (Step("write", ((1, 0),)), Step("write", ((2, None),)))
+    ),
     "a renamed column": Case(
         table="iceberg",
         columns=(("n", "int64"),),

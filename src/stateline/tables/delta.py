@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
+from deltalake.table import TableFeatures
 from deltalake.transaction import AddAction, CommitProperties, Transaction
 
 from stateline.blob import BlobStore
@@ -58,6 +59,7 @@ _KEPT_FEATURES: Final = frozenset(
     }
 )
 _REFUSED_FIELDS: Final = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
+_INVARIANTS: Final = "invariants"
 _WRITER_MAX: Final = 7
 _CLEANED_EVERY: Final = 100
 _S3_OPTIONS: Final = {
@@ -176,7 +178,7 @@ class DeltaLog(Table):
                 "is not there, and nobody knows its columns", self.name, "Start the program, which knows them"
             )
         try:
-            DeltaTable.create(
+            table = DeltaTable.create(
                 self._place,
                 Schema.from_arrow(self._schema),
                 mode="ignore",
@@ -189,6 +191,7 @@ class DeltaLog(Table):
                 reason = "cannot be created with timestamps without a zone inside a map"
                 raise refused_columns(reason, self.name, "Give them a zone, or create it with Spark first") from error
             raise self._unavailable(error) from error
+        _complete_features(table)
 
     def check(self, state: TableState) -> None:
         if state.snapshot is not None:
@@ -199,6 +202,8 @@ class DeltaLog(Table):
     def attempt(self, change: TableChange, state: TableState) -> Attempt:
         table, token = state.snapshot, change.token
         there = self._columns(table)
+        if _complete_features(table):
+            return Attempt(outcome=Outcome.NOT_DONE)
         properties = CommitProperties(
             app_transactions=[self._token(token.app, token.checkpoint_id)],
             custom_metadata={"stateline.checkpoint": str(token.checkpoint_id)},
@@ -321,6 +326,33 @@ def _check_features(table: DeltaTable, name: str, *, is_changed: bool) -> None:
         hint="Drop the feature from the table, or use a table of its own",
         kind=ErrorKind.SCHEMA_MISMATCH,
     )
+
+
+def _complete_features(table: DeltaTable) -> bool:
+    """Add the feature that columns without nulls need, where the protocol of a table lists its features without it.
+
+    deltalake creates such a table if a column is a timestamp without a zone, and Spark refuses to read it.
+
+    Returns:
+        Whether the table was changed, so that it must be looked at again.
+    """
+    features = table.protocol().writer_features
+    if features is None or _INVARIANTS in features or not any(map(_is_required, pa.schema(table.schema().to_arrow()))):
+        return False
+    try:
+        table.alter.add_feature(TableFeatures.Invariants)
+    except DeltaError:
+        return False  # Another process may keep the protocol from being changed: the rows are committed all the same.
+    return True
+
+
+def _is_required(field: pa.Field) -> bool:
+    """Whether a column, or a field inside it, refuses nulls. The keys of a map always do."""
+    kind = field.type
+    if pa.types.is_map(kind):
+        return not field.nullable or _is_required(kind.item_field)
+    inside = [kind.field(index) for index in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+    return not field.nullable or any(map(_is_required, inside))
 
 
 def _cleaning(table: DeltaTable) -> PostCommitHookProperties:

@@ -504,3 +504,21 @@ def test_a_folder_with_a_percent_sign_is_refused(tmp_path):
     target = TableTarget(format="delta", target=(tmp_path / "a%20b").as_uri())
     with pytest.raises(InvalidInputError, match="'%'"):
         open_table(target, schema=SCHEMA)
+
+
+def test_columns_without_nulls_have_their_feature_beside_timestamps_without_a_zone(tmp_path):
+    schema = pa.schema([pa.field("at", pa.timestamp("us")), pa.field("checkpoint_id", pa.int64(), nullable=False)])
+    target = TableTarget(format="delta", target=f"file://{tmp_path}/created")
+    with open_table(target, schema=schema) as table:
+        table.create()
+    assert set(DeltaTable(tmp_path / "created").protocol().writer_features) == {"invariants", "timestampNtz"}
+
+    DeltaTable.create(tmp_path / "earlier", Schema.from_arrow(schema))
+    target = TableTarget(format="delta", target=f"file://{tmp_path}/earlier", mode="upsert", key=("checkpoint_id",))
+    rows = pa.table({"at": [dt.datetime(2026, 1, 1)], "checkpoint_id": [0]}).cast(schema)
+    token = TableToken(app="query", checkpoint_id=0)
+    with open_table(target, schema=schema) as table:
+        commit_once(table, TableChange(token=token, created_at=0.0, rows=lambda: iter([rows])), WORLD)
+    there = DeltaTable(tmp_path / "earlier")
+    assert set(there.protocol().writer_features) == {"invariants", "timestampNtz"}
+    assert there.to_pyarrow_table().num_rows == 1
