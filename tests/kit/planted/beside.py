@@ -72,6 +72,7 @@ def _bug(
 def _record_first(
     source: CheckpointStore,
     checkpoint: Checkpoint,
+    spark_checkpoint: Any,
     target: BlobStore,
     label: str,
     progress: Any,
