@@ -12,7 +12,7 @@ from stateline.changelog.segment import DirectoryEntry, SectionKind
 from stateline.files.pending import decode_rows
 from stateline.handles import SectionHandle
 from stateline.sizes import sizes
-from stateline.state.run import check_whole, decode_batches, described, read_index, tail_bytes
+from stateline.state.run import check_whole, decode_batches, described, ranged, read_index, tail_bytes
 from stateline.state.schema import StateSchema
 
 __all__ = ["batches_of", "row_count"]
@@ -52,7 +52,7 @@ def row_count(store: BlobStore, name: str, entry: DirectoryEntry) -> int | None:
     while known < wanted:
         tail = store.get_range(name, section.end - wanted, section.end)
         known = wanted
-        sparse[-known:] = np.frombuffer(tail, np.uint8)
+        sparse[-known:] = ranged(tail, wanted, section.place)
         wanted = min(tail_bytes(tail), section.length)
     return described(pa.py_buffer(sparse), section, entry.number).rows
 

@@ -73,6 +73,7 @@ __all__ = [
     "decode_batches",
     "described",
     "encode_run",
+    "ranged",
     "read_index",
     "tail_bytes",
 ]
@@ -310,6 +311,22 @@ def damaged_place(buffer: pa.Buffer, handle: RunHandle) -> str:
         if crc32c(view[start:end]) != checksum:
             return f"in bytes {start} to {end} ({name})"
     return f"in its tail, bytes {index.tail_start} to {handle.length}"
+
+
+def ranged(data: bytes, length: int, place: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of a range of a run.
+
+    Args:
+        data: What the store answered.
+        length: How many bytes the range has.
+        place: The run, for errors.
+
+    Raises:
+        CorruptDataError: The answer is shorter or longer.
+    """
+    if len(data) != length:
+        raise corrupt_run(place, f"expected {length} bytes of a range, got {len(data)}")
+    return np.frombuffer(data, dtype=np.uint8)
 
 
 def tail_bytes(end: bytes) -> int:

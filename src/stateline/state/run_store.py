@@ -43,6 +43,7 @@ from stateline.state.run import (
     check_whole,
     decode_batches,
     encode_run,
+    ranged,
     read_index,
     tail_bytes,
 )
@@ -299,7 +300,7 @@ class RunReader:
         """Fetches half-open ranges of a run into a space for it."""
         places = [(handle.offset + first, handle.offset + last) for first, last in ranges]
         for (first, last), data in zip(ranges, self._store.get_ranges(handle.name, places), strict=True):
-            space[first:last] = np.frombuffer(data, dtype=np.uint8)
+            space[first:last] = ranged(data, last - first, handle.place)
 
     def _fetch_tail(self, handle: RunHandle) -> tuple[int, np.ndarray[Any, np.dtype[np.uint8]]]:
         """Fetches the end of the run, all of the tail; where it begins, and a space for the run with the end in place.
@@ -310,12 +311,13 @@ class RunReader:
         start = max(handle.length - sizes().run_tail_bytes, 0)
         while True:
             data = self._store.get_range(handle.name, handle.offset + start, handle.end)
+            end = ranged(data, handle.length - start, handle.place)
             needed = max(handle.length - tail_bytes(data), 0)
             if needed >= start:
                 break
             start = needed
         space = np.zeros(handle.length, dtype=np.uint8)
-        space[start:] = np.frombuffer(data, dtype=np.uint8)
+        space[start:] = end
         return start, space
 
     def _decode_whole(self, buffer: pa.Buffer, handle: RunHandle) -> OpenRun:

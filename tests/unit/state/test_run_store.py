@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from state_kit import ALL, LONGS, MAX_PARALLELISM, StoredRuns, changes, run_of
 
-from stateline.blob import InstrumentedStore, open_store
+from stateline.blob import BlobStore, InstrumentedStore, StoreDecorator, open_store
 from stateline.blob.memory import MemoryStore
 from stateline.changelog.host_cache import OWN_FOLDER, HostCache
 from stateline.environment import Environment, SystemClock
@@ -416,3 +416,32 @@ def test_a_name_that_returns_with_other_bytes_is_not_taken_for_the_old_run(remot
     moved = msgspec.structs.replace(other, name=handle.name)
     with pytest.raises(CorruptDataError):
         opener.open(moved)
+
+
+class CutOff(StoreDecorator):
+    """The answer to the range of a given number is cut off."""
+
+    def __init__(self, inner: BlobStore, number: int) -> None:
+        super().__init__(inner)
+        self.left = number
+
+    def get_range(self, name: str, start: int, end: int) -> bytes:
+        data = self.inner.get_range(name, start, end)
+        self.left -= 1
+        return data[: len(data) // 2] if self.left == -1 else data
+
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.get_range(name, *each) for each in ranges]
+
+
+@pytest.mark.parametrize(
+    ("look", "number"), [("index", 0), ("open_at", 0), ("open_at", 1), ("open", 0), ("open", 1), ("open", 3)]
+)
+def test_an_answer_that_is_cut_off_is_corrupt(remote: InstrumentedStore, look: str, number: int) -> None:
+    handle = written(remote)
+    store = CutOff(remote, number)
+    everywhere = HashRanges(np.array([0], np.uint64), np.array([2**64 - 1], np.uint64))
+    arguments = [handle, everywhere] if look == "open_at" else [handle]
+    with pytest.raises(CorruptDataError, match=r"expected \d+ bytes of a range"):
+        getattr(reader(store), look)(*arguments)
+    assert store.left < 0
