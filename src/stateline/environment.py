@@ -260,7 +260,7 @@ def side_by_side(
     can be started, the caller's own does the work.
     """
     work = list(items)
-    if len(work) < 2:
+    if min(len(work), num_threads) < 2:
         return [function(item) for item in work]
     executor = environment.executors.executor(name, min(num_threads, len(work)))
     monitor = environment.executors.monitor()

@@ -12,7 +12,7 @@ from stateline.blob.api import BlobStore
 from stateline.checkpoint import Checkpoint
 from stateline.state.changes import CHANGE_COLUMN, ChangeType, changes_between
 from stateline.state.open_runs import OpenRuns
-from stateline.state.run_store import RunReader
+from stateline.state.run_store import RunReader, RunReaderSettings
 from stateline.state.stored import SliceReader, StoredState
 from tests.kit.invariants import require
 
@@ -21,11 +21,11 @@ __all__ = ["check_appended", "check_feed", "check_feeds", "rows_at"]
 Key = tuple[Any, ...]
 
 
-def rows_at(stored: StoredState) -> dict[Key, Key]:
+def rows_at(stored: StoredState, opened: OpenRuns | None = None) -> dict[Key, Key]:
     """The live rows of a table, by key: raises E6 where a key occurs twice."""
     rows: dict[Key, Key] = {}
     width = len(stored.schema.keys)
-    reader = _reader(stored)
+    reader = _reader(stored, opened)
     for batch in reader.scan(stored.whole()):
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             key = _comparable(row[:width])
@@ -42,19 +42,26 @@ def check_appended(found: Iterable[Any], wanted: Iterable[Any], where: str) -> N
 
 def check_feeds(store: BlobStore, records: Sequence[Checkpoint]) -> None:
     """Raises E7 unless the change feed agrees with the state, for all tables and all pairs of records."""
+    opened = OpenRuns()
     for name in {operator.name: None for record in records for operator in record.operators}:
         states = [StoredState.of(store, record, name) for record in records if record.operator(name) is not None]
-        rows = [rows_at(stored) for stored in states]
+        rows = [rows_at(stored, opened) for stored in states]
         for first, last in itertools.combinations(range(len(states)), 2):
-            check_feed(states[first], states[last], rows[first], rows[last])
+            check_feed(states[first], states[last], rows[first], rows[last], opened)
 
 
-def check_feed(before: StoredState, after: StoredState, rows: Mapping[Key, Key], wanted: Mapping[Key, Key]) -> None:
+def check_feed(
+    before: StoredState,
+    after: StoredState,
+    rows: Mapping[Key, Key],
+    wanted: Mapping[Key, Key],
+    opened: OpenRuns | None = None,
+) -> None:
     """Raises E7 unless the changes from one state to another lead there."""
     where = f"{after.operator.name}, checkpoint {before.checkpoint_id} to {after.checkpoint_id}"
     made = dict(rows)
     width = len(after.schema.keys)
-    for batch in changes_between(_reader(after), before.whole(), after.whole()):
+    for batch in changes_between(_reader(after, opened), before.whole(), after.whole()):
         for kind, *row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             key, values = _comparable(row[:width]), tuple(row[width:])
             if kind in (ChangeType.DELETE.value, ChangeType.UPDATE_BEFORE.value):
@@ -67,10 +74,13 @@ def check_feed(before: StoredState, after: StoredState, rows: Mapping[Key, Key],
     require(made == dict(wanted), "E7", f"{where}: the changes lead to {made}, the state is {wanted}")
 
 
-def _reader(stored: StoredState) -> SliceReader:
-    """A reader of its own runs: simulated worlds use the same names for other bytes."""
+def _reader(stored: StoredState, opened: OpenRuns | None) -> SliceReader:
+    """A reader of its own runs: simulated worlds use the same names for other bytes. One thread is enough for them."""
     reader = SliceReader(stored.store, stored.schema, stored.max_parallelism)
-    reader._runs = RunReader(stored.store, stored.schema, open_runs=OpenRuns())
+    settings = RunReaderSettings(fetch_threads=1)
+    reader._runs = RunReader(
+        stored.store, stored.schema, settings=settings, open_runs=OpenRuns() if opened is None else opened
+    )
     return reader
 
 

@@ -12,7 +12,7 @@ from tests.kit.sizes import TINY
 
 MEMORY = ["create_race", "store_publish", "micro_batch_reference", "recoverable"]
 LOCAL = ["create_race_local", "store_publish_local", "recoverable_local"]
-WHOLE = ["pipeline", "pipeline_spanning", "sections", "changelog"]
+WHOLE = ["pipeline", "pipeline_spanning", "sections", "gaps", "changelog"]
 BESIDE = ["delivery", "files_sink", "savepoint_claim", "savepoint_copy", "savepoint_inline", "restore", "sweep"]
 TABLES = [name for name in SCENARIOS if name.startswith("table_")]
 LATE = ["create_race_late", "create_only_late", "store_publish_late", "pipeline_spanning_late"]

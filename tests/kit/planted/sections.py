@@ -27,6 +27,7 @@ from stateline.state import rescale as rescale_module
 from stateline.state import run_store as run_store_module
 from stateline.state.runs import Run
 from stateline.state.snapshot import Layers, Snapshot, snapshot
+from tests.kit.early_versions import parts_across_gaps
 from tests.kit.planted.bugs import PlantedBug, register_bug
 from tests.kit.planted.planting import replaced
 
@@ -37,7 +38,16 @@ __all__: list[str] = []
 H = TypeVar("H", bound=SectionHandle)
 
 
-def _bug(name: str, description: str, owner: Any, attribute: str, wrong: Any, *suites: str, beside: Any = ()) -> None:
+def _bug(
+    name: str,
+    description: str,
+    owner: Any,
+    attribute: str,
+    wrong: Any,
+    *suites: str,
+    beside: Any = (),
+    scenario: str = "sections",
+) -> None:
     """Registers one; ``beside`` are other places that it takes, as triples of owner, attribute and code."""
 
     @contextlib.contextmanager
@@ -53,7 +63,7 @@ def _bug(name: str, description: str, owner: Any, attribute: str, wrong: Any, *s
             description=description,
             site=f"{getattr(owner, '__module__', owner.__name__)}.{getattr(owner, '__qualname__', '')}.{attribute}",
             plant=plant,
-            scenarios=("sections",),
+            scenarios=(scenario,),
             suites=suites,
         )
     )
@@ -296,6 +306,25 @@ _bug(
     "kept",
     _without_rest,
     "single",
+)
+
+_bug(
+    "half_merged_gap_is_copied",
+    "a merge copies the slices between those that it merges, and the older run keeps them, too",
+    Layers,
+    "_parts",
+    parts_across_gaps,
+    "single",
+    scenario="gaps",
+)
+_bug(
+    "inline_sections_known_by_their_bytes",
+    "an inline section has no identity but its bytes",
+    RunHandle,
+    "identity",
+    property(lambda self: (self.name, self.offset, self.data, 0)),
+    "single",
+    scenario="gaps",
 )
 
 # -- copies on hosts --------------------------------------------------------------------------------------------------

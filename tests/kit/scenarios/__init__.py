@@ -19,6 +19,7 @@ from tests.kit.scenarios.changelog import Changelog
 from tests.kit.scenarios.create_race import CreateRace
 from tests.kit.scenarios.delivery import DeliveringPipeline
 from tests.kit.scenarios.files_sink import FilesSink
+from tests.kit.scenarios.gaps import GappedPipeline
 from tests.kit.scenarios.late_requests import LateRequests
 from tests.kit.scenarios.micro_batch import MicroBatch
 from tests.kit.scenarios.pipeline import Pipeline
@@ -175,6 +176,14 @@ register(
         summary="segments of several sections, inline ones, stacks merged half way, subtasks that move between hosts",
         small=SectionedPipeline,
         large=lambda: SectionedPipeline(batches=8, partitions=3),
+    )
+)
+register(
+    ScenarioEntry(
+        name="gaps",
+        summary="state whose slices change apart from each other, and runs with equal bytes, all sizes tiny",
+        small=GappedPipeline,
+        large=lambda: GappedPipeline(batches=9, partitions=3),
     )
 )
 register(

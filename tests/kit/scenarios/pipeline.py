@@ -48,6 +48,7 @@ from tests.kit.world import Process, World
 __all__ = [
     "ARRIVALS",
     "FIRST_QUERY",
+    "PARITIES",
     "ROWS",
     "CountingProgram",
     "Pipeline",
@@ -55,6 +56,7 @@ __all__ = [
     "PipelineSystem",
     "Places",
     "batches_of",
+    "group_of",
     "incarnation_of",
     "is_tombstone",
     "rows_of",
@@ -74,6 +76,10 @@ APPENDED: Final = StateSchema(
 
 ROWS: Final = pa.schema([("batch", pa.int64()), ("number", pa.int64()), ("key", pa.string()), ("attempt", pa.string())])
 ARRIVALS: Final = "arrivals"
+PARITIES: Final = "parities"
+_ODD: Final = StateSchema.of(pa.schema([("key", pa.string()), ("odd", pa.int64())]), ["key"])
+"""The schema of the table called ``parities``: whether a key has had an odd number of rows, whatever attempt counts."""
+
 _PARALLELISMS: Final = (2, 1, 3)
 """One incarnation after the other: the first restart merges subtasks, the second splits them."""
 
@@ -111,7 +117,7 @@ class CountingProgram(OperatorProgram):
     @property
     def tables(self) -> Mapping[str, StateSchema]:
         """See :attr:`stateline.pipeline.operators.api.OperatorProgram.tables`."""
-        return {name: APPENDED if name == ARRIVALS else _SCHEMA for name in self.names}
+        return {name: {ARRIVALS: APPENDED, PARITIES: _ODD}.get(name, _SCHEMA) for name in self.names}
 
     def process(
         self,
@@ -130,6 +136,9 @@ class CountingProgram(OperatorProgram):
                 changes[name] = _appended(tables[name], groups, rows, self.attempt)
                 continue
             before = tables[name].probe(groups.keys).values[0].fill_null(0).to_numpy(zero_copy_only=False)
+            if name == PARITIES:
+                changes[name] = StateRows(groups.keys, (pa.array((before + groups.sizes) % 2, pa.int64()),))
+                continue
             marks = self.attempt if name == self.names[0] else f"{self.attempt} in {name}"
             attempts = pa.array([marks] * len(before), pa.string())
             changes[name] = StateRows(groups.keys, (pa.array(before + groups.sizes, pa.int64()), attempts))
@@ -277,7 +286,7 @@ class PipelineSystem(MicroBatchSystem):
         )
 
     def _subtask_of(self, row: Row) -> int:
-        group = _key_group(row.key)
+        group = group_of(row.key)
         return subtask_for_key_group(group, self._plan.parallelism, _MAX_PARALLELISM)
 
 
@@ -488,6 +497,7 @@ def incarnation_of(process: Process) -> int:
 
 
 @functools.cache
-def _key_group(key: str) -> int:
+def group_of(key: str) -> int:
+    """The key group of a key."""
     hashes = key_rows(_SCHEMA, [pa.array([key])]).hashes
     return int(np.asarray(key_group_of(hashes, _MAX_PARALLELISM))[0])
