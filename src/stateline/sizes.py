@@ -52,6 +52,8 @@ class Sizes:
         index_steps: Steps from the place that an index gives: by then one in fifty hashes has not met its row.
         located_rows: Rows that a search of ranges returns at a time.
         feed_rows: Rows of a part of the state that the change feed reads at a time.
+        record_bytes: Longest strings of one length that are copied as records; Arrow copies longer ones well enough.
+        driver_inline_bytes: Bytes of sections that all subtasks together may hand back with their results.
         segment_bytes: A segment of so many bytes is uploaded while the next one is filled.
         parcel_bytes: Bytes of a parcel on its way between subtasks.
         parcel_batch_bytes: Bytes of the record batches that parcels are joined to.
@@ -86,6 +88,8 @@ class Sizes:
     index_steps: int = 3
     located_rows: int = 1 << 20
     feed_rows: int = 1_000_000
+    record_bytes: int = 256
+    driver_inline_bytes: int = 256 * _MIB
     segment_bytes: int = 64 * _MIB
     parcel_bytes: int = 8 * _MIB
     parcel_batch_bytes: int = 32 * _MIB

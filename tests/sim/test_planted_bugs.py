@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from stateline.sizes import resized
 from tests.kit.planted import beside as planted_beside
 from tests.kit.planted import bugs as planted
 from tests.kit.planted import cloud as planted_cloud
@@ -18,6 +19,7 @@ from tests.kit.planted import sink as planted_sink
 from tests.kit.planted import store as planted_store
 from tests.kit.planted import tables as planted_tables
 from tests.kit.scenarios import SCENARIOS
+from tests.kit.sizes import TINY
 
 assert all(
     (
@@ -49,6 +51,16 @@ def test_there_are_enough_bugs():
 def test_each_bug_has_its_row_in_the_list():
     rows = (Path(planted.__file__).parent / "README.md").read_text()
     assert re.findall(r"^\| `(\w+)`", rows, re.MULTILINE) == sorted(planted.BUGS)
+
+
+BUGS_OF_STATE = [name for name in sorted(planted.BUGS) if name.startswith(("state_", "half_merged_"))]
+
+
+@pytest.mark.parametrize("name", BUGS_OF_STATE)
+def test_tiny_sizes_hide_no_bug_of_state(name):
+    bug = planted.BUGS[name]
+    with resized(TINY):
+        assert planted.catch(name, bug.suites[0], bug.scenarios[0]).invariant.startswith("E")
 
 
 @pytest.mark.parametrize("name", sorted(planted.BUGS))

@@ -12,6 +12,7 @@ from stateline.checkpoint.retention import RetentionRule
 from stateline.errors import InvalidInputError
 from stateline.options import normalise_settings, parse_choice, parse_duration, parse_int, parse_size, setting
 from stateline.pipeline.graph import Graph
+from stateline.sizes import sizes
 
 __all__ = [
     "AUTO_COPIES",
@@ -24,8 +25,6 @@ __all__ = [
     "SparkStream",
     "StorageSettings",
 ]
-
-_DRIVER_INLINE_BYTES: Final = 256 * 1024 * 1024
 
 AUTO_COPIES: Final = "auto"
 NO_COPIES: Final = "none"
@@ -246,7 +245,9 @@ class PipelinePlan:
     @property
     def subtask_inline_bytes(self) -> int:
         """What each subtask may hand back with its result, so that all of them together fit the driver."""
-        return min(self.settings.inline_bytes, _DRIVER_INLINE_BYTES // (self.parallelism * len(self.graph.operators)))
+        return min(
+            self.settings.inline_bytes, sizes().driver_inline_bytes // (self.parallelism * len(self.graph.operators))
+        )
 
     @property
     def state_schemas(self) -> dict[str, str]:

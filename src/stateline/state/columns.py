@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateline.errors import InternalError
+from stateline.sizes import sizes
 
 __all__ = [
     "Column",
@@ -38,8 +39,6 @@ Column: TypeAlias = Any
 
 _WORDS: Final = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 """Signed, so that whole numbers of different widths compare, and are copied, as numbers."""
-_RECORD_BYTES_MAX: Final = 256
-"""Longer strings are copied well enough by Arrow."""
 
 
 def contiguous(column: Column) -> pa.Array:
@@ -136,7 +135,7 @@ def _records(column: pa.Array) -> npt.NDArray[Any] | None:
     _, offsets_buffer, data = column.buffers()
     offsets = np.frombuffer(offsets_buffer, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
     length = int(offsets[1]) - int(offsets[0])
-    if not 0 < length <= _RECORD_BYTES_MAX or int(offsets[-1]) - int(offsets[0]) != length * len(column):
+    if not 0 < length <= sizes().record_bytes or int(offsets[-1]) - int(offsets[0]) != length * len(column):
         return None
     if not (np.diff(offsets) == length).all():
         return None
