@@ -45,14 +45,17 @@ def die() -> None:
 
 
 class KillingStore(StoreDecorator):
-    """Kills its process at one store call."""
+    """Kills its process at one store call: the first one of its kind, or the one of that number."""
 
-    def __init__(self, inner, point, when):
+    def __init__(self, inner, point, when, number=1):
         super().__init__(inner)
         operation, part = POINTS[point]
+        left = number
 
         def call(*arguments):
-            hit = part in str(arguments[0])
+            nonlocal left
+            left -= part in str(arguments[0])
+            hit = part in str(arguments[0]) and left == 0
             if hit and when == "before":
                 die()
             try:
@@ -64,7 +67,7 @@ class KillingStore(StoreDecorator):
         setattr(self, operation, call)
 
 
-def plant(point: str, when: str) -> None:
+def plant(point: str, when: str, number: int = 1) -> None:
     if point == "acknowledge":
         run_batch = coordinator_module.MicroBatchCoordinator.run_batch
 
@@ -74,7 +77,9 @@ def plant(point: str, when: str) -> None:
 
         coordinator_module.MicroBatchCoordinator.run_batch = run_and_die
     else:
-        driver_stores_module.open_store = lambda *arguments: KillingStore(open_store(*arguments), point, when)
+        driver_stores_module.open_store = lambda *arguments: KillingStore(
+            open_store(*arguments), point, when, number
+        )
 
 
 def waiting(folder: str, from_id: int):

@@ -23,13 +23,19 @@ KEYS = 13
 
 def make_source(folder: Path, *, files: int, rows: int) -> None:
     """One file per micro-batch."""
-    (folder / "source").mkdir(parents=True)
     for number in range(files):
-        ids = range(number * rows, (number + 1) * rows)
-        table = pa.table({"id": ids, "key": [i * i % KEYS for i in ids], "value": [i * 7 % 101 for i in ids]})
-        path = folder / "source" / f"{number:03}.parquet"
-        pq.write_table(table, path)
-        os.utime(path, (number, number))  # Spark takes files in the order of their times, which may be equal else.
+        write_source(folder / "source", number, rows=rows)
+
+
+def write_source(folder: Path, number: int, *, rows: int) -> None:
+    """Writes one file, whose ids follow those of the file of the number before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = range(number * rows, (number + 1) * rows)
+    table = pa.table({"id": ids, "key": [i * i % KEYS for i in ids], "value": [i * 7 % 101 for i in ids]})
+    hidden = folder / f".{number:03}"
+    pq.write_table(table, hidden)
+    os.utime(hidden, (number, number))  # Spark takes files in the order of their times, which may be equal else.
+    hidden.rename(folder / f"{number:03}.parquet")
 
 
 def model(batches: Sequence[int], *, rows: int) -> tuple[dict[int, tuple[int, int, int]], collections.Counter]:
