@@ -1,10 +1,10 @@
 """``make soak``: looks for trouble for as long as ``SOAK_MINUTES`` says.
 
 New seeds, zombies and power losses in the simulator; real processes killed at their system calls; a real Spark driver
-killed at every step of the protocol and at random times; drivers of every kind of table killed, stopped and woken, some
-in each second; scripts of users that are killed and run again; many micro-batches of one driver; drawn tables, read by
-their libraries and by Spark. Each has its share of the time; ``SOAK_SUITES`` picks some of them by name, separated by
-commas, which then share it all.
+killed at every step of the protocol and at random times, also while its query is saved and moved; drivers of every kind
+of table killed, stopped and woken, some in each second; scripts of users that are killed and run again, or that end
+with their stream; many micro-batches of one driver; drawn tables, read by their libraries and by Spark. Each has its
+share of the time; ``SOAK_SUITES`` picks some of them by name, separated by commas, which then share it all.
 
 Slices of even numbers run with the sizes of production, those of odd numbers with tiny ones, so that few rows take the
 ways of large state.

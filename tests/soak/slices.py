@@ -9,9 +9,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stateline.errors import StatelineError
 from stateline.sizes import VARIABLE, resized
 from tests.kit.explore import Setting, zombie_sweep
 from tests.kit.power_failure import power_losses
@@ -24,19 +26,21 @@ from tests.readers.drawing import SPARK_READS
 from tests.readers.drawing import TABLES as DRAWN_TABLES
 from tests.spark.keyed_driver import STEPS
 from tests.spark.killing import survive
+from tests.spark.moving import drawn_moves, kills_of, survive_moves
 
 ROOT = Path(__file__).parents[2]
 
 SHARES = {
-    "seeds": 0.06,
-    "zombies": 0.07,
-    "powerloss": 0.04,
-    "processes": 0.03,
-    "spark": 0.47,
+    "seeds": 0.04,
+    "zombies": 0.05,
+    "powerloss": 0.03,
+    "processes": 0.02,
+    "spark": 0.52,
+    "moves": 0.07,
     "scripts": 0.03,
-    "batches": 0.03,
-    "tables": 0.12,
-    "readers": 0.15,
+    "batches": 0.02,
+    "tables": 0.17,
+    "readers": 0.05,
 }
 """How much of its time a soak gives to each suite. A kill of a driver takes a session of Spark, and is what a soak has
 too little of: the other suites find in minutes what they find."""
@@ -153,8 +157,25 @@ def _killed_drivers(number: int) -> Found:
     return {"points": KILLS, "steps": steps, "failures": failures}
 
 
+def _moved(number: int, *, union: bool) -> Found:
+    """A query that is killed, saved and moved twice, of one folder of files or of two."""
+    dice = random.Random(number)
+    moves = drawn_moves(number, dice)
+    failures = []
+    with tempfile.TemporaryDirectory(prefix="stateline-soak-") as folder:
+        try:
+            survive_moves(Path(folder), moves, dice, union=union)
+        except (AssertionError, TimeoutError, StatelineError) as error:
+            failures.append(f"{moves}\n{error}"[-6000:])
+    return {"points": kills_of(moves), "steps": [repr(move) for move in moves], "failures": failures}
+
+
 def _killed_scripts(number: int) -> Found:
     return _json_of("tests.spark.killed_scripts", "--seed", str(number))
+
+
+def _ended_scripts(number: int) -> Found:
+    return _json_of("tests.spark.last_lines", "--seed", str(number))
 
 
 def _many_batches(number: int) -> Found:
@@ -172,6 +193,8 @@ SLICES = [
     *(_killed_tables(kind) for kind in TABLES),
     *(_read_tables(table) for table in DRAWN_TABLES),
     Slice("spark", "driver kills", _killed_drivers),
+    *(Slice("moves", name, partial(_moved, union=union)) for name, union in (("folder", False), ("union", True))),
     Slice("scripts", "killed", _killed_scripts),
+    Slice("scripts", "ended", _ended_scripts),
     Slice("batches", "spark", _many_batches),
 ]

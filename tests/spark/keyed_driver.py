@@ -77,9 +77,7 @@ def plant(point: str, when: str, number: int = 1) -> None:
 
         coordinator_module.MicroBatchCoordinator.run_batch = run_and_die
     else:
-        driver_stores_module.open_store = lambda *arguments: KillingStore(
-            open_store(*arguments), point, when, number
-        )
+        driver_stores_module.open_store = lambda *arguments: KillingStore(open_store(*arguments), point, when, number)
 
 
 def waiting(folder: str, from_id: int):

@@ -40,7 +40,7 @@ RESTORE = (
     "record:before",
     "record:after",
 )
-"""Where the driver dies in the restore: at each file in Spark's new checkpoint, at an object, and at the first record."""
+"""Where the driver dies in the restore: at each file in Spark's new checkpoint, an object, and the first record."""
 
 AFTER = ("record:before:2", "record:after:2", "publish:before", "publish:after", "acknowledge:after", "")
 """Where the driver dies after the move."""
@@ -179,3 +179,8 @@ def drawn_moves(number: int, dice: random.Random) -> list[Move]:
         )
         for index in (2 * number, 2 * number + 1)
     ]
+
+
+def kills_of(moves: Sequence[Move]) -> int:
+    """How many drivers die on some moves."""
+    return sum(1 + len(move.restore) + len(move.after) for move in moves)

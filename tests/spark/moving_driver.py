@@ -1,9 +1,9 @@
 """A driver that tests kill while its query is saved and moved: counts per key of a folder of files, or of two.
 
 Run as ``python -m tests.spark.moving_driver MASTER FOLDER STAGE [options]``. Stage ``n`` has its root in
-``FOLDER/n/state`` and Spark's checkpoint in ``FOLDER/n/spark``. All stages write to ``FOLDER/out``. ``--kill`` takes the
-steps of :mod:`tests.spark.keyed_driver`, the second record in a root as ``record:WHEN:2``, and ``lay:WHEN:NUMBER``: before
-or after that file of the savepoint is created in Spark's new checkpoint.
+``FOLDER/n/state`` and Spark's checkpoint in ``FOLDER/n/spark``. All stages write to ``FOLDER/out``. ``--kill`` takes
+the steps of :mod:`tests.spark.keyed_driver`, with a number where not the first call kills: ``record:before:2``. At
+``lay:WHEN:NUMBER`` it dies before or after that file is created in Spark's new checkpoint.
 """
 
 from __future__ import annotations

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import subprocess
 import sys
 
-import pyarrow.dataset as ds
 import pytest
-from deltalake import DeltaTable
 
-from tests.spark import scripts
+from tests.spark import last_lines, scripts
 from tests.spark.killing import ROOT
 from tests.spark.marked_processes import START_SECONDS_MAX
-from tests.spark.scripts import KILLED, PARTS, ROWS, SCRIPTS, expected, prepare
+from tests.spark.scripts import KILLED, SCRIPTS, expected, prepare
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -50,36 +46,5 @@ def test_a_script_without_new_rows_shows_those_of_a_run_that_was_killed(spark, t
     assert found == {name: expected(name) for name in KILLED}
 
 
-LAST_LINES = """
-import runpy, sys
-from pathlib import Path
-from stateline.spark import get_or_create_session
-from tests.spark import scripts
-from tests.spark.killing import ROOT
-place = Path(sys.argv[1])
-get_or_create_session("script", "local[2]", **{"spark.driver.memory": "512m"})
-runpy.run_path("readme.py")
-for name in ("keyed files, any", "Delta"):
-    script = scripts.SCRIPTS[name].partition("found =")[0].replace("PLACE", str(place / name))
-    exec(script)
-script = scripts.SCRIPTS["files"].partition("found =")[0].replace("PLACE", str(place / "files"))
-exec(script)  # Its last line waits for the stream, and is the last one of this program.
-"""
-
-
 def test_a_script_may_end_with_its_stream_and_says_nothing_of_broken_pipes(tmp_path):
-    for name in ("keyed files, any", "Delta", "files"):
-        prepare(tmp_path / name)
-    (code,) = re.findall(r"## A pipeline\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (tmp_path / "readme.py").write_text(code.replace("1_000_000", "10_000"))
-    program = [sys.executable, "-c", LAST_LINES, str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(
-        program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=START_SECONDS_MAX
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ds.dataset(tmp_path / "files" / "out", format="parquet").count_rows() == ROWS
-    assert DeltaTable(str(tmp_path / "Delta" / "out")).to_pyarrow_table().num_rows == ROWS
-    assert ds.dataset(tmp_path / "keyed files, any" / "out", format="parquet").count_rows() == PARTS
-    for word in ("BrokenPipeError", "Traceback", "atexit"):
-        assert word not in ended.stderr
+    assert last_lines.run_to_its_end(tmp_path) == []

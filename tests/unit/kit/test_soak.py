@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 from tests.soak.schedule import Schedule
-from tests.soak.slices import SHARES, SLICES, TABLE_KILLS, Slice
+from tests.soak.slices import KILLS, SHARES, SLICES, TABLE_KILLS, Slice
+from tests.spark.moving import drawn_moves, kills_of
 
 
 def slices(*names):
@@ -37,6 +39,7 @@ def test_a_whole_soak_holds_a_hundred_kills_of_drivers_and_two_hundred_of_each_f
     """Ten of drivers take three minutes and less, sixty of a table half a minute; the slowest sweeps take four."""
     seconds = {
         "spark": 200,
+        "moves": 200,
         "scripts": 100,
         "zombies": 240,
         "seeds": 30,
@@ -44,9 +47,13 @@ def test_a_whole_soak_holds_a_hundred_kills_of_drivers_and_two_hundred_of_each_f
         "processes": 90,
         "batches": 120,
         "tables": 30,
+        "readers": 60,
     }
     ran = spend(Schedule(SLICES, SHARES), seconds, 60)
-    assert ran["spark", "driver kills"] >= 10
+    moved = sum(ran["moves", name] for name in ("folder", "union"))
+    assert ran["spark", "driver kills"] * KILLS + moved * kills_of(drawn_moves(0, random.Random(0))) >= 100
+    assert ran["moves", "folder"] >= 1
+    assert ran["moves", "union"] >= 1
     assert ran["tables", "iceberg"] * 2 * TABLE_KILLS * 0.6 >= 200
     assert (ran["tables", "delta"] + ran["tables", "delta-upsert"]) * TABLE_KILLS * 0.6 >= 200
     assert {suite for suite, _ in ran} == set(SHARES)
