@@ -15,6 +15,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
@@ -79,29 +80,60 @@ def redacted(text: str) -> str:
 
 
 def clean(error: BaseException | None) -> None:
-    """Takes secrets out of an error and of all that it was raised from, in place."""
-    for link in _chain(error):
+    """Takes secrets out of an error and of all that it was raised from, in place.
+
+    An error that still shows one, as those that read the answer of a service whenever they are shown, is replaced by a
+    stand-in where another one refers to it.
+    """
+    links = list(_chain(error))
+    for link in links:
         if not _shows(link):
             continue
-        link.args = tuple(redacted(each) if isinstance(each, str) else each for each in link.args)
+        link.args = tuple(_cleaned(each) for each in link.args)
         values = dict(getattr(link, "__dict__", {}))
         values |= {name: getattr(link, name, None) for name in ("filename", "filename2", "strerror", "msg", "reason")}
         for name, value in values.items():
-            if isinstance(value, str) and redacted(value) != value:
-                try:
-                    setattr(link, name, redacted(value))
-                except (AttributeError, TypeError):
-                    continue
-            elif name == "__notes__" and isinstance(value, list):
-                link.__notes__ = [redacted(str(each)) for each in value]
+            cleaned = _cleaned(value)
+            if cleaned is not value:
+                with suppress(AttributeError, TypeError):
+                    setattr(link, name, cleaned)
+
+    stubborn = {id(link): _stand_in(link) for link in links if _shows(link)}
+    for link in links if stubborn else ():
+        suppresses = link.__suppress_context__
+        for name in ("__cause__", "__context__", *getattr(link, "__dict__", {})):
+            found = getattr(link, name, None)
+            if isinstance(found, BaseException) and id(found) in stubborn:
+                setattr(link, name, stubborn[id(found)])
+        link.__suppress_context__ = suppresses
 
 
 def safe_error(error: BaseException) -> BaseException:
     """The error after :func:`clean`, or a stand-in with its text if it, or its cause, would still show a secret."""
     clean(error)
-    if any(map(_shows, _chain(error))):
-        return RuntimeError(f"{type(error).__name__}: {redacted(_text(error))}")
-    return error
+    return _stand_in(error) if any(map(_shows, _chain(error))) else error
+
+
+def _stand_in(error: BaseException) -> BaseException:
+    return RuntimeError(f"{type(error).__name__}: {redacted(_text(error))}")
+
+
+def _cleaned(value: object) -> object:
+    """A value without secrets: the same object if it shows none, such as the parsed answer of a service."""
+    if isinstance(value, BaseException) or not _is_shown_by(value):
+        return value
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, Mapping):
+        return {_cleaned(name): _cleaned(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cleaned(each) for each in value] if isinstance(value, list) else tuple(map(_cleaned, value))
+    return redacted(_text(value, repr))
+
+
+def _is_shown_by(value: object) -> bool:
+    shown = value if isinstance(value, str) else _text(value, repr)
+    return redacted(shown) != shown
 
 
 def _hide_inside(value: str) -> None:
@@ -136,7 +168,7 @@ def _matching(spelling: str) -> str:
     return rf"(?<!\w){literal}(?!\w)" if len(spelling) <= _WORD_MAX else literal
 
 
-def _text(error: BaseException, text: Callable[[object], str] = str) -> str:
+def _text(error: object, text: Callable[[object], str] = str) -> str:
     try:
         return text(error)
     except Exception as failure:  # noqa: BLE001 - of whatever class, with whatever __str__
@@ -144,8 +176,8 @@ def _text(error: BaseException, text: Callable[[object], str] = str) -> str:
 
 
 def _shows(error: BaseException) -> bool:
-    shown = "\n".join((_text(error), _text(error, repr), *map(str, getattr(error, "__notes__", ()))))
-    return redacted(shown) != shown
+    kept = [error.args, *getattr(error, "__dict__", {}).values()]
+    return _is_shown_by("\n".join((_text(error), *(_text(each, repr) for each in (error, *kept)))))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -157,4 +189,5 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
             continue
         seen.add(id(link))
         yield link
-        waiting += [link.__cause__, link.__context__, *getattr(link, "exceptions", ())]
+        kept = [each for each in getattr(link, "__dict__", {}).values() if isinstance(each, BaseException)]
+        waiting += [link.__cause__, link.__context__, *kept, *getattr(link, "exceptions", ())]

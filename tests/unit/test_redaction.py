@@ -151,6 +151,38 @@ def test_an_error_that_cannot_be_cleaned_has_a_stand_in():
     clean(None)
 
 
+def test_what_an_error_keeps_of_an_answer_is_cleaned():
+    """As an SDK keeps the parsed answer of a service, which may repeat what it was sent."""
+    hide("Canary23")
+    error = ValueError("plain", {"Message": "Canary23"})
+    error.response = {"Error": {"Message": ["Canary23", b"Canary23", 5]}, "Canary23": (None, "Canary23")}
+    error.code = kept = {"Code": 403}
+    clean(error)
+    assert_hidden(everything(error))
+    assert error.response["Error"]["Message"][2] == 5
+    assert error.code is kept
+
+
+def test_a_context_that_cannot_be_cleaned_is_replaced_in_the_chain():
+    hide("Canary21")
+
+    def fail():
+        try:
+            try:
+                raise StubbornError
+            except StubbornError as error:
+                kept = ValueError("plain")
+                kept.inner = error
+                raise kept from error
+        except ValueError as error:
+            raise InvalidInputError("plain") from error
+
+    with pytest.raises(InvalidInputError) as caught:
+        fail()
+    assert_hidden(everything(caught.value))
+    assert "StubbornError" in str(caught.value.__cause__.__context__)
+
+
 def test_text_that_a_program_raises_is_hidden_too():
     hide("Canary22")
     assert_hidden(str(UserCodeError(UserCodeError.described(ValueError("Canary22")))))
@@ -214,8 +246,8 @@ def test_the_command_line_shows_no_secret(secret):
     for arguments in (
         ["checkpoint", "ls", f"s3://user:{secret}@bucket/x"],
         ["checkpoint", "ls", f"s3:/user:{secret}@bucket/x"],
-        ["checkpoint", "ls", "s3://bucket/x", "--store-option", f"secret_acess_key={secret}"],
-        ["checkpoint", "ls", "memory://x", "--store-option", f"password={secret}"],
+        ["checkpoint", "ls", "s3://bucket/x", "--option", f"secret_acess_key={secret}"],
+        ["checkpoint", "ls", "memory://x", "--option", f"password={secret}"],
     ):
         result = CliRunner().invoke(stateline, arguments)
         assert result.exit_code != 0
