@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from stateline import redaction
 from tests.spark.class_archive import SHORT_LIVED, Maker
 
 settings.register_profile("stateline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,6 +39,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sharing = {item.path for item in ours if "spark" in getattr(item, "fixturenames", ())}
     for item in ours:
         item.add_marker(pytest.mark.xdist_group("spark" if item.path in sharing else item.path.stem))
+
+
+@pytest.fixture(autouse=True)
+def forgotten_secrets() -> Iterator[None]:
+    """What one test calls a secret stays readable in the messages of the next."""
+    known = dict(redaction._hidden), redaction._hidden_pattern
+    yield
+    redaction._hidden.clear()
+    redaction._hidden.update(known[0])
+    redaction._hidden_pattern = known[1]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

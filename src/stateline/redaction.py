@@ -6,7 +6,8 @@
   (:func:`clean`). Records, logs, pages and the command line show errors as texts only.
 - Patterns find what was never given as an option: a password in a URL, a signature, a keyword of a connection string.
 
-A secret shorter than four characters is hidden only where it is a word of its own.
+A short secret is hidden only where it is a word of its own: one below four characters, or below nine letters without a
+digit. Else a password such as ``key`` or ``postgres`` would make every message unreadable.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = ["clean", "hide", "hide_options", "redacted", "safe_error"]
 
 _MASK: Final = "***"
 _WORD_MAX: Final = 3
+_LETTERS_MAX: Final = 8
 _PART_MIN: Final = 4
 """Characters of a part of a password that is hidden alone."""
 
@@ -165,7 +167,8 @@ def _spellings(secret: str) -> Iterator[str]:
 
 def _matching(spelling: str) -> str:
     literal = re.escape(spelling)
-    return rf"(?<!\w){literal}(?!\w)" if len(spelling) <= _WORD_MAX else literal
+    is_word = len(spelling) <= _WORD_MAX or (len(spelling) <= _LETTERS_MAX and spelling.isalpha())
+    return rf"(?<!\w){literal}(?!\w)" if is_word else literal
 
 
 def _text(error: object, text: Callable[[object], str] = str) -> str:

@@ -194,8 +194,11 @@ def absolute_url(url: str | os.PathLike[str]) -> str:
 
 
 def is_relative(place: str) -> bool:
-    """Whether a path or a URL, of ours or of Spark's, is a path that depends on the folder of a process."""
-    if _written_scheme(place) is not None or _OTHER_SCHEME.match(place):
+    """Whether a path or a URL, of ours or of Spark's, is a path that depends on the folder of a process.
+
+    Empty text names no place, and the callers refuse it.
+    """
+    if not place.strip() or _written_scheme(place) is not None or _OTHER_SCHEME.match(place):
         return False
     return not os.path.isabs(place.removeprefix("file:"))
 

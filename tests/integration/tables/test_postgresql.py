@@ -267,7 +267,7 @@ def test_a_table_that_is_open_holds_no_connection(place, uri):
     table = place.open()
     for number in range(2):
         commit_once(table, place.change(number, number - 1 if number else None, [number]), WORLD)
-    for _ in range(100):
+    for _ in range(1200):
         if connections() <= before:
             break
         time.sleep(0.05)
