@@ -28,7 +28,7 @@ from stateline.pipeline.end_of_stream import file_finisher
 from stateline.pipeline.graph import Graph, OperatorPlan
 from stateline.pipeline.messages import Batch, SubtaskInput, SubtaskResult
 from stateline.pipeline.operators.api import BatchContext, OperatorProgram, Processed
-from stateline.pipeline.plan import PLAIN, PipelinePlan, PipelineSettings, SavepointStart
+from stateline.pipeline.plan import PLAIN, PipelinePlan, PipelineSettings, SavepointStart, StorageSettings
 from stateline.pipeline.subtask import TaskResources, run_subtask
 from stateline.pipeline.upkeep import Upkeep
 from stateline.state.keys import Groups, group_rows, key_rows
@@ -146,8 +146,10 @@ class CountingProgram(OperatorProgram):
         return Processed(changes=changes, output=marked)
 
 
-def _settings(retained: int, record_bytes: int) -> PipelineSettings:
-    """Plain settings under the rule of keyed streams: checkpoints count that changed state."""
+def _settings(retained: int, record_bytes: int, *, counts_states: bool) -> StorageSettings:
+    """Plain settings, under the rule of keyed streams or that of files."""
+    if not counts_states:
+        return replace(PLAIN, retained_checkpoints=retained, record_bytes=record_bytes)
     plain = {each.name: getattr(PLAIN, each.name) for each in fields(PLAIN)}
     return PipelineSettings(**(plain | {"retained_checkpoints": retained, "record_bytes": record_bytes}))
 
@@ -167,7 +169,8 @@ class PipelineSystem(MicroBatchSystem):
     Args:
         process: The simulated process it lives in.
         parallelism: Subtasks.
-        retained: Checkpoints kept that changed state.
+        retained: Checkpoints kept.
+        counts_states: Whether only those count that changed state.
         rolling: When files are finished.
         merging: When runs are merged.
         places: Where its records and its files are.
@@ -189,6 +192,8 @@ class PipelineSystem(MicroBatchSystem):
         tables: tuple[str, ...] = ("counts",),
         inline_bytes: int = 0,
         record_bytes: int = 0,
+        *,
+        counts_states: bool = True,
     ) -> None:
         self._process = process
         self._inline_bytes = inline_bytes
@@ -202,7 +207,7 @@ class PipelineSystem(MicroBatchSystem):
             parallelism=parallelism,
             max_parallelism=_MAX_PARALLELISM,
             graph=Graph.of_one_input([operator]),
-            settings=_settings(retained, record_bytes),
+            settings=_settings(retained, record_bytes, counts_states=counts_states),
             start=start,
         )
         self.upkeep = Upkeep(process.environment)
@@ -298,6 +303,7 @@ class PipelineAdapter(MicroBatchAdapter):
         rolling: When files are finished.
         places: Where its records and its files are.
         inline_bytes: So many bytes of sections come with every other result, and stay in the record.
+        counts_states: Whether only checkpoints that changed state count as kept ones.
     """
 
     def __init__(
@@ -306,7 +312,10 @@ class PipelineAdapter(MicroBatchAdapter):
         rolling: RollingPolicy | None = None,
         places: Places = FIRST_QUERY,
         inline_bytes: int = 0,
+        *,
+        counts_states: bool = True,
     ) -> None:
+        self._counts_states = counts_states
         self._inline_bytes = inline_bytes
         self._retained = retained
         self._rolling = rolling or RollingPolicy(every_checkpoint=True)
@@ -327,6 +336,7 @@ class PipelineAdapter(MicroBatchAdapter):
             start,
             inline_bytes=self._inline_bytes,
             record_bytes=self._inline_bytes,
+            counts_states=self._counts_states,
         )
 
     def newest(self, world: World) -> Checkpoint | None:
