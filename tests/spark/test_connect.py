@@ -186,7 +186,7 @@ def test_a_query_outlives_its_client_and_the_next_client_takes_it_over(server: C
     seen = newest_id(tmp_path)
     wait_until(lambda: newest_id(tmp_path) > seen, 200, "a checkpoint without a client", server.logs)
     server.call("keyed", tmp_path, parallelism=3)
-    check(tmp_path, files=12, rows=40)
+    check(tmp_path, files=12, rows=40, is_taken_over=True)
 
 
 def test_a_worker_that_is_killed_fails_its_query_and_the_next_start_goes_on(
