@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Final
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-__all__ = ["clean", "hide", "hide_options", "redacted", "safe_error"]
+__all__ = ["clean", "hide", "hide_inside", "hide_options", "redacted", "safe_error"]
 
 _MASK: Final = "***"
 _WORD_MAX: Final = 3
@@ -69,7 +69,21 @@ def hide_options(options: Mapping[str, object]) -> None:
             continue
         if _SECRET_OPTION.search(name) and not _HARMLESS_OPTION.search(name):
             hide(value)
-        _hide_inside(value)
+        hide_inside(value)
+
+
+def hide_inside(value: str) -> None:
+    """Makes the secrets inside a URL or a connection string known."""
+    user = _USER.match(value)
+    if user is not None:
+        hide(user[2])
+        # A library that cannot parse the URL quotes parts of it, as a host in lower case or a port.
+        for part in _RESERVED.split(user[2]):
+            if len(part) >= _PART_MIN and part != user[2]:
+                hide(part)
+                hide(part.lower())
+    for found in _PAIR.finditer(value):
+        hide(re.sub(r"\\(.)", r"\1", found[1][1:-1]) if found[1].startswith("'") else found[1])
 
 
 def redacted(text: str) -> str:
@@ -136,19 +150,6 @@ def _cleaned(value: object) -> object:
 def _is_shown_by(value: object) -> bool:
     shown = value if isinstance(value, str) else _text(value, repr)
     return redacted(shown) != shown
-
-
-def _hide_inside(value: str) -> None:
-    user = _USER.match(value)
-    if user is not None:
-        hide(user[2])
-        # A library that cannot parse the URL quotes parts of it, as a host in lower case or a port.
-        for part in _RESERVED.split(user[2]):
-            if len(part) >= _PART_MIN and part != user[2]:
-                hide(part)
-                hide(part.lower())
-    for found in _PAIR.finditer(value):
-        hide(re.sub(r"\\(.)", r"\1", found[1][1:-1]) if found[1].startswith("'") else found[1])
 
 
 def _spellings(secret: str) -> Iterator[str]:

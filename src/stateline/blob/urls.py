@@ -26,6 +26,7 @@ from stateline.environment import Environment
 from stateline.errors import InvalidInputError, NotInstalledError
 from stateline.extras import extra_module
 from stateline.options import plain_options
+from stateline.redaction import hide_inside
 
 __all__ = [
     "absolute_url",
@@ -166,6 +167,7 @@ def refuse_credentials(url: str) -> None:
         raise _refused(f"{misspelt[1]}***", "must not contain a credential: URLs are stored and shown", hint)
     if _written_scheme(url) in (None, "file", "memory"):
         return
+    hide_inside(url)  # Whatever else is wrong with it is reported with the URL.
     authority, query = rest.partition("/")[0], rest.partition("?")[2]
     user = rest.rpartition("@")[0].partition("/")[0]  # A password may have a slash or another @ in it.
     if (":" in user and ":" in authority) or "=" in query:

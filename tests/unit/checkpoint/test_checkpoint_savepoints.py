@@ -171,6 +171,7 @@ def test_a_savepoint_holds_all_it_needs(stores, elsewhere):
         "program": "demo",
         "savepoint.source": query.store.url,
         "savepoint.label": "before the upgrade",
+        "savepoint.position": "Spark's checkpoint was not reachable, and the record has no source offsets",
     }
     fresh = stores("fresh")
     record = start(found, CheckpointStore(fresh))
