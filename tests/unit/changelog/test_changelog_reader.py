@@ -590,7 +590,7 @@ def test_damage_in_a_block_is_reported_with_its_offset(monkeypatch: pytest.Monke
     name = written.handle.segments[0].name
     second = written.handle.segments[1]
     position = second.offset + second.length - second.head_length - 9
-    damage(written.store.inner, name, lambda data: data.__setitem__(position, 0xEE))
+    damage(written.store.inner, name, lambda data: data.__setitem__(position, data[position] ^ 0xEE))
     found = inspect_segment(written.store, name)
     assert found.problems == ()
     first_problem, second_problem = [verify_section(written.store, name, section) for section in found.sections]
