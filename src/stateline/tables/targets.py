@@ -206,7 +206,7 @@ def _check_options(target: TableTarget) -> None:
         return
     try:
         if target.format == "delta":
-            open_store(target.target, options)
+            open_store(target.target, options).close()
     except NotInstalledError:
         pass  # An upsert needs none of our stores. An append needs one later, and says so then.
     # Where the files of an Iceberg table are, only its catalog knows.

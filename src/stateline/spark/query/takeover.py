@@ -1,4 +1,4 @@
-"""Which run of a query has taken the place of which, in one program.
+"""Find out whether another run of the same query has replaced a run, in one program.
 
 Spark stops a run of a query when another run with the same checkpoint is started, and the handle of the first one then
 returns as if its work were done. The promise is an error: the first run has lost its root to the second one.
@@ -41,7 +41,7 @@ class Watched:
         """
         if self.taken_over_by:
             raise FencedError(
-                f"another run of this query, {self.taken_over_by}, was started in this program and goes on with it",
+                f"another run of this query, {self.taken_over_by}, was started in this program and continues it",
                 operation="await",
                 subject=f"query {self.id}, run {self.runId}",  # type: ignore[attr-defined]
                 hint="Run each query once. Start a second query with a root and a Spark checkpoint of its own",

@@ -196,7 +196,7 @@ class StageOutputs:
             return self._pipeline.with_outputs_of(replace(self._operator, delivers=True, table=table))
         check_shared(url, "target")
         check_hidden(self._pipeline.plan.root_url, url, "checkpoint")
-        open_store(url, table.store_options)
+        open_store(url, table.store_options).close()  # Refuses wrong options here and not in the first batch.
         output = FileOutput(
             url=url,
             partition_by=columns,
